@@ -1,0 +1,31 @@
+# `make demo` and `make test` work on a bare machine with Python 3.11+ and pip: they make .venv first.
+PYTHON ?= python3
+VENV   := .venv
+STAMP  := $(VENV)/.set-up
+
+.PHONY: help setup demo test lint clean
+help:            ## what can be made here
+	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[data,tensorboard]' pytest hypothesis ruff mypy import-linter pyte
+	@touch $@
+
+setup: $(STAMP)  ## make .venv with everything in it
+
+demo: $(STAMP)   ## train a digits classifier on two processes
+	@$(VENV)/bin/paceline train digits --workers 2 --strategy ddp
+
+test: $(STAMP)   ## every test
+	@$(VENV)/bin/python -m pytest
+
+lint: $(STAMP)   ## ruff, mypy --strict and the order of the rooms
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports --no-cache
+
+clean:           ## remove .venv and every cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,59 @@
+"""Every exception paceline raises on purpose, as one tree.
+
+    PacelineError
+    ├── InputError              the user's input is wrong: one line, exit status 2
+    │   ├── UnknownNameError    a name nobody knows, with the nearest one that exists
+    │   └── CheckpointError     a checkpoint that cannot serve this run
+    ├── WorkerFailedError       a worker died; carries rank, host and its own traceback
+    ├── NonFiniteLossError      the loss became NaN or infinite; names step, shard and samples
+    └── CollectiveMismatchError ranks disagree about the collective they are in
+
+Each message gives the fact, the cause, and what to do next.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PacelineError(Exception):
+    """The root of the tree."""
+
+
+class InputError(PacelineError):
+    """What the user gave cannot work; the message is one line that says what would."""
+
+
+class UnknownNameError(InputError):
+    """A name that is not in a table of names."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        super().__init__(f"unknown {kind} {name!r}. {hint}Known: {', '.join(names)}.")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Travel between processes as the finished message, not as constructor arguments."""
+        return (InputError, (str(self),))
+
+
+class CheckpointError(InputError):
+    """A checkpoint is missing, damaged, or belongs to another model."""
+
+
+class WorkerFailedError(PacelineError):
+    """A worker ended before its work did."""
+
+    def __init__(self, rank: int, host: str, cause: str, trace: str = "") -> None:
+        super().__init__(f"rank {rank} on {host} {cause}")
+        self.rank, self.host, self.cause, self.trace = rank, host, cause, trace
+
+
+class NonFiniteLossError(PacelineError):
+    """The loss of a step is NaN or infinite, so the run stops before the weights are touched."""
+
+
+class CollectiveMismatchError(PacelineError):
+    """Ranks called different collectives, or the same one with arguments that do not fit together."""

@@ -1,0 +1,118 @@
+"""The contract with the user's code: `Task`, `Loss` and `Mean`.
+
+A `Task` says what is trained: model, optimizer, data, loss. It never says how many processes do it.
+A `Loss` is a sum and a weight. paceline alone divides, once, by the weight of the whole global batch, so a
+short last batch, a token-weighted loss and accumulation are right by construction on any number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+Weight = int | float | Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A metric as a sum and its weight, so that the mean over any number of workers is exact."""
+
+    total: Tensor | float
+    weight: Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The sum of the losses of some items, and how many items (or tokens, or how much weight) that was.
+
+    Auxiliary terms (a balance loss, say) have a weight of their own: each is divided by its own global
+    weight before they are added.
+    """
+
+    total: Tensor
+    weight: Weight
+    auxiliary: dict[str, Loss] = field(default_factory=dict)
+
+    @classmethod
+    def mean(cls, per_item: Tensor, **auxiliary: Loss) -> Loss:
+        """Give the mean over items: `per_item` holds one loss for each (use `reduction="none"`)."""
+        return cls(per_item.sum(), per_item.numel(), auxiliary)
+
+    @classmethod
+    def tokens(cls, logits: Tensor, targets: Tensor, *, ignore_index: int = -100, **auxiliary: Loss) -> Loss:
+        """Give the mean cross-entropy over the tokens whose target is not `ignore_index`."""
+        total = F.cross_entropy(
+            logits.reshape(-1, logits.shape[-1]),
+            targets.reshape(-1),
+            ignore_index=ignore_index,
+            reduction="sum",
+        )
+        return cls(total, (targets != ignore_index).sum(), auxiliary)
+
+
+class Task:
+    """What is trained. Subclass it, give the five methods below `epochs`, and run it with any strategy.
+
+    Arguments of `__init__` become options of the command line: `--set lr=3e-4`.
+    """
+
+    batch_size: int = 32
+    """The GLOBAL batch: it does not change with the number of workers."""
+    epochs: int = 1
+    seed: int = 0
+    clip: float | None = None
+    """Largest norm of the true global gradient; None leaves it alone."""
+    micro_batch: int | None = None
+    """Most samples in one forward pass; a larger share is accumulated without synchronising."""
+    precision: str = "fp32"
+    loader_workers: int = 0
+    """Processes that load data for each worker; 0 loads in the worker itself."""
+    allow_unused: bool = False
+    """Whether some parameters may get no gradient in some steps (costs a walk over the graph)."""
+    name: ClassVar[str | None] = None
+
+    collate: Callable[[Sequence[Any]], Any] | None = None
+    """Turns a list of samples into a batch; None takes torch's default_collate."""
+    worker_init: Callable[[int], None] | None = None
+    """Called once in each loading process with its number."""
+
+    def model(self) -> nn.Module:
+        """Make the model; paceline seeds torch beforehand."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method model(self)")
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        """Make the optimizer over the model's parameters."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method optimizer(self, model)")
+
+    def scheduler(self, optimizer: Optimizer, total_steps: int | None) -> LRScheduler | None:  # noqa: ARG002
+        """Make a schedule; it steps once per optimizer step, whatever the number of workers."""
+        return None
+
+    def train_data(self) -> Any:
+        """Give the training set: a map-style or an iterable dataset."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method train_data(self)")
+
+    def eval_data(self) -> Any | None:
+        """Give the evaluation set, or None for a run without evaluation."""
+        return None
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        """Compute the loss of one batch as a sum and a weight."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method loss(self, model, batch)")
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Mean]:
+        """Measure one batch of the evaluation set; by default the loss alone."""
+        loss = self.loss(model, batch)
+        return {"loss": Mean(loss.total, loss.weight)}
+
+
+def as_float(value: Weight) -> float:
+    """Give a weight or a total as a Python number."""
+    return float(value.item()) if isinstance(value, torch.Tensor) else float(value)
