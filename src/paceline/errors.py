@@ -49,6 +49,8 @@ class WorkerFailedError(PacelineError):
     def __init__(self, rank: int, host: str, cause: str, trace: str = "") -> None:
         super().__init__(f"rank {rank} on {host} {cause}")
         self.rank, self.host, self.cause, self.trace = rank, host, cause, trace
+        if trace:
+            self.add_note(trace.rstrip())
 
 
 class NonFiniteLossError(PacelineError):

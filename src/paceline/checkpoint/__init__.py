@@ -1,0 +1,9 @@
+"""What outlives a run: checkpoints that are whole or absent, and the weights as one file."""
+
+from paceline.checkpoint.compare import check_fits
+from paceline.checkpoint.export import ExportReport, export
+from paceline.checkpoint.fingerprint import weights_sha256
+from paceline.checkpoint.read import Loaded, load
+from paceline.checkpoint.store import Checkpoints
+
+__all__ = ["Checkpoints", "ExportReport", "Loaded", "check_fits", "export", "load", "weights_sha256"]

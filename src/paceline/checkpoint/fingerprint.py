@@ -1,0 +1,26 @@
+"""One number that says whether two sets of weights are the same bits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+def weights_sha256(state: Mapping[str, Tensor]) -> str:
+    """Give the sha256 over name, type, shape and raw bytes of every tensor, sorted by name."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name]
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(raw_bytes(tensor).numpy().data)
+    return digest.hexdigest()
+
+
+def raw_bytes(tensor: Tensor) -> Tensor:
+    """Give the bytes of any tensor, wherever it is, as a flat uint8 tensor on the CPU."""
+    bare = tensor.detach().resolve_conj().resolve_neg().to("cpu")
+    return bare.contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,113 @@
+"""State as whole tensors and plain values, the way a checkpoint can hold it."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from paceline.errors import CheckpointError
+
+# Schedules of torch keep these two in their state, and torch's restricted unpickler knows them.
+_KNOWN_MAPPINGS: tuple[type, ...] = (dict, OrderedDict, Counter)
+
+
+def dense(value: Any, where: str) -> Tensor:
+    """Give the bare tensor if it has all of its values in memory of its own."""
+    bare = value.detach() if isinstance(value, Tensor) else value
+    if type(bare) is not Tensor or bare.layout is not torch.strided or bare.is_quantized or bare.is_meta:
+        kind = f"{bare.layout} tensor on {bare.device}" if type(bare) is Tensor else type(bare).__name__
+        raise CheckpointError(
+            f"cannot save {where}: it is a {kind}, and a checkpoint holds whole, dense tensors. "
+            "Gather it first, or keep it out of the state."
+        )
+    return bare
+
+
+def whole(bare: Tensor) -> Tensor:
+    """Give a dense tensor contiguous, on the CPU and without the rest of a larger storage."""
+    bare = bare.resolve_conj().resolve_neg().to("cpu").contiguous()
+    if bare.untyped_storage().nbytes() != bare.numel() * bare.element_size():
+        return bare.clone()
+    return bare
+
+
+def untie(model: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Split a model's state into tensors that share no memory and the other names of tied ones."""
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    first_name: dict[tuple[object, ...], str] = {}
+    taken: set[int] = set()
+    for name, value in model.items():
+        tensor = dense(value, name)
+        if tensor.numel() == 0:
+            tensors[name] = whole(tensor)
+            continue
+        # Before any copy, because what is tied on a device is no longer tied on the CPU.
+        address = (tensor.device, tensor.data_ptr(), tensor.is_conj(), tensor.is_neg())
+        layout = (tensor.dtype, tensor.shape, tensor.stride())
+        if first_name.setdefault((address, layout), name) != name:
+            aliases[name] = first_name[address, layout]
+            continue
+        stored = whole(tensor)
+        # The same memory under another shape or type: safetensors refuses it, so it gets its own.
+        tensors[name] = stored.clone() if stored.data_ptr() in taken else stored
+        taken.add(stored.data_ptr())
+    return tensors, aliases
+
+
+def plain(value: Any, where: str) -> Any:
+    """Copy a nested state down to tensors, numbers, strings, dicts, lists and tuples, and nothing else."""
+    if isinstance(value, Tensor):
+        return whole(dense(value, where))
+    if value is None or isinstance(value, (bool, int, float, str, np.generic)):
+        return _scalar(value)
+    if isinstance(value, (list, tuple)):
+        items = [plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, Mapping):
+        entries = {plain(key, where): plain(item, f"{where}.{key}") for key, item in value.items()}
+        return type(value)(entries) if type(value) in _KNOWN_MAPPINGS else entries  # type: ignore[call-arg]
+    raise CheckpointError(
+        f"cannot save {where}: it is a {type(value).__name__}, and a checkpoint holds only tensors, numbers, "
+        "strings, dicts and lists. Keep it out of the state, or give it as one of those."
+    )
+
+
+def _scalar(value: Any) -> Any:
+    """Give the bare value that an enum or a number of some library stands for."""
+    bare = value.item() if isinstance(value, np.generic) else value
+    if isinstance(bare, bool):
+        return bare
+    if isinstance(bare, int):
+        return int.__int__(bare)
+    if isinstance(bare, float):
+        return float.__float__(bare)
+    return str.__str__(bare) if isinstance(bare, str) else bare
+
+
+def write_model(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors that share no memory as one safetensors file."""
+    try:
+        save_file(dict(tensors), path, metadata=dict(metadata))
+    except KeyError as error:
+        name = next((name for name, tensor in tensors.items() if tensor.dtype == error.args[0]), "a tensor")
+        raise CheckpointError(
+            f"cannot save {name}: safetensors has no type {error.args[0]}. Keep it in another type."
+        ) from error
+
+
+def read_model(path: Path, aliases: Mapping[str, str]) -> dict[str, Tensor]:
+    """Read a model's state into memory of its own, with every name it was saved under."""
+    with safe_open(path, framework="pt", device="cpu") as file:
+        # Copies: what safe_open gives is a map of the file, and a file cut short would kill the process.
+        tensors = {name: file.get_tensor(name).clone() for name in sorted(file.keys())}
+    tensors.update({alias: tensors[name] for alias, name in aliases.items()})
+    return tensors

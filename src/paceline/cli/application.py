@@ -1,0 +1,42 @@
+"""The command line application: every command under its name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paceline.cli import collectives, export, script, tasks, train
+from paceline.version import __version__
+
+app = typer.Typer(
+    help="Distributed PyTorch training whose answer does not depend on how many workers computed it.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+"""Everything behind the script's name belongs to the script."""
+
+
+def _show_version(value: bool) -> None:  # noqa: FBT001
+    if value:
+        print(__version__)  # noqa: T201
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    del version
+
+
+app.command("train")(train.train)
+app.command("run", context_settings=PASS_ON)(script.run)
+app.command("tasks")(tasks.tasks)
+app.command("export")(export.export)
+app.command("collectives")(collectives.collectives)

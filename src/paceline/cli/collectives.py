@@ -1,0 +1,73 @@
+"""`paceline collectives`: shows on a real run what every rank holds before and after each operation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from paceline.cli.outcome import print_json, report
+from paceline.errors import InputError
+
+
+def collectives(
+    workers: Annotated[int, typer.Option("-n", "--workers", help="How many workers take part; at least 2.")] = 4,
+    only: Annotated[str | None, typer.Option(help="Some operations only: all_reduce,broadcast.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Show what every rank holds before and after each operation, from a real run."""
+    from paceline.launch import api
+    from paceline.training.options import RunOptions
+
+    if workers < 2:
+        raise InputError(f"--workers is {workers}, but it takes at least 2 to exchange something.")
+    chosen = [name.strip() for name in only.split(",")] if only else None
+    outcome = api.start(
+        "paceline.launch.tour:main", (chosen,), {}, RunOptions(workers=workers, device="cpu")
+    )
+    status = report(outcome)
+    if status == 0 and json_:
+        print_json(outcome.results[0])
+    elif status == 0:
+        Console().print(render(outcome.results[0]))
+    return status
+
+
+def render(observations: Mapping[str, Any]) -> RenderableType:
+    """Lay out what a tour saw: for each operation two sentences and one table."""
+    head = Text.assemble(
+        ("The collectives", "bold"),
+        f": {observations['workers']} workers on {observations['device']}, over {observations['backend']}",
+    )
+    return Group(head, *(_operation(operation) for operation in observations["operations"]))
+
+
+def _operation(operation: Mapping[str, Any]) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("rank", justify="right", style="cyan", no_wrap=True)
+    table.add_column("before", min_width=12)
+    table.add_column("after", min_width=12, style="bold")
+    for rank, (before, after) in enumerate(zip(operation["before"], operation["after"], strict=True)):
+        table.add_row(str(rank), _held(before), _held(after))
+    return Group(
+        Text(""),
+        Text(operation["name"], style="bold green"),
+        Text(operation["sentence"]),
+        Text.assemble(("In training: ", "dim"), operation["training"]),
+        Padding(table, (1, 0, 0, 2)),
+    )
+
+
+def _held(value: Any) -> Text:
+    """Show numbers in a row; nothing as a dash, so that an empty place is no misprint."""
+    if value is None:
+        return Text("-", style="dim")
+    if isinstance(value, str):
+        return Text(value)
+    return Text("  ".join(str(number) for number in value))

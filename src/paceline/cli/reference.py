@@ -1,0 +1,23 @@
+"""Turns what the user typed for TASK into a reference that a worker can import, without importing it here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.errors import InputError, UnknownNameError
+from paceline.tasks import TASKS
+
+
+def resolve(text: str) -> tuple[str, str]:
+    """Give the reference and the name to show: a built-in name, `path.py:Class` or `package.module:Class`."""
+    if text in TASKS:
+        return TASKS[text][0], text
+    place, _, kind = text.partition(":")
+    if place.endswith(".py"):
+        path = Path(place)
+        if not path.is_file():
+            raise InputError(f"there is no file {place}. Give the path of a Python file: path.py:Class.")
+        return f"{path.resolve()}:{kind}" if kind else str(path.resolve()), kind or path.stem
+    if kind and place:
+        return text, kind
+    raise UnknownNameError("task", text, TASKS)

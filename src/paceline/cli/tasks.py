@@ -1,0 +1,21 @@
+"""`paceline tasks`: what can be trained out of the box."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paceline.cli.outcome import print_json
+from paceline.tasks import TASKS
+
+
+def tasks(json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """List the built-in tasks."""
+    if json_:
+        print_json({name: {"reference": reference, "about": about} for name, (reference, about) in TASKS.items()})
+        return
+    width = max(map(len, TASKS))
+    for name, (_, about) in TASKS.items():
+        print(f"{name:{width}}  {about}")  # noqa: T201
+    print("\nTrain one: paceline train digits --workers 2")  # noqa: T201

@@ -1,0 +1,155 @@
+"""Loading processes: torch's DataLoader, fed with the micro-batches that this worker needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from paceline.data.failures import Failure
+from paceline.data.order import Indices
+from paceline.data.reading import Reader
+from paceline.world.lifeline import die_with_parent
+
+WorkerInit = Callable[[int], None]
+Piece = tuple[int, Indices]
+"""An epoch, and the samples of one micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadingOptions:
+    """How loading processes are run."""
+
+    workers: int
+    worker_init: WorkerInit | None
+    prefetch: int
+    """Micro-batches (steps, for a stream) that each loading process prepares ahead."""
+    pin_memory: bool
+
+
+class LoadingProcesses:
+    """Processes that stay between epochs and read micro-batches ahead, in the order asked for."""
+
+    def __init__(self, reader: Reader, options: LoadingOptions) -> None:
+        self._pieces = _Pieces()
+        self._loader = _loader(_PieceDataset(reader), options, sampler=self._pieces, persistent=True)
+        self._iterator: Iterator[Any] | None = None
+
+    def load(self, pieces: Iterable[Piece]) -> Iterator[Any]:
+        """Go through the batches of the given pieces; an earlier `load` that was left early is abandoned."""
+        self._pieces.upcoming = pieces
+        self._iterator = iter(self._loader)
+        yield from _unpacked(self._iterator)
+
+    def close(self) -> None:
+        """End the processes."""
+        _shut_down(self._iterator)
+        self._iterator = None
+
+
+class StreamProcess:
+    """One process that reads a stream ahead; each epoch has a new one, which starts the stream anew."""
+
+    def __init__(self, options: LoadingOptions) -> None:
+        self._options = options
+        self._iterator: Iterator[Any] | None = None
+
+    def load(self, items: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Go through `items()`, called and run in the loading process."""
+        self.close()
+        self._iterator = iter(_loader(_RemoteIterable(items), self._options, sampler=None, persistent=False))
+        yield from _unpacked(self._iterator)
+
+    def close(self) -> None:
+        """End the process."""
+        _shut_down(self._iterator)
+        self._iterator = None
+
+
+class _Pieces:
+    """The sampler of the DataLoader: the pieces of whichever epoch is being read."""
+
+    def __init__(self) -> None:
+        self.upcoming: Iterable[Piece] = ()
+
+    def __iter__(self) -> Iterator[Piece]:
+        return iter(self.upcoming)
+
+
+class _PieceDataset(Dataset[Any]):
+    """Reads one piece in the loading process."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def __getitem__(self, piece: Piece) -> Any:
+        epoch, samples = piece
+        try:
+            return self._reader.read(epoch, [samples])[0]
+        except Exception as error:  # noqa: BLE001 - it is raised in the training process
+            return Failure.of(error)
+
+
+class _RemoteIterable(IterableDataset[Any]):
+    """Runs an iterator in the loading process."""
+
+    def __init__(self, items: Callable[[], Iterator[Any]]) -> None:
+        self._items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self._items()
+        except Exception as error:  # noqa: BLE001 - it is raised in the training process
+            yield Failure.of(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What a loading process does first."""
+
+    worker_init: WorkerInit | None
+    parent: int
+
+    def __call__(self, number: int) -> None:
+        die_with_parent(self.parent)
+        if self.worker_init is not None:
+            self.worker_init(number)
+
+
+def _loader(
+    dataset: Dataset[Any], options: LoadingOptions, *, sampler: Iterable[Piece] | None, persistent: bool
+) -> DataLoader[Any]:
+    return DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=sampler,
+        num_workers=options.workers,
+        collate_fn=_as_it_is,
+        pin_memory=options.pin_memory,
+        worker_init_fn=_Start(options.worker_init, os.getpid()),
+        prefetch_factor=options.prefetch,
+        persistent_workers=persistent,
+        # Its own generator: without one the DataLoader draws a seed from the training process's.
+        generator=torch.Generator().manual_seed(0),
+    )
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _unpacked(results: Iterator[Any]) -> Iterator[Any]:
+    for result in results:
+        if isinstance(result, Failure):
+            raise result.unpack()
+        yield result
+
+
+def _shut_down(iterator: Iterator[Any] | None) -> None:
+    """End the processes now: the garbage collector would leave them while any frame holds the iterator."""
+    if iterator is not None:
+        iterator._shutdown_workers()  # type: ignore[attr-defined]  # noqa: SLF001 - torch has no public way

@@ -1,0 +1,124 @@
+"""Reading samples of a map-style data set, so that what they draw depends on nothing but the sample.
+
+Whatever `__getitem__` draws from torch, numpy or `random` is a function of (seed, epoch, sample); what the
+collate function draws, of (seed, epoch, first sample of the micro-batch). Neither depends on the worker or
+the loading process, and the training process's own generators are left as they were. (A generator that the
+data set made for itself is its own affair.)
+
+A data set that draws nothing pays only for the proof of it, once a step: samples are read plainly, and only
+where a generator moved they are read again with a seed for each sample, as all later ones are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset, default_collate
+
+from paceline.data.generators import GeneratorsAside, seed_generators
+from paceline.data.order import Indices
+from paceline.world.seeds import derive
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Reader(Protocol):
+    """Turns the sample ids of some micro-batches into collated batches."""
+
+    def read(self, epoch: int, pieces: Sequence[Indices]) -> list[Any]:
+        """Give one collated batch for each piece."""
+        ...
+
+
+def reader_of(dataset: Any, *, seed: int, collate: Collate | None) -> Reader:
+    """Choose the fastest reader that gives the same batches."""
+    plain_tensors = type(dataset) is TensorDataset and all(
+        type(tensor) is Tensor and tensor.layout == torch.strided for tensor in dataset.tensors
+    )
+    if plain_tensors and collate is None:
+        return TensorReader(dataset)
+    return SampleReader(dataset, seed=seed, collate=collate or default_collate)
+
+
+class TensorReader:
+    """Reads a `TensorDataset` with one operation per tensor; bit by bit what collating its items gives."""
+
+    def __init__(self, dataset: TensorDataset) -> None:
+        self._tensors = dataset.tensors
+        self._on_cpu = all(tensor.device.type == "cpu" for tensor in dataset.tensors)
+
+    def read(self, epoch: int, pieces: Sequence[Indices]) -> list[Any]:  # noqa: ARG002
+        """Give one batch for each piece: a list of tensors, as default_collate makes of tuples."""
+        return [self._gather(torch.from_numpy(piece)) for piece in pieces]
+
+    def _gather(self, rows: Tensor) -> list[Tensor]:
+        if self._on_cpu:
+            return [tensor.index_select(0, rows) for tensor in self._tensors]
+        return [tensor.index_select(0, rows.to(tensor.device)) for tensor in self._tensors]
+
+
+class SampleReader:
+    """Reads any map-style data set sample by sample, or a micro-batch at once where it has `__getitems__`."""
+
+    def __init__(self, dataset: Any, *, seed: int, collate: Collate) -> None:
+        self._dataset, self._seed, self._collate = dataset, seed, collate
+        self._fetches_many = callable(getattr(dataset, "__getitems__", None))
+        self._aside = GeneratorsAside()
+        self._draws = False
+
+    def read(self, epoch: int, pieces: Sequence[Indices]) -> list[Any]:
+        """Give one collated batch for each piece."""
+        with self._aside:
+            if not self._draws:
+                try:
+                    batches = [self._plain(epoch, piece.tolist()) for piece in pieces]
+                except Exception:
+                    # What failed on draws that belong to nobody must be tried again with the sample's own.
+                    if not self._aside.drawn():
+                        raise
+                else:
+                    if not self._aside.drawn():
+                        return batches
+                self._draws = True
+            return [self._seeded(epoch, piece.tolist()) for piece in pieces]
+
+    def _plain(self, epoch: int, samples: list[int]) -> Any:
+        items = self._many(epoch, samples) if self._fetches_many else [self._one(epoch, i) for i in samples]
+        return self._collated(epoch, samples, items)
+
+    def _seeded(self, epoch: int, samples: list[int]) -> Any:
+        items = []
+        for sample in samples:
+            seed_generators(derive(self._seed, "sample", epoch, sample))
+            items.append(self._one(epoch, sample))
+        seed_generators(derive(self._seed, "collate", epoch, samples[0]))
+        return self._collated(epoch, samples, items)
+
+    def _many(self, epoch: int, samples: list[int]) -> list[Any]:
+        try:
+            items: list[Any] = self._dataset.__getitems__(samples)
+        except Exception as error:
+            for sample in samples:  # one by one, so that the error names the sample
+                self._one(epoch, sample)
+            error.add_note(
+                f"while reading samples {samples} at once, in epoch {epoch}; alone each can be read"
+            )
+            raise
+        return items
+
+    def _one(self, epoch: int, sample: int) -> Any:
+        try:
+            return self._dataset.__getitems__([sample])[0] if self._fetches_many else self._dataset[sample]
+        except Exception as error:
+            error.add_note(f"while reading sample {sample} of the data set, in epoch {epoch}")
+            raise
+
+    def _collated(self, epoch: int, samples: list[int], items: list[Any]) -> Any:
+        try:
+            return self._collate(items)
+        except Exception as error:
+            error.add_note(f"while collating samples {samples}, in epoch {epoch}")
+            raise

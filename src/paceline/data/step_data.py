@@ -1,0 +1,40 @@
+"""What a feed hands over for one step: the global batch's size, and this worker's shards of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.data.order import Indices
+
+
+@dataclass(frozen=True, slots=True)
+class ShardData:
+    """One shard of a global batch; `batches` is empty where a short last batch left the shard empty."""
+
+    index: int
+    samples: Indices
+    """The ids of the samples in the whole data set, in order."""
+    batches: list[Any]
+    """The collated micro-batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepData:
+    """This worker's share of one global batch."""
+
+    epoch: int
+    step: int
+    """Counted within the epoch."""
+    size: int
+    """Samples of the GLOBAL batch."""
+    shards: tuple[ShardData, ...]
+    """The shards this worker carries, empty ones included."""
+
+
+def pieces_of(samples: Indices, micro_batch: int | None) -> list[Indices]:
+    """Cut a shard into consecutive micro-batches; an empty shard gives none."""
+    length = len(samples)
+    if micro_batch is None or length <= micro_batch:
+        return [samples] if length else []
+    return [samples[start : start + micro_batch] for start in range(0, length, micro_batch)]

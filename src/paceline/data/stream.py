@@ -1,0 +1,136 @@
+"""Reading a stream: a data set that can only be iterated over, in its own order.
+
+Every worker reads the same stream and keeps the items of its own shards, so each item goes to exactly one
+worker. The global batch of step s is the items [s * batch_size, (s + 1) * batch_size). An epoch ends where
+the stream does.
+
+What the stream draws from torch, numpy or `random` while it gives the items of a step is a function of (seed,
+epoch, step), and leaves the training process's generators as they were. A resumed stream is read again from
+its beginning and so continues exactly. One that knows a shorter way may define `seek(position)`: the next
+`__iter__` then starts at that item; such a stream must not carry draws over from earlier items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from itertools import count
+from typing import Any
+
+import numpy as np
+from torch.utils.data import IterableDataset, default_collate
+
+from paceline.data.generators import GeneratorsAside, seed_generators
+from paceline.data.loading import LoadingOptions, StreamProcess
+from paceline.data.reading import Collate
+from paceline.data.shards import shard_bounds
+from paceline.data.step_data import ShardData, StepData, pieces_of
+from paceline.errors import InputError
+from paceline.world.seeds import derive
+
+
+def is_stream(dataset: Any) -> bool:
+    """Tell whether a data set can only be iterated over."""
+    # torch's IterableDataset has a __getitem__ too: one that raises NotImplementedError.
+    return isinstance(dataset, IterableDataset) or (
+        hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
+    )
+
+
+class Stream:
+    """The steps of the owned shards of a stream, read in this process."""
+
+    def __init__(
+        self,
+        dataset: Iterable[Any],
+        *,
+        batch_size: int,
+        shards: int,
+        seed: int,
+        owned: range,
+        micro_batch: int | None,
+        collate: Collate | None,
+    ) -> None:
+        self._dataset, self._batch_size, self._seed = dataset, batch_size, seed
+        self._shards, self._owned, self._micro_batch = shards, owned, micro_batch
+        self._collate = collate
+        self._aside = GeneratorsAside()
+
+    def steps(self, epoch: int, start_step: int) -> Generator[StepData]:
+        """Go through an epoch from a step on."""
+        seek = getattr(self._dataset, "seek", None)
+        first = 0 if seek is None else start_step
+        items: Iterator[Any] | None = None
+        for step in count(first):
+            with self._aside:
+                seed_generators(derive(self._seed, "stream", epoch, step))
+                if items is None:
+                    if seek is not None:
+                        seek(start_step * self._batch_size)
+                    items = iter(self._dataset)
+                batch = self._next_batch(items, epoch, step)
+                data = self._step_data(epoch, step, batch) if batch and step >= start_step else None
+            if not batch and step == 0:
+                raise InputError("the training set is empty: its stream gave no item. Give one with samples.")
+            if data is not None:
+                yield data
+            if len(batch) < self._batch_size:
+                return
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def _next_batch(self, items: Iterator[Any], epoch: int, step: int) -> list[Any]:
+        """Read a whole global batch: until its end is seen, nobody knows whether it is the short last one."""
+        batch: list[Any] = []
+        try:
+            for item in items:
+                batch.append(item)
+                if len(batch) == self._batch_size:
+                    break
+        except Exception as error:
+            position = step * self._batch_size + len(batch)
+            error.add_note(f"while reading sample {position} of the stream, in epoch {epoch}")
+            raise
+        return batch
+
+    def _step_data(self, epoch: int, step: int, batch: list[Any]) -> StepData:
+        parts = []
+        for shard in self._owned:
+            low, high = shard_bounds(shard, self._shards, len(batch))
+            samples = np.arange(low, high, dtype=np.int64) + step * self._batch_size
+            pieces = pieces_of(np.arange(low, high, dtype=np.int64), self._micro_batch)
+            batches = [
+                self._collated(epoch, step, [batch[place] for place in piece.tolist()], int(piece[0]))
+                for piece in pieces
+            ]
+            parts.append(ShardData(shard, samples, batches))
+        return StepData(epoch, step, len(batch), tuple(parts))
+
+    def _collated(self, epoch: int, step: int, items: list[Any], place: int) -> Any:
+        first = step * self._batch_size + place
+        try:
+            if self._collate is None:
+                return default_collate(items)
+            seed_generators(derive(self._seed, "collate", epoch, first))
+            return self._collate(items)
+        except Exception as error:
+            error.add_note(
+                f"while collating samples {first} to {first + len(items) - 1} of the stream, in epoch {epoch}"
+            )
+            raise
+
+
+class LoadedStream:
+    """The steps of the owned shards of a stream, read ahead by one process."""
+
+    def __init__(self, stream: Stream, options: LoadingOptions) -> None:
+        self._stream = stream
+        self._process = StreamProcess(options)
+
+    def steps(self, epoch: int, start_step: int) -> Generator[StepData]:
+        """Go through an epoch from a step on."""
+        yield from self._process.load(lambda: self._stream.steps(epoch, start_step))
+
+    def close(self) -> None:
+        """End the loading process."""
+        self._process.close()

@@ -1,0 +1,20 @@
+"""How workers come to be. `paceline.launch(function, workers=4)` is the way in from Python.
+
+Nothing here loads torch before a worker does.
+"""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _Room(ModuleType):
+    """A room whose name is also a verb: `paceline.launch` is this package, and calling it launches."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from paceline.launch.api import launch
+
+        return launch(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Room

@@ -1,0 +1,97 @@
+"""`paceline.launch`: run a function of the user's on several workers, from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import InputError
+from paceline.launch import job
+from paceline.launch.base import Launcher, LaunchPlan, LaunchSpec, Outcome
+from paceline.launch.console import Console
+from paceline.launch.joined import JoinedLauncher
+from paceline.launch.local import LocalLauncher
+from paceline.training import folder
+from paceline.training.options import RunOptions
+
+
+def launch(
+    function: Callable[..., Any],
+    *args: Any,
+    workers: int = 1,
+    strategy: str = "ddp",
+    threads: int | None = None,
+    out: str | Path | None = None,
+    kwargs: dict[str, Any] | None = None,
+    **options: Any,
+) -> tuple[Any, ...]:
+    """Call `function(run, *args)` on each of `workers` workers and give what each returned, by rank.
+
+    `options` are those of `RunOptions`: shards, seed, precision, micro_batch, save_every, resume and so on.
+    Started by torchrun (or any launcher that sets RANK and WORLD_SIZE), this process is one of the workers
+    already: the function is called here, in that world, and `workers` does not count.
+    """
+    if job.importing():
+        raise job.ReachedLaunch
+    made = RunOptions(strategy=strategy, workers=workers, out=None if out is None else Path(out), **options)
+    return start(function, args, kwargs or {}, made, threads=threads).value()
+
+
+def start(
+    function: Callable[..., Any] | str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: RunOptions,
+    *,
+    threads: int | None = None,
+    console: Console | None = None,
+    record: dict[str, Any] | None = None,
+) -> Outcome:
+    """Launch by whatever started this process, and stay until the end; `record` goes into spec.json."""
+    launcher = choose(console)
+    return launcher.launch(plan(launcher, function, args, kwargs, options, threads=threads, record=record))
+
+
+def choose(console: Console | None = None) -> Launcher:
+    """Give the launcher whose hands this process is in."""
+    joined = JoinedLauncher()
+    return joined if joined.detect() else LocalLauncher(console)
+
+
+def plan(
+    launcher: Launcher,
+    function: Callable[..., Any] | str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: RunOptions,
+    *,
+    threads: int | None = None,
+    record: dict[str, Any] | None = None,
+) -> LaunchPlan:
+    """Say what would be started."""
+    options = settle_shards(launcher.adopt(options))
+    folder.check(options)
+    return launcher.plan(
+        LaunchSpec(
+            call=job.function_call(function, args, kwargs, asdict(options)),
+            workers=options.processes,
+            threads=threads,
+            out=options.out,
+            record={**(record or {}), "options": asdict(options)},
+        )
+    )
+
+
+def settle_shards(options: RunOptions) -> RunOptions:
+    """Fix the number of shards: as asked, as the run being resumed has it, or one a worker."""
+    shards = options.shards
+    if shards is None and options.resume and options.out is not None:
+        shards = folder.read_spec(options.out).get("options", {}).get("shards")
+        if shards is not None and options.workers > shards:
+            raise InputError(
+                f"the run in {options.out} has {shards} shards, so at most {shards} workers can share it, "
+                f"not {options.workers}."
+            )
+    return replace(options, shards=shards or options.total_shards)

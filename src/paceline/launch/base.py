@@ -1,0 +1,102 @@
+"""The contract of a launcher: what it is given, what it plans, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from paceline.errors import InputError, WorkerFailedError
+from paceline.launch.failures import Failure
+from paceline.launch.job import Call, Job
+from paceline.training.options import RunOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSpec:
+    """What is to run, and on how many workers."""
+
+    call: Call
+    workers: int
+    threads: int | None = None
+    """Threads of each worker; None shares the cores out evenly."""
+    out: Path | None = None
+    """The run folder; None keeps the logs in a temporary one that goes away when all is well."""
+    arguments: list[str] = field(default_factory=list)
+    """`sys.argv` of the workers."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables added to the launcher's own environment."""
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """What goes into the run folder's spec.json."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise InputError(f"--workers is {self.workers}, but at least 1 worker is needed.")
+        if self.threads is not None and self.threads < 1:
+            raise InputError(f"--threads is {self.threads}, but each worker needs at least 1 thread.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlan:
+    """Exactly what would be started: it can be printed before anything is."""
+
+    launcher: str
+    jobs: tuple[Job, ...]
+    out: Path | None
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        """Give one line a worker."""
+        lines = [f"{self.launcher}: {len(self.jobs)} worker(s), {self.jobs[0].threads} thread(s) each"]
+        lines += [
+            f"  rank {job.identity.rank} of {job.identity.size}: {' '.join(job.arguments)}" for job in self.jobs
+        ]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a launch ended."""
+
+    results: tuple[Any, ...]
+    """What each rank returned, by rank."""
+    failure: Failure | None = None
+    interrupted: int | None = None
+    """The signal that asked for the end, if one did."""
+
+    @property
+    def status(self) -> int:
+        """Give the exit status of a command that ends with this outcome."""
+        if self.interrupted is not None:
+            return 128 + self.interrupted
+        return self.failure.status if self.failure else 0
+
+    def value(self) -> tuple[Any, ...]:
+        """Give the results, or raise what went wrong."""
+        if self.interrupted is not None:
+            raise KeyboardInterrupt
+        if self.failure is None:
+            return self.results
+        if self.failure.kind == "input":
+            raise InputError(self.failure.message)
+        failure = self.failure
+        raise WorkerFailedError(failure.rank, failure.host, failure.cause(), failure.trace)
+
+
+class Launcher(Protocol):
+    """One way in which workers come to be."""
+
+    name: str
+
+    def detect(self) -> bool:
+        """Say whether this process is in this launcher's hands."""
+
+    def adopt(self, options: RunOptions) -> RunOptions:
+        """Let the world that is there already have its say about the options."""
+
+    def plan(self, spec: LaunchSpec) -> LaunchPlan:
+        """Say what would be started, and start nothing."""
+
+    def launch(self, plan: LaunchPlan) -> Outcome:
+        """Start it, and stay until it has ended."""

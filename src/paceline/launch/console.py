@@ -1,0 +1,46 @@
+"""What a launch shows: rank 0's own output, and the events of the run as they come."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from paceline.observe.events import Event, RunFinished, from_json
+from paceline.observe.progress import Progress
+
+
+class Console:
+    """Forwards rank 0's output to this process's, and events to a progress sink when there is one."""
+
+    def __init__(self, progress: Progress | None = None) -> None:
+        self._progress = progress
+        self._rest = b""
+        self.result: dict[str, Any] | None = None
+
+    def output(self, stream: str, chunk: bytes) -> None:
+        """Show bytes that rank 0 wrote to its standard output ("out") or error ("err")."""
+        text = chunk.decode(errors="replace")
+        if self._progress is not None:
+            self._progress.print(text, error=stream == "err")
+            return
+        target = sys.stdout if stream == "out" else sys.stderr
+        target.write(text)
+        target.flush()
+
+    def events(self, chunk: bytes) -> None:
+        """Take bytes of JSON lines, one event each."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            self.event(from_json(line.decode()))
+
+    def event(self, event: Event) -> None:
+        """Show one event."""
+        if isinstance(event, RunFinished):
+            self.result = event.result
+        if self._progress is not None:
+            self._progress.emit(event)
+
+    def close(self) -> None:
+        """Take the progress line away."""
+        if self._progress is not None:
+            self._progress.close()

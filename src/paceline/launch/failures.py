@@ -1,0 +1,85 @@
+"""How a worker failed, told so that the first cause comes out and not the noise that follows it."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import InputError
+
+_OURS = str(Path(__file__).resolve().parent)
+_LOST_PEER = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "connection refused",
+    "socket closed",
+    "connection was likely closed",
+    "timed out waiting",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One worker's end, when it was not a good one."""
+
+    rank: int
+    host: str
+    kind: str
+    """input: the user's input is wrong; code: the user's code raised; peer: it only lost its peers;
+    signal, exit: the process ended without a word."""
+    message: str
+    trace: str = ""
+
+    @property
+    def status(self) -> int:
+        """Give the exit status that the command line ends with."""
+        return 2 if self.kind == "input" else 1
+
+    def cause(self) -> str:
+        """Say in one clause what happened."""
+        return {"signal": self.message, "exit": self.message}.get(self.kind, "failed")
+
+
+def from_exception(error: BaseException, rank: int, host: str) -> Failure:
+    """Describe an exception that ended a worker."""
+    if isinstance(error, InputError):
+        return Failure(rank=rank, host=host, kind="input", message=str(error))
+    text = str(error).lower()
+    lost = isinstance(error, RuntimeError) and any(phrase in text for phrase in _LOST_PEER)
+    return Failure(
+        rank=rank,
+        host=host,
+        kind="peer" if lost else "code",
+        message=f"{type(error).__name__}: {error}",
+        trace=user_traceback(error),
+    )
+
+
+def from_status(status: int, rank: int, host: str) -> Failure:
+    """Describe a worker that ended without saying why."""
+    if status < 0:
+        name = signal.Signals(-status).name if -status in iter(signal.Signals) else str(-status)
+        return Failure(rank=rank, host=host, kind="signal", message=f"was killed by {name}")
+    return Failure(rank=rank, host=host, kind="exit", message=f"exited with status {status}")
+
+
+def user_traceback(error: BaseException) -> str:
+    """Format an exception without the frames of the launcher that called the user's code."""
+    report = traceback.TracebackException.from_exception(error)
+    first = 0
+    for number, frame in enumerate(report.stack):
+        if frame.filename.startswith(_OURS) or frame.filename.startswith("<frozen runpy"):
+            first = number + 1
+    if first < len(report.stack):
+        report.stack = traceback.StackSummary.from_list(list(report.stack)[first:])
+    return "".join(report.format())
+
+
+def first_cause(failures: Sequence[Failure]) -> Failure:
+    """Pick the failure that began it: losing a peer is a consequence; among the rest the earliest seen wins."""
+    order = {"input": 0, "code": 1, "signal": 1, "exit": 2, "peer": 3}
+    return min(failures, key=lambda failure: order[failure.kind])

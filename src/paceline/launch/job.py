@@ -1,0 +1,156 @@
+"""What a worker is told to do: who it is, and what it runs. Travels from the launcher to the worker as one pickle.
+
+The pickle is made and read by processes of the same user over a private socket; nothing else is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import runpy
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from paceline.errors import InputError
+from paceline.world.env import Identity
+
+if TYPE_CHECKING:
+    from paceline.launch.worker import Worker
+
+MAIN_ALIAS = "__mp_main__"
+"""The name under which a worker imports the user's script, as multiprocessing does: `if __name__ == "__main__"` stays quiet."""
+
+
+_importing = False
+
+
+class ReachedLaunch(BaseException):
+    """The user's script, imported by a worker, has come to its own call of `launch`: all above it is defined."""
+
+
+def importing() -> bool:
+    """Say whether a worker is importing the user's script right now."""
+    return _importing
+
+
+def _import_script(path: str) -> ModuleType:
+    """Import the user's script under its alias, as far as its call of `launch`."""
+    global _importing  # noqa: PLW0603  (read by launch, in this process, while the script runs)
+    module = ModuleType(MAIN_ALIAS)
+    module.__file__ = path
+    sys.modules["__main__"] = sys.modules[MAIN_ALIAS] = module
+    code = compile(Path(path).read_bytes(), path, "exec")
+    _importing = True
+    try:
+        exec(code, module.__dict__)  # noqa: S102  (the user's own script)
+    except ReachedLaunch:
+        pass  # no `if __name__ == "__main__"` is needed around it
+    finally:
+        _importing = False
+    return module
+
+
+class Call(Protocol):
+    """Something a worker can run."""
+
+    def __call__(self, worker: Worker) -> Any:
+        """Run it and give the value that goes back to the launcher."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One worker's whole assignment."""
+
+    identity: Identity
+    call: Call
+    threads: int
+    """Threads torch may use in this worker."""
+    environment: Mapping[str, str]
+    """The launcher's environment; a warm fork server may have been started under another one."""
+    folder: str
+    """The working directory."""
+    search_path: list[str]
+    arguments: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionCall:
+    """Call a module-level function of the user as `function(run, *args, **kwargs)`."""
+
+    module: str
+    name: str
+    main_path: str | None
+    """The script the function lives in, when its module is `__main__`."""
+    payload: bytes
+    """Pickled (args, kwargs), unpickled after the user's module is imported."""
+    options: Mapping[str, Any]
+    """Keyword arguments of `RunOptions`."""
+
+    def __call__(self, worker: Worker) -> Any:
+        """Import the function, make the `Run`, and call it."""
+        from paceline.launch.worker import open_run
+
+        function = self.resolve()
+        args, kwargs = pickle.loads(self.payload)  # noqa: S301  (made by this user's own launcher)
+        with open_run(worker, self.options) as run:
+            return function(run, *args, **kwargs)
+
+    def resolve(self) -> Callable[..., Any]:
+        """Give the function itself, importing the user's script under an alias when it is defined there."""
+        value: Any = _import_script(self.main_path) if self.main_path else importlib.import_module(self.module)
+        for part in self.name.split("."):
+            value = getattr(value, part)
+        return value  # type: ignore[no-any-return]
+
+
+def function_call(
+    function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
+) -> FunctionCall:
+    """Describe a call so that another process can make it; a text names a function as `module:name`."""
+    if isinstance(function, str):
+        module, _, name = function.partition(":")
+        main_path = None
+    else:
+        module, name, main_path = _address(function)
+    try:
+        payload = pickle.dumps((args, kwargs))
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise InputError(f"the arguments of {name} cannot be sent to another process: {error}") from error
+    return FunctionCall(module=module, name=name, main_path=main_path, payload=payload, options=dict(options))
+
+
+def _address(function: Callable[..., Any]) -> tuple[str, str, str | None]:
+    """Give where another process finds a function: module, name, and the script when that is the module."""
+    name = getattr(function, "__qualname__", "")
+    module = getattr(function, "__module__", None)
+    if not name or module is None or "<" in name:
+        raise InputError(
+            f"{name or function!r} cannot be run in another process: it is defined inside a function or is a lambda. "
+            "Define it at the top of its module."
+        )
+    if module not in ("__main__", MAIN_ALIAS):
+        return module, name, None
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is None:
+        raise InputError(f"{name} is defined in an interactive session, which workers cannot import. Put it in a file.")
+    return module, name, str(Path(script).resolve())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptCall:
+    """Run a script or a module as `__main__`, as torchrun does."""
+
+    target: str
+    is_module: bool = False
+
+    def __call__(self, worker: Worker) -> None:  # noqa: ARG002  (a script finds the world by itself)
+        """Run it; the job has set `sys.argv`, the environment and the working directory."""
+        if self.is_module:
+            runpy.run_module(self.target, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(self.target).resolve().parent))
+            runpy.run_path(self.target, run_name="__main__")

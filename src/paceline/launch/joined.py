@@ -1,0 +1,61 @@
+"""Joins a world that somebody else has started: torchrun, `python -m torch.distributed.launch`, `paceline run`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from paceline import strategies
+from paceline.errors import InputError
+from paceline.launch import forkserver
+from paceline.launch.base import LaunchPlan, LaunchSpec, Outcome
+from paceline.launch.job import Job
+from paceline.training import folder
+from paceline.training.options import RunOptions
+from paceline.world import env
+
+
+class JoinedLauncher:
+    """This very process is one of the workers already."""
+
+    name = "joined"
+
+    def detect(self) -> bool:
+        """Look for the variables that tell a worker who it is."""
+        return env.identity() is not None
+
+    def adopt(self, options: RunOptions) -> RunOptions:
+        """Take the number of workers from the world that is there."""
+        identity = env.identity()
+        size = 1 if identity is None else identity.size
+        if options.processes != size and strategies.entry(options.strategy).processes == 1:
+            raise InputError(f"--strategy {options.strategy} is one process, but {size} were launched. Use ddp.")
+        return replace(options, workers=size, shards=options.shards or size)
+
+    def plan(self, spec: LaunchSpec) -> LaunchPlan:
+        """There is one job: this process's."""
+        identity = env.identity()
+        if identity is None:
+            raise InputError("RANK and WORLD_SIZE are not set, so there is no world to join.")
+        job = Job(
+            identity=identity,
+            call=spec.call,
+            threads=spec.threads or max(1, env.cores() // identity.local_size),
+            environment={},
+            folder=str(Path.cwd()),
+            search_path=forkserver.search_path(),
+        )
+        return LaunchPlan(launcher=self.name, jobs=(job,), out=spec.out, record=spec.record)
+
+    def launch(self, plan: LaunchPlan) -> Outcome:
+        """Do the work here; what goes wrong is raised here, for the launcher above to see."""
+        import torch
+
+        from paceline.launch.worker import Worker
+
+        job = plan.jobs[0]
+        torch.set_num_threads(job.threads)
+        if plan.out is not None and job.identity.rank == 0:
+            plan.out.mkdir(parents=True, exist_ok=True)
+            folder.write_spec(plan.out, plan.record)
+        return Outcome(results=(job.call(Worker(identity=job.identity)),))

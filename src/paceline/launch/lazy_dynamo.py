@@ -1,0 +1,73 @@
+"""Keeps torch's compiler front end unloaded until something really needs it.
+
+Making any optimizer or DistributedDataParallel imports `torch._dynamo` (1.4 s, sympy included) only to ask it
+whether a graph is being compiled. In a process that compiles nothing the answer is known, so a module that
+answers just those questions stands in; any other attribute loads the real one and hands over for good.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+_NAME = "torch._dynamo"
+_CACHE = "__dynamo_disable"  # where torch._disable_dynamo keeps the wrapped function it made
+
+
+class _StandIn(ModuleType):
+    """A module of the compiler that answers a few questions itself and loads the real one for all others."""
+
+    def __init__(self, name: str, **answers: Any) -> None:
+        super().__init__(name)
+        self.__dict__.update(answers)
+
+    def __getattr__(self, name: str) -> Any:
+        real = load()
+        for part in self.__name__.removeprefix(_NAME).split(".")[1:]:
+            real = getattr(real, part)
+        return getattr(real, name)
+
+
+def _nothing(*_: object) -> None:
+    """There is no graph to break and no cache to clear while the compiler is not loaded."""
+
+
+def _stand_in() -> _StandIn:
+    return _StandIn(
+        _NAME,
+        graph_break=_nothing,
+        utils=_StandIn(f"{_NAME}.utils", get_optimize_ddp_mode=lambda: "ddp_optimizer"),
+        trace_rules=_StandIn(f"{_NAME}.trace_rules", clear_lru_cache=_nothing),
+    )
+
+
+def _disabled_functions() -> list[FunctionType]:
+    methods = (getattr(Optimizer, name, None) for name in Optimizer.__dict__)
+    wrapped = (getattr(method, "__wrapped__", None) for method in methods)
+    return [function for function in wrapped if isinstance(function, FunctionType)]
+
+
+def install() -> None:
+    """Put the stand-in in place, unless the compiler is loaded already."""
+    if _NAME in sys.modules:
+        return
+    sys.modules[_NAME] = torch._dynamo = _stand_in()
+    for function in _disabled_functions():
+        if not hasattr(function, _CACHE):
+            setattr(function, _CACHE, function)
+
+
+def load() -> ModuleType:
+    """Give the real `torch._dynamo`, loading it when the stand-in is still there."""
+    if isinstance(sys.modules.get(_NAME), _StandIn):
+        del sys.modules[_NAME]
+        del torch._dynamo
+        for function in _disabled_functions():
+            if getattr(function, _CACHE, None) is function:
+                delattr(function, _CACHE)
+    return importlib.import_module(_NAME)

@@ -1,0 +1,82 @@
+"""Starts the workers of one machine from the fork server, and stays with them to the end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from paceline.launch import forkserver
+from paceline.launch.base import LaunchPlan, LaunchSpec, Outcome
+from paceline.launch.console import Console
+from paceline.launch.job import Job
+from paceline.launch.run_folder import RunFolder
+from paceline.launch.store import listen
+from paceline.launch.supervisor import Supervisor
+from paceline.training.options import RunOptions
+from paceline.world import env
+from paceline.world.env import Identity
+
+LOOPBACK = "127.0.0.1"
+
+
+class LocalLauncher:
+    """Workers on this machine, forked from a process that has torch loaded."""
+
+    name = "local"
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+
+    def detect(self) -> bool:
+        """Serve whenever nobody else has started this process as a worker."""
+        return env.identity() is None
+
+    def adopt(self, options: RunOptions) -> RunOptions:
+        """Leave them as they are: this launcher makes the world."""
+        return options
+
+    def plan(self, spec: LaunchSpec) -> LaunchPlan:
+        """Lay out one job a worker; the store's port is filled in when they start."""
+        threads = spec.threads or max(1, env.cores() // spec.workers)
+        environment = {**env.snapshot(), **spec.environment}
+        if spec.workers > 1:
+            environment.setdefault("OMP_NUM_THREADS", str(threads))
+        jobs = tuple(
+            Job(
+                identity=Identity(
+                    rank=rank,
+                    size=spec.workers,
+                    local_rank=rank,
+                    local_size=spec.workers,
+                    node_rank=0,
+                    nodes=1,
+                    master_address=LOOPBACK,
+                    master_port=0,
+                ),
+                call=spec.call,
+                threads=threads,
+                environment=environment,
+                folder=str(Path.cwd()),
+                search_path=forkserver.search_path(),
+                arguments=spec.arguments or list(sys.argv),
+            )
+            for rank in range(spec.workers)
+        )
+        return LaunchPlan(launcher=self.name, jobs=jobs, out=spec.out, record=spec.record)
+
+    def launch(self, plan: LaunchPlan) -> Outcome:
+        """Start the store and the workers, and supervise them until the last one has ended."""
+        with RunFolder(plan.out, plan.record) as folder:
+            supervisor = Supervisor(forkserver.shared(), folder.path, self._console)
+            try:
+                with listen(LOOPBACK) as listening:
+                    supervisor.start_store(plan.jobs[0], listening)
+                    port = listening.getsockname()[1]
+                for job in plan.jobs:
+                    supervisor.start(job, port)
+                outcome = supervisor.run()
+            finally:
+                supervisor.close()
+                self._console.close()
+            folder.settle(outcome)
+        return outcome

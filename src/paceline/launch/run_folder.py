@@ -1,0 +1,62 @@
+"""The folder a launch writes into: kept when there is a run in it, gone when there is not."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from paceline.errors import InputError
+from paceline.launch.base import Outcome
+from paceline.training import folder
+
+
+class RunFolder:
+    """The user's folder, or a temporary one for the logs of a launch that asked for none."""
+
+    def __init__(self, out: Path | None, record: Mapping[str, Any]) -> None:
+        self._temporary = out is None
+        self.path = Path(tempfile.mkdtemp(prefix="paceline-")) if out is None else out
+        self._record = record
+        self._made: list[Path] = []
+        self._keep = not self._temporary
+
+    def __enter__(self) -> RunFolder:
+        missing = [one for one in (self.path, *self.path.parents) if not one.exists()]
+        try:
+            (self.path / "logs").mkdir(parents=True, exist_ok=True)
+            if not self._temporary:
+                fresh = not folder.has_run(self.path)
+                self._made = missing or ([self.path / "logs", self.path / folder.SPEC] if fresh else [])
+                folder.write_spec(self.path, self._record)
+        except OSError as error:
+            raise InputError(f"the run folder {self.path} cannot be written: {error.strerror}. Choose another --out.") from error
+        return self
+
+    def settle(self, outcome: Outcome) -> None:
+        """Decide what stays: a run that was never begun leaves nothing, a failed one its logs."""
+        failure = outcome.failure
+        if failure is not None and failure.kind == "input":
+            self._keep = False
+        elif failure is not None and self._temporary:
+            self._keep = True
+            print(f"the output of every rank is in {self.path / 'logs'}", file=sys.stderr)  # noqa: T201
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._keep:
+            return
+        for path in [self.path] if self._temporary else self._made:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        if not self._temporary and self.path.is_dir():
+            for name in ("workers.json", "events.jsonl"):
+                if self._made:
+                    (self.path / name).unlink(missing_ok=True)

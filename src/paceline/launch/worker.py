@@ -1,0 +1,103 @@
+"""A worker's life: from the moment it is forked to the exit status it leaves."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import gc
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from paceline.launch import failures
+from paceline.launch.job import Job
+from paceline.training.run import Run, RunOptions
+from paceline.world import env
+from paceline.world.env import Identity
+from paceline.world.lifeline import die_with_parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """What a call finds out about the worker it runs in."""
+
+    identity: Identity
+    extra: int | None = None
+    """One more descriptor from the launcher: where events go, or the socket that the store listens on."""
+
+
+def run(parent: int, payload: int, out: int, err: int, control: int, extra: int | None = None) -> int:
+    """Do the job found in `payload` and give the exit status."""
+    die_with_parent(parent)
+    signal.signal(signal.SIGTERM, _end_quietly)
+    for source, target in ((out, 1), (err, 2)):
+        os.dup2(source, target)
+        os.close(source)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable()
+    gc.unfreeze()
+    with os.fdopen(payload, "rb") as file:
+        file.seek(0)
+        job: Job = pickle.load(file)  # noqa: S301  (made by this user's own launcher)
+    _settle(job)
+    with Connection(control, readable=False) as launcher:
+        status = _attempt(job, Worker(identity=job.identity, extra=extra), launcher)
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  (what the interpreter does at its own end)
+    atexit._run_exitfuncs()  # noqa: SLF001
+    return status
+
+
+def _end_quietly(*_: object) -> None:
+    # The launcher asked; whatever is under way (a collective, a C++ call) must not delay the end.
+    os._exit(128 + signal.SIGTERM)
+
+
+def _settle(job: Job) -> None:
+    """Take on the launcher's environment, folder and path, and this worker's identity."""
+    env.replace({**job.environment, **job.identity.variables()})
+    os.chdir(job.folder)
+    sys.path[:] = job.search_path
+    sys.argv[:] = job.arguments
+    torch.set_num_threads(job.threads)
+
+
+def _attempt(job: Job, worker: Worker, launcher: Connection) -> int:
+    """Make the call and report its value or its failure."""
+    rank = job.identity.rank
+    try:
+        value = job.call(worker)
+        message = pickle.dumps(("result", value))
+    except SystemExit as error:
+        if error.code in (None, 0):
+            launcher.send_bytes(pickle.dumps(("result", None)))
+            return 0
+        status = error.code if isinstance(error.code, int) else 1
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)  # noqa: T201  (as the interpreter does)
+        launcher.send_bytes(pickle.dumps(("failure", failures.from_status(status, rank, env.host()))))
+        return status
+    except BaseException as error:  # noqa: BLE001  (reported to the launcher, which shows it)
+        failure = failures.from_exception(error, rank, env.host())
+        launcher.send_bytes(pickle.dumps(("failure", failure)))
+        return failure.status
+    launcher.send_bytes(message)
+    return 0
+
+
+@contextlib.contextmanager
+def open_run(worker: Worker, options: Mapping[str, Any]) -> Iterator[Run]:
+    """Join the world, make the `Run`, and leave the world afterwards."""
+    run = Run.join(worker.identity, RunOptions(**options), events=worker.extra)
+    try:
+        yield run
+    finally:
+        run.close()

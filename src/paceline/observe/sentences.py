@@ -1,0 +1,84 @@
+"""Events as sentences for a person: the lines of a plain log, and what stands above the live line."""
+
+from __future__ import annotations
+
+from paceline.observe import formats
+from paceline.observe.events import (
+    CheckpointDamaged,
+    CheckpointSaved,
+    EpochFinished,
+    Evaluated,
+    Event,
+    Note,
+    RunFailed,
+    RunStarted,
+)
+from paceline.observe.pace import Pace
+
+GAP = "  "
+
+
+def describe(event: Event, pace: Pace) -> str | None:  # noqa: PLR0911 - one return for each event
+    """Say what happened in one line; None for events that need no line of their own."""
+    match event:
+        case RunStarted():
+            return _started(event)
+        case EpochFinished(epoch=epoch, step=step, loss=loss):
+            return f"{epoch_of(epoch, pace)} done at step {formats.count(step)}: loss {formats.number(loss)}"
+        case Evaluated():
+            measured = ", ".join(
+                f"{name.replace('_', ' ')} {formats.metric(name, value)}"
+                for name, value in event.metrics.items()
+            )
+            on = f"({formats.plural(event.samples, 'sample')} in {formats.duration(event.seconds)})"
+            return f"evaluated at step {formats.count(event.step)}: {measured or 'no metrics'} {on}"
+        case CheckpointSaved(step=step, path=path, seconds=seconds):
+            return f"checkpoint of step {formats.count(step)} saved in {formats.duration(seconds)}: {path}"
+        case CheckpointDamaged(path=path, reason=reason):
+            return f"checkpoint {path} is damaged and was passed over: {reason}"
+        case Note(text=text):
+            return f"note: {text}"
+        case RunFailed(rank=rank, host=host, reason=reason):
+            return f"rank {rank} on {host} failed: {reason}"
+        case _:
+            return None
+
+
+def fields(pace: Pace) -> dict[str, str]:
+    """Give the parts of the progress line that are known, in reading order."""
+    last, run = pace.last, pace.run
+    if last is None:
+        return {"step": "waiting for the first step"}
+    total = f"/{run.total_steps:,}" if run and run.total_steps else ""
+    parts = {
+        "step": f"step {last.step:,}{total}",
+        "epoch": epoch_of(last.epoch, pace),
+        "loss": f"loss {formats.number(last.loss)}",
+    }
+    if (speed := pace.samples_per_second) is not None and (each := pace.seconds_per_step) is not None:
+        parts["speed"] = f"{formats.count(speed)} samples/s"
+        parts["each"] = f"{formats.milliseconds(each * 1000)}/step"
+    if (left := pace.seconds_left) is not None:
+        parts["left"] = f"{round(left)} s left" if left < 59.5 else f"{formats.duration(left)} left"
+    return parts
+
+
+def epoch_of(epoch: int, pace: Pace) -> str:
+    """Name an epoch as people count: from 1."""
+    total = f"/{pace.run.epochs}" if pace.run and pace.run.epochs else ""
+    return f"epoch {epoch + 1}{total}"
+
+
+def _started(run: RunStarted) -> str:
+    where = f"{formats.plural(run.workers, 'worker')} ({run.device}, {run.backend})"
+    parts = [
+        f"{run.task}: {run.strategy} on {where}",
+        f"{formats.plural(run.shards, 'shard')}, {run.exactness}",
+        formats.plural(run.parameters, "parameter"),
+    ]
+    if run.samples is not None:
+        parts.append(formats.plural(run.samples, "sample"))
+    parts.append(f"batch {formats.count(run.batch_size)}")
+    if run.start_step:
+        parts.append(f"resumed at step {formats.count(run.start_step)}")
+    return " · ".join(parts)

@@ -1,0 +1,166 @@
+"""Where events go: a file, a pipe to the launcher, or several places at once.
+
+A sink runs inside the training step, so it only notes a step's event and writes when there is time.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from paceline.observe.events import Event, StepFinished, to_json
+
+
+class Sink(Protocol):
+    """Takes events until it is closed; closing twice is fine."""
+
+    def emit(self, event: Event) -> None:
+        """Take one event."""
+
+    def close(self) -> None:
+        """Write what is left and let go."""
+
+
+class JsonlSink:
+    """Appends every event to a file, one line of JSON each.
+
+    Steps are on disk at the latest with the first event half a second later, everything else at once.
+    """
+
+    def __init__(self, path: str | Path, *, every: float = 0.5) -> None:
+        self._every = every
+        self._lock = threading.Lock()
+        self._waiting: list[Event] = []
+        self._written = 0.0
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: BinaryIO = path.open("ab")
+        _drop_torn_line(path)
+
+    def emit(self, event: Event) -> None:
+        """Take one event; only some calls write."""
+        with self._lock:
+            self._waiting.append(event)
+            if type(event) is not StepFinished or time.monotonic() - self._written >= self._every:
+                self._write()
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        with self._lock:
+            if not self._file.closed:
+                self._write()
+                self._file.close()
+
+    def _write(self) -> None:
+        lines = [to_json(event) + "\n" for event in self._waiting]
+        self._waiting.clear()
+        self._file.write("".join(lines).encode())
+        self._file.flush()
+        self._written = time.monotonic()
+
+
+class RelaySink:
+    """Sends events to the launcher through a pipe, without ever waiting for it while training.
+
+    Steps are thinned to one in `every` seconds; the newest one held back goes out before any other event, so
+    the reader always knows the true step. What the pipe cannot take yet is kept, and offered again later.
+    """
+
+    def __init__(self, fd: int, *, every: float = 0.1, patience: float = 2.0) -> None:
+        self._fd = fd
+        self._every = every
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._held: StepFinished | None = None
+        self._waiting = bytearray()
+        self._sent = float("-inf")
+        self._open = True
+        os.set_blocking(fd, False)
+
+    def emit(self, event: Event) -> None:
+        """Take one event."""
+        with self._lock:
+            if type(event) is StepFinished:
+                now = time.monotonic()
+                if now - self._sent < self._every:
+                    self._held = event
+                    return
+                self._sent = now
+                self._send()
+                if self._waiting:
+                    self._held = event
+                    return
+                self._held = None
+            else:
+                self._queue_held()
+            self._waiting += to_json(event).encode() + b"\n"
+            self._send()
+
+    def close(self) -> None:
+        """Give the launcher a moment to take what is left, then close the pipe."""
+        with self._lock:
+            if not self._open:
+                return
+            self._queue_held()
+            self._send()
+            deadline = time.monotonic() + self._patience
+            while self._waiting and (left := deadline - time.monotonic()) > 0:
+                select.select([], [self._fd], [], left)
+                self._send()
+            self._open = False
+            os.close(self._fd)
+
+    def _queue_held(self) -> None:
+        if self._held is not None:
+            self._waiting += to_json(self._held).encode() + b"\n"
+            self._held = None
+
+    def _send(self) -> None:
+        try:
+            while self._open and self._waiting:
+                del self._waiting[: os.write(self._fd, self._waiting)]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            # The launcher is gone and nobody reads; what becomes of this worker is decided elsewhere.
+            self._waiting.clear()
+
+
+class Fanout:
+    """Hands each event to several sinks, in order."""
+
+    def __init__(self, sinks: Iterable[Sink]) -> None:
+        self._sinks = tuple(sinks)
+
+    def emit(self, event: Event) -> None:
+        """Take one event."""
+        for sink in self._sinks:
+            sink.emit(event)
+
+    def close(self) -> None:
+        """Close every sink, also where one of them fails to."""
+        with ExitStack() as stack:
+            for sink in reversed(self._sinks):
+                stack.callback(sink.close)
+
+
+def _drop_torn_line(path: Path) -> None:
+    # A machine that lost power can leave half a line; appending to it would spoil the next event too.
+    with path.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        step = 1 << 16
+        while end > 0:
+            start = max(0, end - step)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        file.truncate(end)

@@ -1,0 +1,121 @@
+"""The closing summary of a run: what was trained, how, how well, how fast, and what to do next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from paceline.observe import formats
+
+MEANING = {
+    "bitwise": "same bits for any workers",
+    "numeric": "same answer up to rounding",
+    "statistical": "same answer only in expectation",
+}
+"""What each level of exactness promises, in five words."""
+
+
+def render(result: Mapping[str, Any]) -> Group:
+    """Lay the result of a run out as a rich renderable; what it does not hold is left out."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in _rows(result):
+        table.add_row(label, value)
+    title = Text(f"{result['task']} is trained", style="bold")
+    parts: list[RenderableType] = [
+        Text(),
+        Rule(title, align="left", style="bright_black"),
+        Padding(table, (0, 0, 0, 1)),
+    ]
+    if result.get("out"):
+        parts += [Text(), Text(" next", style="dim"), *(_command(each) for each in _next(result))]
+    return Group(*parts)
+
+
+def show(result: Mapping[str, Any], stream: TextIO) -> None:
+    """Print the summary; uncropped, so that a command longer than the screen stays whole."""
+    Console(file=stream, highlight=False).print(render(result), crop=False)
+
+
+def _rows(result: Mapping[str, Any]) -> list[tuple[str, Text]]:
+    rows = [("trained", _what(result)), ("exactness", _exactness(result)), ("work", _work(result))]
+    if result.get("loss") is not None:
+        rows.append(("train loss", Text(formats.number(result["loss"]), style="bold")))
+    for name, value in (result.get("metrics") or {}).items():
+        rows.append((f"eval {name.replace('_', ' ')}", Text(formats.metric(name, value), style="bold green")))
+    rows.append(("time", _time(result)))
+    if result.get("step_ms_p50") is not None:
+        slow = result.get("step_ms_p95")
+        tail = f", p95 {formats.milliseconds(slow)}" if slow is not None else ""
+        rows.append(("step", Text(f"p50 {formats.milliseconds(result['step_ms_p50'])}{tail}")))
+    if result.get("recoveries") or result.get("restarts"):
+        rows.append(("failures", Text(_failures(result), style="yellow")))
+    if result.get("weights_sha256"):
+        rows.append(("weights", Text(f"sha256 {result['weights_sha256'][:16]}…", style="dim")))
+    if result.get("out"):
+        rows.append(("folder", Text(str(result["out"]))))
+    return [(label, value) for label, value in rows if value.plain]
+
+
+def _what(result: Mapping[str, Any]) -> Text:
+    parameters = result.get("parameters")
+    text = Text(f"{formats.plural(parameters, 'parameter')}, " if parameters is not None else "")
+    workers, shards = result.get("workers", 1), result.get("shards")
+    text.append(f"{result.get('strategy', 'single')} on {formats.plural(workers, 'worker')}")
+    if shards is not None:
+        text.append(f", {formats.plural(shards, 'shard')}")
+    return text
+
+
+def _exactness(result: Mapping[str, Any]) -> Text:
+    level = result.get("exactness")
+    if not level:
+        return Text()
+    meaning = MEANING.get(level)
+    return Text(level, style="bold").append(f": {meaning}" if meaning else "", style="not bold")
+
+
+def _work(result: Mapping[str, Any]) -> Text:
+    return Text(f"{formats.plural(result['steps'], 'step')}, {formats.plural(result['samples'], 'sample')}")
+
+
+def _time(result: Mapping[str, Any]) -> Text:
+    seconds = result.get("wall_s")
+    if seconds is None:
+        return Text()
+    text = Text(formats.duration(seconds))
+    if seconds > 0:
+        text.append(f", {formats.count(result['samples'] / seconds)} samples/s over all")
+    return text
+
+
+def _failures(result: Mapping[str, Any]) -> str:
+    recoveries = result.get("recoveries") or []
+    parts = []
+    if recoveries:
+        seconds = sum(each["seconds"] for each in recoveries)
+        times = formats.plural(len(recoveries), "recovery", "recoveries")
+        parts.append(f"{times} in {formats.duration(seconds)}")
+    if result.get("restarts"):
+        parts.append(formats.plural(result["restarts"], "restart"))
+    return ", ".join(parts)
+
+
+def _next(result: Mapping[str, Any]) -> list[list[str]]:
+    out = str(result["out"])
+    # --steps counts from the beginning of the run, so "as much again" is twice the number.
+    train = ["paceline", "train", str(result["task"]), "--resume", "--out", out]
+    return [[*train, "--steps", str(2 * result["steps"])], ["paceline", "export", out]]
+
+
+def _command(words: list[str]) -> Text:
+    # Longer than the screen, a command runs on: a line break inside it would spoil copying it.
+    return Text("   " + shlex.join(words), style="cyan", no_wrap=True, overflow="ignore")

@@ -1,0 +1,79 @@
+"""Events as TensorBoard scalars, through tensorboard's own writer, so that torch is not needed."""
+
+from __future__ import annotations
+
+import time as clock
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import InputError
+from paceline.observe.events import EpochFinished, Evaluated, Event, RunStarted, StepFinished
+
+
+class TensorBoardSink:
+    """Writes train/*, epoch/* and eval/* scalars to `folder`; events without a curve are left out.
+
+    Of steps in quick succession one in `every` seconds is written: a record costs 0.3 ms of Python.
+    """
+
+    def __init__(self, folder: str | Path, *, every: float = 0.1) -> None:
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ModuleNotFoundError as error:
+            raise InputError(
+                f"TensorBoard files were asked for, but the package {error.name} is not installed. "
+                'Run: pip install "paceline[tensorboard]"'
+            ) from error
+        self._event: Any = event_pb2.Event
+        self._session: Any = event_pb2.SessionLog
+        self._summary: Any = summary_pb2.Summary
+        self._every = every
+        self._written = float("-inf")
+        self._held: StepFinished | None = None
+        self._writer: Any = EventFileWriter(str(folder), max_queue_size=1000, flush_secs=2)
+
+    def emit(self, event: Event) -> None:
+        """Take one event."""
+        if isinstance(event, StepFinished):
+            self._held = event
+            now = clock.monotonic()
+            if now - self._written >= self._every:
+                self._written = now
+                self._write_held()
+            return
+        self._write_held()
+        match event:
+            case EpochFinished():
+                self._write(event.step, event.time, {"epoch/loss": event.loss})
+            case Evaluated():
+                named = {f"eval/{name}": value for name, value in event.metrics.items()}
+                self._write(event.step, event.time, named)
+            case RunStarted(start_step=step) if step > 0:
+                # TensorBoard then forgets what an interrupted run wrote past the step this one resumes from.
+                start = self._session(status=self._session.START)
+                self._writer.add_event(self._event(wall_time=event.time, step=step + 1, session_log=start))
+            case _:
+                pass
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        self._write_held()
+        self._writer.close()
+
+    def _write_held(self) -> None:
+        event, self._held = self._held, None
+        if event is None:
+            return
+        scalars = {
+            "train/loss": event.loss,
+            "train/learning_rate": event.learning_rate,
+            "train/samples_per_second": event.samples / max(event.seconds, 1e-9),
+        }
+        if event.gradient_norm is not None:
+            scalars["train/gradient_norm"] = event.gradient_norm
+        self._write(event.step, event.time, scalars)
+
+    def _write(self, step: int, time: float, scalars: dict[str, float]) -> None:
+        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        self._writer.add_event(self._event(wall_time=time, step=step, summary=self._summary(value=values)))

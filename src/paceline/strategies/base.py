@@ -1,0 +1,126 @@
+"""The contract of a strategy: how one step over a global batch is computed and combined.
+
+A strategy owns neither launching nor files. It turns the parts of a task into a `Replica`, and the loop only
+ever talks to that, so no loop branches by strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.strategies.precision import Precision
+from paceline.strategies.result import StepResult
+from paceline.task import Loss, Mean
+from paceline.world import World
+
+LossFunction = Callable[[nn.Module, Any], Loss]
+MetricsFunction = Callable[[nn.Module, Any], dict[str, Mean]]
+
+
+Rows = dict[tuple[int, int, int], dict[str, Mean]]
+"""What evaluation measured, by (step, shard, batch of the shard)."""
+
+
+class Exactness(StrEnum):
+    """How close a strategy's answer is to the one process's."""
+
+    BITWISE = "bitwise"
+    NUMERIC = "numeric"
+    STATISTICAL = "statistical"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a strategy is given to work with."""
+
+    model: nn.Module
+    make_optimizer: Callable[[nn.Module], Optimizer]
+    make_scheduler: Callable[[Optimizer], LRScheduler | None]
+    precision: Precision
+    shards: int
+    """V: how many logical shards a global batch has, on all workers together."""
+    threads: int = 1
+    """Replicas inside this process, for strategies that work on threads."""
+    compile: bool = False
+    allow_unused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWork:
+    """One logical shard of one step."""
+
+    index: int
+    seed: int
+    """Where its random streams begin: a function of (seed, step, shard) alone."""
+    samples: np.ndarray[Any, np.dtype[np.int64]]
+    batches: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """This worker's share of one step."""
+
+    number: int
+    """How many steps came before, from the beginning of the run."""
+    size: int
+    """Samples of the whole global batch."""
+    shards: Sequence[ShardWork]
+
+
+class Replica(Protocol):
+    """A model, its optimizer and its schedule, placed and wired up by a strategy."""
+
+    model: nn.Module
+    """The user's own module, bare, as it is saved."""
+    optimizer: Optimizer
+
+    def step(self, work: StepWork, loss: LossFunction, clip: float | None) -> StepResult:
+        """Compute one optimizer step over one exact global batch."""
+
+    def evaluate(self, works: Iterable[StepWork], metrics: MetricsFunction) -> Rows:
+        """Measure this worker's shards."""
+
+    def state(self) -> dict[str, Any]:
+        """Give model, optimizer, schedule and scaler by name, independent of the strategy."""
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over a state that `state` gave, of this or another strategy."""
+
+
+class OpenReplica(Replica, Protocol):
+    """A replica that also serves a loop of the user's own, piece by piece."""
+
+    totals: list[tuple[int, Tensor]]
+    """The loss of each batch of the step with its shard, to find where a bad one came from."""
+
+    def begin(self, work: StepWork) -> None:
+        """Start a step."""
+
+    def shard(self, work: ShardWork) -> Iterable[Any]:
+        """Give the batches of one shard, on the device, with its random streams set."""
+
+    def backward(self, loss: Loss) -> None:
+        """Add one batch's gradients."""
+
+    def apply(self, clip: float | None) -> StepResult:
+        """Combine, normalise, clip, update."""
+
+
+class Strategy(Protocol):
+    """A name, a promise, and a way to prepare."""
+
+    name: str
+    exactness: Exactness
+    threaded: bool
+    """Whether --workers counts threads of one process instead of processes."""
+
+    def prepare(self, parts: Parts, world: World) -> OpenReplica:
+        """Place the model and wire up its gradients."""

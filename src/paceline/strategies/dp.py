@@ -1,0 +1,175 @@
+"""One process, one thread a replica, a master that gathers: limited by the interpreter's lock, by design.
+
+Replicas on the master's device share its weights, so nothing is copied there; replicas on other devices are
+refreshed by torch's own broadcast before each step. Each shard's gradients are summed along the canonical tree,
+so the answer is that of one process.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline.data import owned_shards, to_device
+from paceline.errors import InputError
+from paceline.strategies.auxiliary import Auxiliary
+from paceline.strategies.base import Exactness, LossFunction, OpenReplica, Parts, ShardWork, StepWork
+from paceline.strategies.result import StepResult
+from paceline.strategies.sequential import SequentialReplica, check_loss
+from paceline.strategies.tree import Gradients, TreeSum
+from paceline.world import World, seeds
+
+
+class DataParallel:
+    """Threads over replicas, on the CPU or on several GPUs of one machine."""
+
+    name = "dp"
+    exactness = Exactness.BITWISE
+    threaded = True
+
+    def prepare(self, parts: Parts, world: World) -> OpenReplica:
+        """Make one replica a thread."""
+        if world.size > 1:
+            raise InputError(f"--strategy dp is one process, but this is one of {world.size}. Use ddp.")
+        return ThreadedReplica(parts, world)
+
+
+class _Copy:
+    """One thread's model, with gradients of its own."""
+
+    def __init__(self, master: nn.Module, device: torch.device) -> None:
+        self.device = device
+        self.model = copy.deepcopy(master).to(device)
+        self.shares = device == next(master.parameters()).device
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.auxiliary = Auxiliary(self.parameters)
+        self.entry: Tensor | None = None
+
+    def refresh(self, master: nn.Module) -> None:
+        """Start a step with the master's weights and buffers."""
+        with torch.no_grad():
+            for mine, theirs in zip(self.model.parameters(), master.parameters(), strict=True):
+                if self.shares:
+                    mine.data = theirs.data
+                else:
+                    mine.copy_(theirs, non_blocking=True)
+            for mine, theirs in zip(self.model.buffers(), master.buffers(), strict=True):
+                mine.copy_(theirs, non_blocking=True)
+
+    def take(self) -> Gradients:
+        """Give the gradients gathered since the last call, and the ledger's entry behind them."""
+        taken: Gradients = [parameter.grad for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        taken.append(self.entry)
+        self.entry = None
+        return taken + self.auxiliary.take()
+
+
+class ThreadedReplica(SequentialReplica):
+    """Deals the shards of a step over threads; a loop of the user's own gets them in turn."""
+
+    def __init__(self, parts: Parts, world: World) -> None:
+        super().__init__(parts, world)
+        devices = _devices(world.device, parts.threads)
+        # torch.compile is not safe to call from several threads at once, so copies run eagerly.
+        self._copies = [_Copy(self.model, device) for device in devices]
+        self._pool = ThreadPoolExecutor(len(self._copies), thread_name_prefix="paceline-dp")
+        self._forward_lock: threading.Lock | None = None
+
+    def step(self, work: StepWork, loss: LossFunction, clip: float | None) -> StepResult:
+        """Compute all shards on the threads, gather, and update the master."""
+        self.begin(work)
+        if self._forward_lock is None:
+            before = _generators()
+            nodes = self._compute(work, loss)
+            if not _same(before, _generators()):
+                # The model draws random numbers, and the generators belong to the whole process: from now on
+                # forward passes take turns, each with its shard's own streams, and backward passes overlap.
+                self._forward_lock = threading.Lock()
+                self.totals = []
+                nodes = self._compute(work, loss)
+        else:
+            nodes = self._compute(work, loss)
+        self._sent = True
+        for node, gradients in nodes:
+            self._tree.add(node, [None if one is None else one.to(self.world.device) for one in gradients])
+        self.auxiliary.names = self._copies[0].auxiliary.names
+        for mine, theirs in zip(self.model.buffers(), self._copies[0].model.buffers(), strict=True):
+            mine.copy_(theirs)
+        return self.apply(clip)
+
+    def _compute(self, work: StepWork, loss: LossFunction) -> list[Any]:
+        threads = len(self._copies)
+        shares = [work.shards[owned.start : owned.stop] for owned in _deal(threads, len(work.shards))]
+        pairs = zip(self._copies, shares, strict=False)
+        running = [self._pool.submit(self._share, copy_, share, loss) for copy_, share in pairs]
+        return [node for future in running for node in future.result()]
+
+    def _share(self, replica: _Copy, shards: Sequence[ShardWork], loss: LossFunction) -> list[Any]:
+        """Compute one thread's shards; gives the sums of the subtrees that they make up."""
+        replica.refresh(self.model)
+        replica.model.train(self.model.training)
+        tree = TreeSum(self._shards)
+        for shard in shards:
+            if self._forward_lock is not None:
+                with self._forward_lock:
+                    seeds.seed_everything(shard.seed)
+                    losses = [(self._forward(replica, batch, loss)) for batch in shard.batches]
+                for value in losses:
+                    self._backward(replica, shard, value)
+            else:
+                for batch in shard.batches:
+                    self._backward(replica, shard, self._forward(replica, batch, loss))
+            tree.add((shard.index, shard.index + 1), replica.take())
+        return tree.nodes
+
+    def _forward(self, replica: _Copy, batch: Any, loss: LossFunction) -> Any:
+        with self.precision.autocast():
+            value = loss(replica.model, to_device(batch, replica.device))
+        check_loss(value)
+        return value
+
+    def _backward(self, replica: _Copy, shard: ShardWork, loss: Any) -> None:
+        self.totals.append((shard.index, loss.total.detach()))
+        scale = self._scale().to(replica.device)
+        if loss.auxiliary:
+            replica.auxiliary.backward(loss.auxiliary, scale)
+        torch.autograd.backward(loss.total, scale)
+        entry = self._entry(loss)
+        replica.entry = entry if replica.entry is None else replica.entry + entry
+
+
+def _devices(first: torch.device, threads: int) -> list[torch.device]:
+    """Give a device to each thread: the GPUs in turn, or the one device there is."""
+    if first.type != "cuda":
+        return [first] * threads
+    count = torch.cuda.device_count()
+    return [torch.device("cuda", (first.index + thread) % count) for thread in range(threads)]
+
+
+def _deal(threads: int, shards: int) -> list[range]:
+    hands = min(threads, shards)
+    return [owned_shards(thread, hands, shards) for thread in range(hands)]
+
+
+def _generators() -> tuple[Any, ...]:
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
+    return states, np.random.get_state()[1:3], random.getstate()
+
+
+def _same(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
+    return (
+        all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))
+        and np.array_equal(before[1][0], after[1][0])
+        and before[1][1] == after[1][1]
+        and before[2] == after[2]
+    )

@@ -1,0 +1,25 @@
+"""From summed gradients to the ones the optimizer takes: divide by the true weight, clip by the true norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def finish(gradients: Sequence[Tensor], factor: Tensor | float, clip: float | None) -> Tensor | None:
+    """Multiply by `factor`, clip to a largest norm, and give the norm before clipping (None if nobody asked).
+
+    Both happen in one pass over the gradients; nothing is touched when there is nothing to do.
+    """
+    norm: Tensor | None = None
+    if clip is not None:
+        norm = torch.nn.utils.get_total_norm(gradients) * factor
+        # The same guard against division by zero as torch's clip_grad_norm_.
+        factor = factor * torch.clamp(clip / (norm + 1e-6), max=1.0)
+    if isinstance(factor, Tensor) and factor.device.type == "cpu":
+        factor = factor.item()
+    if isinstance(factor, Tensor) or factor != 1.0:
+        torch._foreach_mul_(list(gradients), factor)
+    return norm

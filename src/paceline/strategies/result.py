@@ -1,0 +1,64 @@
+"""What a step came to, over the whole global batch."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+from torch import Tensor
+
+from paceline.errors import NonFiniteLossError
+
+
+class StepResult:
+    """Sums that may still be on their way from a GPU: reading a number waits for it, making the result does not."""
+
+    def __init__(self, number: int, size: int, entry: Tensor) -> None:
+        self.number = number
+        """How many steps came before this one."""
+        self.size = size
+        """Samples of the global batch."""
+        self._entry = entry
+        self.norm: Tensor | None = None
+        self.terms: dict[str, Tensor] = {}
+
+    @cached_property
+    def _numbers(self) -> tuple[float, float]:
+        total, weight = self._entry.tolist()
+        return total, weight
+
+    @property
+    def factor(self) -> Tensor | float:
+        """What turns gradients over the number of samples into gradients over the true weight."""
+        if self._entry.device.type == "cpu":
+            return self.size / self.weight
+        return self.size / self._entry[1]
+
+    @property
+    def weight(self) -> float:
+        """The weight of the whole global batch."""
+        return self._numbers[1]
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of the global batch, its auxiliary terms included."""
+        total, weight = self._numbers
+        return total / weight + sum(self.auxiliary.values())
+
+    @cached_property
+    def auxiliary(self) -> dict[str, float]:
+        """The mean of each auxiliary term."""
+        return {name: float(entry[0] / entry[1]) for name, entry in self.terms.items()}
+
+    @cached_property
+    def gradient_norm(self) -> float | None:
+        """The norm of the true global gradient before clipping, where clipping was asked for."""
+        return None if self.norm is None else float(self.norm)
+
+    def check(self) -> None:
+        """Raise when the loss is not a finite number, or nothing had any weight."""
+        total, weight = self._numbers
+        if not weight > 0:
+            raise NonFiniteLossError(f"step {self.number}: the weight of the whole global batch is {weight:g}.")
+        if not math.isfinite(total):
+            raise NonFiniteLossError(f"step {self.number}: the loss is {total}.")

@@ -1,0 +1,231 @@
+"""A replica that computes its shards one after the other: all of `single`, and each worker's part of `ddp`.
+
+The ledger is a parameter of two numbers that rides along: its gradient is the sum of the losses and the sum of
+the weights. Whatever combines the gradients combines it too, so the exact loss and the exact weight of the
+global batch cost no message of their own. Gradients are scaled beforehand by the number of samples, which
+everyone knows; only where the true weight turns out to be another one (tokens, say) are they corrected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.data import to_device
+from paceline.errors import InputError
+from paceline.strategies import gradients
+from paceline.strategies.auxiliary import Auxiliary
+from paceline.strategies.base import LossFunction, MetricsFunction, Parts, Rows, ShardWork, StepWork
+from paceline.strategies.result import StepResult
+from paceline.strategies.state import load_optimizer_state, optimizer_state, plain
+from paceline.strategies.tree import Gradients, TreeSum
+from paceline.task import Loss
+from paceline.world import World, seeds
+
+
+class SequentialReplica:
+    """One model on one device; several shards are summed along the canonical tree."""
+
+    def __init__(self, parts: Parts, world: World) -> None:
+        self.world = world
+        self.model = parts.model.to(world.device)
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        if not self.parameters:
+            raise InputError("the model has no trainable parameters: nothing would be learned. Set requires_grad on some.")
+        self.forward: nn.Module = torch.compile(self.model) if parts.compile else self.model  # type: ignore[assignment]
+        self.optimizer = parts.make_optimizer(self.model)
+        self.scheduler = parts.make_scheduler(self.optimizer)
+        self.precision = parts.precision
+        self.scaler = parts.precision.scaler()
+        self.ledger = nn.Parameter(torch.zeros(2, device=world.device))
+        self.tracked = [*self.parameters, self.ledger]
+        self.auxiliary = Auxiliary(self.parameters)
+        self.totals: list[tuple[int, Tensor]] = []
+        """The loss of each batch of this step with its shard, to find where a bad one came from."""
+        self._shards = parts.shards
+        self._tree = TreeSum(parts.shards)
+        self._work = StepWork(0, 0, ())
+        self._open = 0
+        self._left = 0
+        self._sent = False
+        self._seeds: dict[int, Tensor] = {}
+
+    # One step, as the loop of a Task takes it.
+
+    def step(self, work: StepWork, loss: LossFunction, clip: float | None) -> StepResult:
+        """Compute one optimizer step over one exact global batch."""
+        self.begin(work)
+        for shard in work.shards:
+            for batch in self.shard(shard):
+                with self.precision.autocast():
+                    value = loss(self.forward, batch)
+                self.backward(value)
+        return self.apply(clip)
+
+    # The same step piece by piece, for a loop of the user's own.
+
+    def begin(self, work: StepWork) -> None:
+        """Start a step with no gradients."""
+        self._work = work
+        self._left = sum(len(shard.batches) for shard in work.shards)
+        self._sent = False
+        self._tree = TreeSum(self._shards)
+        self.auxiliary.take()
+        self.totals = []
+        for parameter in self.tracked:
+            parameter.grad = None
+
+    def shard(self, work: ShardWork) -> Iterator[Any]:
+        """Give the batches of one shard, on the device, with its random streams set."""
+        self._open = work.index
+        seeds.seed_everything(work.seed)
+        for batch in work.batches:
+            yield to_device(batch, self.world.device)
+        self._close_shard(work)
+
+    def backward(self, loss: Loss) -> None:
+        """Add one batch's gradients; the last one of the step sets off the combination with other workers."""
+        check_loss(loss)
+        self._left -= 1
+        self.totals.append((self._open, loss.total.detach()))
+        if loss.auxiliary:
+            self.auxiliary.backward(loss.auxiliary, self._scale())
+        roots = [loss.total, self.ledger]
+        self._sent = self._left == 0
+        if self._sent:
+            self._arm(roots)
+        torch.autograd.backward(roots, [self._scale(), self._entry(loss)])
+        if self._sent:
+            self._combined()
+
+    def apply(self, clip: float | None) -> StepResult:
+        """Combine, normalise, clip, update."""
+        self._finish_combination()
+        entry = self.ledger.grad
+        if entry is None:
+            raise InputError(f"step {self._work.number}: step.backward was never called, so there is nothing to apply.")
+        result = StepResult(self._work.number, self._work.size, entry)
+        if entry.device.type == "cpu":
+            result.check()  # elsewhere the loop asks one step later, so that no GPU waits for the question
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        factor = result.factor
+        if self.auxiliary.names:
+            result.terms, factor = self.auxiliary.merge(self._work.size, factor), 1.0
+        held = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        result.norm = gradients.finish(held, factor, clip)
+        self._update()
+        return result
+
+    # What a strategy of several workers does otherwise.
+
+    def _arm(self, roots: list[Tensor]) -> None:
+        """Prepare for the backward pass that ends the step."""
+
+    def _combined(self) -> None:
+        """React to the end of that pass."""
+
+    def _close_shard(self, work: ShardWork) -> None:
+        """Put a finished shard's gradients into the tree."""
+        self._tree.add((work.index, work.index + 1), self._take())
+
+    def _finish_combination(self) -> None:
+        """Make `.grad` hold the sum over the whole global batch."""
+        if self._tree.nodes:
+            self._give(self._tree.nodes[0][1])
+
+    # Small parts.
+
+    def _take(self) -> Gradients:
+        """Give the gradients gathered since the last call, auxiliary ones behind the main ones."""
+        taken: Gradients = [parameter.grad for parameter in self.tracked]
+        for parameter in self.tracked:
+            parameter.grad = None
+        return taken + self.auxiliary.take()
+
+    def _give(self, summed: Gradients) -> None:
+        for parameter, gradient in zip(self.tracked, summed, strict=False):
+            parameter.grad = gradient
+        self.auxiliary.give(summed[len(self.tracked) :])
+
+    def _scale(self) -> Tensor:
+        """Give the gradient that the backward pass starts from: one over the samples of the global batch."""
+        size = self._work.size
+        if size not in self._seeds:
+            self._seeds[size] = torch.tensor(1.0 / size, device=self.world.device)
+        scale = self._seeds[size]
+        return scale if self.scaler is None else self.scaler.scale(scale)
+
+    def _entry(self, loss: Loss) -> Tensor:
+        """Give what this batch adds to the ledger, without making a GPU wait."""
+        if loss.total.device.type == "cpu":
+            return torch.tensor([loss.total.item(), float(loss.weight)])
+        weight = torch.as_tensor(loss.weight, dtype=torch.float32, device=loss.total.device)
+        return torch.stack([loss.total.detach().float(), weight])
+
+    def _update(self) -> None:
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            before = self.scaler.get_scale()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            if self.scaler.get_scale() < before:
+                return  # the gradients overflowed: no update was made, so the schedule waits too
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    # Evaluation and state.
+
+    def evaluate(self, works: Iterable[StepWork], metrics: MetricsFunction) -> Rows:
+        """Measure this worker's shards without touching gradients or random streams."""
+        self.settle_buffers()
+        rows: Rows = {}
+        self.model.eval()
+        try:
+            with torch.no_grad(), seeds.preserved():
+                for work in works:
+                    for shard in work.shards:
+                        seeds.seed_everything(shard.seed)
+                        for part, batch in enumerate(shard.batches):
+                            with self.precision.autocast():
+                                rows[work.number, shard.index, part] = metrics(self.forward, to_device(batch, self.world.device))
+        finally:
+            self.model.train()
+        return rows
+
+    def settle_buffers(self) -> None:
+        """Make buffers agree on all workers before they are read or saved."""
+
+    def state(self) -> dict[str, Any]:
+        """Give everything by name, independent of the strategy."""
+        self.settle_buffers()
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": plain(optimizer_state(self.model, self.optimizer)),
+            "scheduler": None if self.scheduler is None else plain(self.scheduler.state_dict()),
+            "scaler": None if self.scaler is None else plain(self.scaler.state_dict()),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over a state, of this or another strategy."""
+        self.model.load_state_dict(state["model"])
+        load_optimizer_state(self.model, self.optimizer, state["optimizer"])
+        if self.scheduler is not None and state["scheduler"] is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        if self.scaler is not None and state["scaler"] is not None:
+            self.scaler.load_state_dict(state["scaler"])
+
+
+def check_loss(loss: object) -> None:
+    """Refuse what is not a `Loss`, and say how to make one."""
+    if not isinstance(loss, Loss):
+        raise InputError(
+            f"loss() returned a {type(loss).__name__}, not a paceline.Loss. Return paceline.Loss.mean(per_item_losses), "
+            "with reduction='none', or paceline.Loss(total, weight)."
+        )
+    if loss.total.dim() != 0:
+        raise InputError(f"Loss.total has the shape {tuple(loss.total.shape)}; it must be one number, a sum. Use Loss.mean.")

@@ -1,0 +1,22 @@
+"""One process, one device: the reference that all else is measured against."""
+
+from __future__ import annotations
+
+from paceline.errors import InputError
+from paceline.strategies.base import Exactness, OpenReplica, Parts
+from paceline.strategies.sequential import SequentialReplica
+from paceline.world import World
+
+
+class Single:
+    """Every shard in turn, in one process."""
+
+    name = "single"
+    exactness = Exactness.BITWISE
+    threaded = False
+
+    def prepare(self, parts: Parts, world: World) -> OpenReplica:
+        """Place the model on the one device."""
+        if world.size > 1:
+            raise InputError(f"--strategy single is one process, but {world.size} workers were asked for. Use ddp.")
+        return SequentialReplica(parts, world)

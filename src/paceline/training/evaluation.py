@@ -1,0 +1,58 @@
+"""Exact evaluation: every sample once, on any number of workers, summed in one fixed order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from paceline.data import Feed
+from paceline.errors import InputError
+from paceline.strategies.base import MetricsFunction, Replica, Rows, ShardWork, StepWork
+from paceline.task import Mean, as_float
+from paceline.world import World, all_gather_object, seeds
+
+
+def evaluate(feed: Feed, metrics: MetricsFunction, replica: Replica, world: World, seed: int) -> dict[str, float]:
+    """Measure a whole data set and give the exact mean of each metric."""
+    works = (
+        StepWork(
+            number=data.step,
+            size=data.size,
+            shards=[
+                ShardWork(shard.index, seeds.derive(seed, "evaluate", data.step, shard.index), shard.samples, shard.batches)
+                for shard in data.shards
+            ],
+        )
+        for data in feed.epoch(0)
+    )
+    rows = replica.evaluate(works, _checked(metrics))
+    return combine(rows, world)
+
+
+def combine(rows: Rows, world: World) -> dict[str, float]:
+    """Add up what all workers measured, in the order of (step, shard, batch): the same bits for any of them."""
+    mine: dict[str, Any] = {
+        name: [[*key, as_float(row[name].total), as_float(row[name].weight)] for key, row in rows.items() if name in row]
+        for name in sorted({name for row in rows.values() for name in row})
+    }
+    gathered = all_gather_object(world.comm, mine)
+    result: dict[str, float] = {}
+    for name in sorted({name for part in gathered for name in part}):
+        table = sorted(row for part in gathered for row in part.get(name, []))
+        totals = torch.tensor([row[-2:] for row in table], dtype=torch.float64).sum(0)
+        result[name] = float(totals[0] / totals[1])
+    return result
+
+
+def _checked(metrics: MetricsFunction) -> MetricsFunction:
+    def measure(model: Any, batch: Any) -> dict[str, Mean]:
+        measured = metrics(model, batch)
+        if not isinstance(measured, dict) or not all(isinstance(value, Mean) for value in measured.values()):
+            raise InputError(
+                "metrics() must return a dict of paceline.Mean(total, weight), so that the mean over all workers is exact; "
+                f"it returned {measured!r:.80}."
+            )
+        return measured
+
+    return measure

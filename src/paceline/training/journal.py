@@ -1,0 +1,105 @@
+"""What the steps of a run came to: times, losses, samples; told to the sinks as they happen."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch.optim import Optimizer
+
+from paceline.observe import EpochFinished, Event, JsonlSink, RelaySink, Sink, StepFinished, TensorBoardSink, open_progress
+from paceline.strategies.result import StepResult
+from paceline.training.options import RunOptions
+from paceline.training.position import Position
+from paceline.training.step import Step
+from paceline.world import World
+
+
+class Journal:
+    """Keeps the numbers of each step. On a GPU a step's numbers are read one step later, so that it never waits."""
+
+    def __init__(self, emit: Callable[[Event], None], device: torch.device) -> None:
+        self._emit = emit
+        self._lag = device.type != "cpu"
+        self._waiting: tuple[StepResult, Position, float, float] | None = None
+        self._clock = time.perf_counter()
+        self._epoch_total = 0.0
+        self._epoch_weight = 0.0
+        self.seconds: list[float] = []
+        self.samples = 0
+        self.loss = float("nan")
+        """The mean loss of the last step."""
+
+    def start(self) -> None:
+        """Start the clock: what comes before belongs to no step."""
+        self._clock = time.perf_counter()
+
+    def step(self, step: Step, position: Position, optimizer: Optimizer) -> None:
+        """Take the result of one step."""
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        self.seconds.append(seconds)
+        result = step.result
+        if result is None:
+            raise RuntimeError("a step without a result")
+        self.samples += result.size
+        earlier = self._waiting
+        self._waiting = (result, position, seconds, optimizer.param_groups[0]["lr"])
+        if not self._lag:
+            self.settle()
+        elif earlier is not None:
+            self._tell(*earlier)
+
+    def settle(self) -> None:
+        """Read what is still on its way."""
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            self._tell(*waiting)
+
+    def end_epoch(self, position: Position) -> None:
+        """Close the books of an epoch."""
+        self.settle()
+        mean = self._epoch_total / self._epoch_weight if self._epoch_weight else float("nan")
+        self._emit(EpochFinished(epoch=position.epoch - 1, step=position.number, loss=mean))
+        self._epoch_total = self._epoch_weight = 0.0
+
+    def milliseconds(self, share: float) -> float:
+        """Give a quantile of the step times, the first step of the process left out."""
+        seen = sorted(self.seconds[1:] or self.seconds)
+        if not seen:
+            return 0.0
+        if len(seen) == 1:
+            return seen[0] * 1e3
+        return statistics.quantiles(seen, n=100, method="inclusive")[round(share * 100) - 1] * 1e3
+
+    def _tell(self, result: StepResult, position: Position, seconds: float, learning_rate: float) -> None:
+        if self._lag:
+            result.check()
+        self.loss = result.loss
+        self._epoch_total += result.loss * result.weight
+        self._epoch_weight += result.weight
+        self._emit(
+            StepFinished(
+                step=position.number,
+                epoch=position.epoch,
+                loss=result.loss,
+                samples=result.size,
+                seconds=seconds,
+                learning_rate=float(learning_rate),
+                gradient_norm=result.gradient_norm,
+            )
+        )
+
+
+def open_sinks(options: RunOptions, world: World, events: int | None) -> list[Sink]:
+    """Give rank 0 its listeners: the launcher or, without one, this process's own terminal; and the run folder."""
+    if not world.is_first:
+        return []
+    sinks: list[Sink] = [RelaySink(events) if events is not None else open_progress()]
+    if options.out is not None:
+        sinks.append(JsonlSink(options.out / "events.jsonl"))
+        if options.tensorboard:
+            sinks.append(TensorBoardSink(options.out / "tensorboard"))
+    return sinks

@@ -1,0 +1,101 @@
+"""Finds the user's Task: `path.py:Class`, `package.module:Class`, or a file with one Task in it."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from paceline.errors import InputError, UnknownNameError
+from paceline.task import Task
+
+
+def load_task(reference: str, settings: Mapping[str, str]) -> Task:
+    """Make the task; `settings` are its constructor's arguments as text."""
+    place, _, name = reference.rpartition(":") if ":" in reference else (reference, "", "")
+    module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
+    kind = _choose(module, name, place)
+    return kind(**arguments(kind, settings))
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}. Give the path of a Python file: path.py:Class.")
+    name = path.stem
+    # Beside the script, as `python path.py` would have it.
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} cannot be imported as Python.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _from_package(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise InputError(f"there is no module {name!r}. Give path.py:Class or package.module:Class.") from None
+        raise
+
+
+def _choose(module: ModuleType, name: str, place: str) -> type[Task]:
+    tasks = {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Task) and value.__module__ == module.__name__
+    }
+    if not name:
+        if len(tasks) != 1:
+            raise InputError(f"{place} holds {len(tasks)} tasks ({', '.join(tasks) or 'none'}). Say which one: {place}:Class.")
+        return next(iter(tasks.values()))
+    kind = getattr(module, name, None)
+    if kind is None:
+        raise UnknownNameError(f"class in {place}:", name, tasks or ["(no Task is defined there)"])
+    if not (isinstance(kind, type) and issubclass(kind, Task)):
+        raise InputError(f"{place}:{name} is a {type(kind).__name__}, not a paceline.Task. Write class {name}(paceline.Task).")
+    return kind
+
+
+def arguments(kind: type[Task], settings: Mapping[str, str]) -> dict[str, Any]:
+    """Read `--set key=value` texts as the types that the constructor's arguments have."""
+    known = {
+        name: parameter
+        for name, parameter in inspect.signature(kind).parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    made: dict[str, Any] = {}
+    for name, text in settings.items():
+        if name not in known:
+            raise UnknownNameError(f"option of {kind.__name__}", name, known or ["(it takes none)"])
+        made[name] = _value(kind.__name__, name, text, known[name])
+    missing = [name for name, parameter in known.items() if parameter.default is parameter.empty and name not in made]
+    if missing:
+        raise InputError(f"{kind.__name__} needs {', '.join(missing)}. Give --set {missing[0]}=VALUE.")
+    return made
+
+
+def _value(task: str, name: str, text: str, parameter: inspect.Parameter) -> Any:
+    try:
+        value = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
+    except (ValueError, SyntaxError):
+        value = text
+    default = parameter.default
+    if isinstance(default, bool) or default is parameter.empty or default is None:
+        return value
+    if isinstance(default, float) and isinstance(value, int):
+        return float(value)
+    if isinstance(default, str):
+        return text
+    if not isinstance(value, type(default)):
+        raise InputError(f"--set {name}={text}: {task} wants a {type(default).__name__} like {default!r}.")
+    return value

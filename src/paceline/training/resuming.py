@@ -1,0 +1,59 @@
+"""Saving where a run stands, and going on from there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from paceline.checkpoint import Checkpoints, check_fits
+from paceline.errors import CheckpointError, InputError
+from paceline.observe import CheckpointDamaged, CheckpointSaved, Event
+from paceline.strategies.base import Replica
+from paceline.training.folder import CHECKPOINTS
+from paceline.training.options import RunOptions
+from paceline.training.position import Position
+from paceline.world import World
+
+
+def save(
+    replica: Replica, options: RunOptions, position: Position, world: World, meta: dict[str, Any], emit: Callable[[Event], None]
+) -> None:
+    """Write a checkpoint; all workers give their part of the state, the first one writes."""
+    if options.out is None:
+        raise InputError("run.save needs a folder. Give out= to paceline.launch, or --out.")
+    started = time.perf_counter()
+    state = replica.state()
+    if world.is_first:
+        meta = {
+            **meta,
+            "seed": options.seed,
+            "shards": options.total_shards,
+            "strategy": options.strategy,
+            "workers": options.workers,
+        }
+        path = Checkpoints(options.out / CHECKPOINTS, keep=options.keep).save(
+            position.number, {**state, "position": asdict(position), "meta": meta}
+        )
+        emit(CheckpointSaved(step=position.number, path=str(path), seconds=time.perf_counter() - started))
+
+
+def load(replica: Replica, options: RunOptions, emit: Callable[[Event], None]) -> tuple[Position, dict[str, Any]]:
+    """Take over the newest whole checkpoint and give the position it stands at, and what it says of its run."""
+    if options.out is None:
+        raise InputError("--resume needs the folder of the run to resume. Give --out.")
+    loaded = Checkpoints(options.out / CHECKPOINTS).newest(
+        lambda path, reason: emit(CheckpointDamaged(path=str(path), reason=reason))
+    )
+    if loaded is None:
+        raise CheckpointError(f"no checkpoint in {options.out / CHECKPOINTS} is whole, so there is nothing to resume from.")
+    for key, here in (("shards", options.total_shards), ("seed", options.seed)):
+        there = loaded.meta.get(key, here)
+        if there != here:
+            raise CheckpointError(
+                f"the run in {options.out} has {key} {there}, but this one {here}: the answer would be another. Use --{key} {there}."
+            )
+    check_fits(replica.model.state_dict(), loaded.state["model"])
+    replica.load(loaded.state)
+    return Position(**loaded.position), dict(loaded.meta)

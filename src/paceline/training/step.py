@@ -1,0 +1,63 @@
+"""One optimizer step over one exact global batch, as a loop sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from paceline.errors import InputError, NonFiniteLossError
+from paceline.strategies.base import LossFunction, OpenReplica, StepWork
+from paceline.strategies.result import StepResult
+from paceline.task import Loss, Weight
+from paceline.training.nonfinite import explain
+from paceline.world import World
+
+
+class Step:
+    """This worker's share of a step: iterate over its batches, call `backward` for each, then `apply` once."""
+
+    def __init__(self, work: StepWork, epoch: int, replica: OpenReplica, world: World, clip: float | None) -> None:
+        self.work = work
+        self.epoch = epoch
+        self.result: StepResult | None = None
+        self._replica = replica
+        self._world = world
+        self._clip = clip
+
+    @property
+    def number(self) -> int:
+        """How many steps came before, from the beginning of the run."""
+        return self.work.number
+
+    def __iter__(self) -> Iterator[Any]:
+        """Give this worker's batches, shard by shard, each on the device and with its own random streams."""
+        self._replica.begin(self.work)
+        for shard in self.work.shards:
+            yield from self._replica.shard(shard)
+
+    def backward(self, total: Tensor | Loss, weight: Weight | None = None) -> None:
+        """Add one batch: the SUM of its losses and the WEIGHT of that sum, never a mean."""
+        if not isinstance(total, Loss):
+            if weight is None:
+                raise InputError(
+                    "step.backward needs a sum and its weight: step.backward(losses.sum(), len(losses)), or a paceline.Loss."
+                )
+            total = Loss(total, weight)
+        self._replica.backward(total)
+
+    def apply(self, clip: float | None = None) -> StepResult:
+        """Combine over all workers, normalise by the true weight, clip by the true norm, update."""
+        return self._guarded(lambda: self._replica.apply(clip if clip is not None else self._clip))
+
+    def compute(self, loss: LossFunction) -> StepResult:
+        """Do the whole step with a loss function, in whatever way the strategy does it best."""
+        return self._guarded(lambda: self._replica.step(self.work, loss, self._clip))
+
+    def _guarded(self, action: Callable[[], StepResult]) -> StepResult:
+        try:
+            self.result = action()
+        except NonFiniteLossError as error:
+            raise explain(error, self.work, self._replica, self._world) from None
+        return self.result

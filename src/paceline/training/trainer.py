@@ -1,0 +1,103 @@
+"""Trains a Task: the loop of `paceline train`, written on `Run` like anybody's."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from paceline.checkpoint import weights_sha256
+from paceline.observe import Evaluated, RunFinished
+from paceline.task import Task
+from paceline.training.reference import load_task
+from paceline.training.run import Run
+from paceline.training.spec import OVERRIDES, TrainSpec
+from paceline.world import seeds
+
+def main(run: Run, spec: TrainSpec) -> dict[str, Any]:
+    """Train a task from where the run stands to its end, and give the result."""
+    started = time.perf_counter()
+    task = load_task(spec.task, spec.settings)
+    chosen = {name: spec.overrides.get(name, getattr(task, name)) for name in OVERRIDES}
+    run.with_options(**chosen)
+    run.name = spec.name
+    result = Trainer(task, spec, run).train()
+    result["wall_s"] = round(time.perf_counter() - started, 3)
+    run.emit(RunFinished(result=result))
+    return result
+
+
+class Trainer:
+    """A task on its way: data, replica and metrics."""
+
+    def __init__(self, task: Task, spec: TrainSpec, run: Run) -> None:
+        self.task, self.run = task, run
+        self.steps = spec.steps
+        self.epochs = spec.epochs if spec.epochs is not None else task.epochs
+        self.clip = spec.clip if spec.clip is not None else task.clip
+        self.batch_size = spec.batch_size if spec.batch_size is not None else task.batch_size
+        self.metrics: dict[str, float] = {}
+        self._measured_at = -1
+        loading = {"collate": task.collate, "worker_init": task.worker_init}
+        self.feed = run.feed(task.train_data(), batch_size=self.batch_size, **loading)
+        held_out = task.eval_data()
+        self.eval_feed = (
+            None if held_out is None else run.feed(held_out, batch_size=self.batch_size, shuffle=False, **loading)
+        )
+
+    def train(self) -> dict[str, Any]:
+        """Take every step, measure after every epoch and at the end."""
+        run, task = self.run, self.task
+        seeds.seed_everything(seeds.derive(run.options.seed, "model"))
+        horizon = self._horizon()
+        run.prepare_replica(task.model(), task.optimizer, lambda optimizer: task.scheduler(optimizer, horizon))
+        epochs = None if self.steps is not None else self.epochs
+        for step in run.steps(self.feed, epochs=epochs, steps=self.steps, clip=self.clip, after_epoch=self._measure):
+            step.compute(task.loss)
+        self._measure(run.position.epoch)
+        return self._result()
+
+    def _horizon(self) -> int | None:
+        """Give the number of steps a schedule is laid out for: the whole run's, wherever --steps cuts it."""
+        per_epoch = self.feed.steps_per_epoch
+        whole = None if per_epoch is None else self.epochs * per_epoch
+        return self.steps if whole is None else max(whole, self.steps or 0)
+
+    def _measure(self, epoch: int) -> None:
+        if self.eval_feed is None or self._measured_at == self.run.position.number:
+            return
+        self._measured_at = self.run.position.number
+        started = time.perf_counter()
+        self.metrics = self.run.evaluate(self.eval_feed, self.task.metrics)
+        self.run.emit(
+            Evaluated(
+                step=self.run.position.number,
+                epoch=epoch - 1,
+                metrics=self.metrics,
+                samples=self.eval_feed.samples or 0,
+                seconds=time.perf_counter() - started,
+            )
+        )
+
+    def _result(self) -> dict[str, Any]:
+        run, options = self.run, self.run.options
+        journal = run.journal
+        return {
+            "task": run.name,
+            "strategy": options.strategy,
+            "workers": options.workers,
+            "shards": options.total_shards,
+            "exactness": str(run.exactness),
+            "steps": run.position.number,
+            "samples": journal.samples,
+            "loss": journal.loss,
+            "metrics": self.metrics,
+            "weights_sha256": weights_sha256(run.replica.state()["model"]),
+            "step_ms_p50": round(journal.milliseconds(0.5), 4),
+            "step_ms_p95": round(journal.milliseconds(0.95), 4),
+            "restarts": 0,
+            "recoveries": [],
+            "parameters": sum(parameter.numel() for parameter in run.replica.model.parameters()),
+            "batch_size": self.batch_size,
+            "seed": options.seed,
+            "out": str(options.out or ""),
+        }

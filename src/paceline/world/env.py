@@ -1,0 +1,154 @@
+"""The process environment: the only file that reads or writes `os.environ`.
+
+A launcher (paceline's own, torchrun, `python -m torch.distributed.launch`, a scheduler) tells a worker who it
+is through a handful of variables. They are read here once, checked, and handed on as a typed `Identity`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.errors import InputError
+
+_OWN_RUN = "paceline"
+"""The run id that paceline's own launcher sets, by which it is told apart from torchrun."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """Who a launcher says this worker is."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node_rank: int = 0
+    nodes: int = 1
+    master_address: str = "127.0.0.1"
+    master_port: int = 0
+    """Where rank 0 (or the launcher) keeps the store; 0 when no launcher gave one."""
+
+    def __post_init__(self) -> None:
+        _check_range("RANK", self.rank, "WORLD_SIZE", self.size)
+        _check_range("LOCAL_RANK", self.local_rank, "LOCAL_WORLD_SIZE", self.local_size)
+        _check_range("GROUP_RANK", self.node_rank, "GROUP_WORLD_SIZE", self.nodes)
+        if not 0 <= self.master_port <= 65535:
+            raise InputError(f"MASTER_PORT is {self.master_port}, which is no port. Set one from 1 to 65535.")
+
+    def variables(self) -> dict[str, str]:
+        """Give what a worker's environment says about it, by torchrun's names, so that its scripts run."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_size),
+            "GROUP_RANK": str(self.node_rank),
+            "GROUP_WORLD_SIZE": str(self.nodes),
+            "ROLE_RANK": str(self.rank),
+            "ROLE_WORLD_SIZE": str(self.size),
+            "ROLE_NAME": "default",
+            "MASTER_ADDR": self.master_address,
+            "MASTER_PORT": str(self.master_port),
+            "TORCHELASTIC_RUN_ID": _OWN_RUN,
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            # The launcher serves the store already: rank 0 must connect to that port, not bind it.
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+
+
+def identity() -> Identity | None:
+    """Read who this worker is, or give None when no launcher set RANK and WORLD_SIZE.
+
+    What a bare launcher leaves out is filled in as if all workers were on one node.
+    """
+    rank, size = _integer("RANK"), _integer("WORLD_SIZE")
+    if rank is None and size is None:
+        return None
+    if rank is None or size is None:
+        there, missing = ("RANK", "WORLD_SIZE") if size is None else ("WORLD_SIZE", "RANK")
+        raise InputError(
+            f"{there} is set but {missing} is not, so this worker has no place. Set both or neither."
+        )
+    local_size = _integer("LOCAL_WORLD_SIZE")
+    nodes = _integer("GROUP_WORLD_SIZE")
+    if nodes is None:
+        nodes = max(1, size // max(1, local_size)) if local_size is not None else 1
+    if local_size is None:
+        local_size = max(1, size // max(1, nodes))
+    local_rank = _integer("LOCAL_RANK")
+    node_rank = _integer("GROUP_RANK")
+    if node_rank is None:
+        node_rank = _integer("NODE_RANK")
+    return Identity(
+        rank=rank,
+        size=size,
+        local_rank=rank % max(1, local_size) if local_rank is None else local_rank,
+        local_size=local_size,
+        node_rank=min(rank // max(1, local_size), nodes - 1) if node_rank is None else node_rank,
+        nodes=nodes,
+        master_address=read("MASTER_ADDR") or "127.0.0.1",
+        master_port=_integer("MASTER_PORT") or 0,
+    )
+
+
+def under_torchrun() -> bool:
+    """Say whether torchrun or `python -m torch.distributed.launch` started this worker."""
+    return read("TORCHELASTIC_RUN_ID") not in (None, _OWN_RUN)
+
+
+def read(name: str) -> str | None:
+    """Give a variable's text, or None when it is not set."""
+    return os.environ.get(name)
+
+
+def export(variables: Mapping[str, str]) -> None:
+    """Set variables for this process and the ones it starts."""
+    os.environ.update(variables)
+
+
+def replace(variables: Mapping[str, str]) -> None:
+    """Make the environment exactly this."""
+    os.environ.clear()
+    os.environ.update(variables)
+
+
+def host() -> str:
+    """Give this machine's name."""
+    return socket.gethostname()
+
+
+def cores() -> int:
+    """Give the number of cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def snapshot() -> dict[str, str]:
+    """Copy the whole environment."""
+    return dict(os.environ)
+
+
+def _integer(name: str) -> int | None:
+    text = read(name)
+    if text is None or not text.strip():
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        message = f"{name} is {text!r}, which is no whole number. Launch with torchrun, or correct it."
+        raise InputError(message) from None
+
+
+def _check_range(name: str, value: int, bound_name: str, bound: int) -> None:
+    if bound < 1:
+        raise InputError(
+            f"{bound_name} is {bound}, but a world has at least one worker. Set it to 1 or more."
+        )
+    if not 0 <= value < bound:
+        raise InputError(
+            f"{name} is {value} but {bound_name} is {bound}. "
+            f"{name} must be from 0 to {bound - 1}: check the launcher."
+        )

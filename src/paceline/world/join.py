@@ -1,0 +1,130 @@
+"""How a worker enters a world: alone, or connected to the others through a store."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from paceline.errors import InputError
+from paceline.world import env
+from paceline.world.backends import choose_backend, choose_device
+from paceline.world.base import Comm
+from paceline.world.checked import CheckedComm
+from paceline.world.env import Identity
+from paceline.world.local import LocalComm
+from paceline.world.process_group import ProcessGroupComm
+from paceline.world.world import World
+
+
+def alone(device: str = "cpu") -> World:
+    """Make the world of one worker; it needs no process group."""
+    return connect(Identity(rank=0, size=1, local_rank=0, local_size=1), device=device)
+
+
+def connect(
+    identity: Identity,
+    *,
+    store: Store | None = None,
+    backend: str = "auto",
+    device: str = "auto",
+    timeout_s: float = 300.0,
+    checked: bool = False,
+    generation: int = 0,
+) -> World:
+    """Enter the world as `identity`, and return when everybody has.
+
+    The workers meet at `store`, or, without one, at the identity's master address and port (torchrun's way).
+    Each generation has its own prefix there, so what a dead group left behind is never read.
+    """
+    place = choose_device(device, identity.local_rank)
+    carrier = choose_backend(backend, place, identity.local_size)
+    if place.type == "cuda":
+        # Makes CUDA ready here and now, so that later seeding reaches its generators.
+        torch.cuda.set_device(place)
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    comm: Comm
+    if identity.size == 1:
+        comm, carrier = LocalComm(), "local"
+    else:
+        comm = _join_group(identity, store, carrier, timedelta(seconds=timeout_s), generation)
+    return World(
+        rank=identity.rank,
+        size=identity.size,
+        local_rank=identity.local_rank,
+        local_size=identity.local_size,
+        node_rank=identity.node_rank,
+        nodes=identity.nodes,
+        device=place,
+        backend=carrier,
+        generation=generation,
+        host=socket.gethostname(),
+        comm=CheckedComm(comm) if checked else comm,
+    )
+
+
+def _join_group(
+    identity: Identity, store: Store | None, backend: str, timeout: timedelta, generation: int
+) -> ProcessGroupComm:
+    if dist.is_initialized():
+        raise InputError(
+            "this process is already in a process group. Close that world before connecting again."
+        )
+    _keep_to_loopback(identity.master_address)
+    meeting = _meet(identity, timeout) if store is None else store
+    try:
+        dist.init_process_group(
+            backend,
+            store=PrefixStore(f"generation-{generation}", meeting),
+            rank=identity.rank,
+            world_size=identity.size,
+            timeout=timeout,
+        )
+        group = dist.group.WORLD
+        if group is None:
+            raise InputError(
+                "torch made no process group. Check that this build of torch has distributed support."
+            )
+        return ProcessGroupComm(group, timeout=timeout)
+    except BaseException:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        raise
+
+
+def _meet(identity: Identity, timeout: timedelta) -> Store:
+    """Reach the store at the master's address; torch's rendezvous knows when torchrun's agent keeps it."""
+    if identity.master_port == 0:
+        raise InputError(
+            "MASTER_PORT is not set, so the workers cannot meet. Launch with torchrun or paceline, or set it."
+        )
+    address = identity.master_address
+    if ":" in address and not address.startswith("["):
+        address = f"[{address}]"
+    url = f"tcp://{address}:{identity.master_port}"
+    store: Store
+    store, _, _ = next(rendezvous(url, identity.rank, identity.size, timeout=timeout))
+    return store
+
+
+def _keep_to_loopback(address: str) -> None:
+    """Bind gloo to the loopback interface when the workers meet there; what somebody has set stays."""
+    if env.read("GLOO_SOCKET_IFNAME") is not None or not _is_loopback(address):
+        return
+    interfaces = {name for _, name in socket.if_nameindex()}
+    for name in ("lo", "lo0"):
+        if name in interfaces:
+            env.export({"GLOO_SOCKET_IFNAME": name})
+            return
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.strip("[]")).is_loopback
+    except ValueError:
+        return address == "localhost"

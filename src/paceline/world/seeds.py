@@ -1,0 +1,70 @@
+"""Where every seed comes from: a keyed mix of the run's seed and a path such as (epoch, step, shard).
+
+The same path gives the same seed on every machine and in every process, and paths that differ give streams
+that have nothing in common.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+def derive(seed: int, *path: int | str) -> int:
+    """Give the 63-bit seed of one place in a run: `derive(seed, "dropout", step, shard)`."""
+    # The kind of each part and a terminator keep ("ab",), ("a", "b"), (1,) and ("1",) apart.
+    text = "".join(
+        f"i{part};" if isinstance(part, int) else f"s{len(part)}:{part};" for part in (seed, *path)
+    )
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def mix(values: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+    """Scramble an array of 64-bit numbers under a key (the splitmix64 finaliser): one to one for each key."""
+    mixed = values.astype(np.uint64) + np.uint64(
+        ((key * 0x9E3779B97F4A7C15) ^ (key >> 7)) & 0xFFFFFFFFFFFFFFFF
+    )
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def seed_everything(value: int) -> None:
+    """Seed the generators of torch (CUDA too, once it is in use), numpy and random.
+
+    Called once a shard a step, so it goes straight to the generators and past `torch.manual_seed`.
+    """
+    torch.default_generator.manual_seed(value)
+    random.seed(value)
+    np.random.seed(value & 0xFFFFFFFF)
+    if _cuda_in_use():
+        for generator in torch.cuda.default_generators:
+            generator.manual_seed(value)
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """Put every generator back afterwards to where it was before."""
+    torch_state = torch.default_generator.get_state()
+    numpy_state = np.random.get_state()
+    python_state = random.getstate()
+    cuda = torch.cuda.default_generators if _cuda_in_use() else ()
+    cuda_states = [generator.get_state() for generator in cuda]
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+        for generator, state in zip(cuda, cuda_states, strict=True):
+            generator.set_state(state)
+
+
+def _cuda_in_use() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -1,0 +1,25 @@
+"""Every test is watched for what it leaves behind."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import pytest
+
+from tests import leaks
+
+# Orphans come to us instead of to init, so that a worker whose parent died is seen as well.
+_PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a process, thread, open file, variable, directory or shared memory behind."""
+    before = leaks.look()
+    yield
+    found = leaks.find(before, request.node.funcargs.get("tmp_path"))
+    if found:
+        leaks.restore(before)
+        pytest.fail("the test leaves behind: " + "; ".join(found), pytrace=False)

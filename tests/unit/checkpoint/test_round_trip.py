@@ -1,0 +1,149 @@
+"""What is saved comes back to the bit: every type, every layout, tied weights."""
+
+from __future__ import annotations
+
+import enum
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from paceline.checkpoint import Checkpoints, load
+from paceline.errors import CheckpointError
+from tests.unit.checkpoint.states import MANIFEST, MODEL, OPTIMIZER, assert_same, refuse, run_state
+
+DTYPES = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64,
+    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.bool,
+]  # fmt: skip
+
+
+def test_the_whole_state_comes_back(tmp_path: Path) -> None:
+    state = run_state(12)
+    path = Checkpoints(tmp_path / "checkpoints").save(12, state)
+    loaded = Checkpoints(tmp_path / "checkpoints").newest(refuse)
+    assert loaded is not None
+    assert path == loaded.path == tmp_path / "checkpoints" / "step-12"
+    assert {file.name for file in path.iterdir()} == {MANIFEST, MODEL, OPTIMIZER}
+    assert (loaded.step, loaded.position, loaded.meta) == (12, state["position"], state["meta"])
+    assert_same(loaded.state, state)
+    assert isinstance(loaded.state["optimizer"]["groups"][0]["betas"], tuple)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    dtype=st.sampled_from(DTYPES),
+    shape=st.lists(st.integers(0, 4), max_size=3),
+    transpose=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_any_tensor_comes_back(dtype: torch.dtype, shape: list[int], transpose: bool, seed: int) -> None:
+    values = torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    tensor = values.transpose(0, -1) if transpose and shape else values
+    state = run_state(1) | {
+        "model": {"x": tensor},
+        "optimizer": {"state": {"x": {"y": tensor}}, "groups": []},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = load(Checkpoints(Path(folder)).save(1, state))
+    assert_same(loaded.state, state)
+
+
+def test_nan_and_negative_zero_keep_their_bits(tmp_path: Path) -> None:
+    odd = torch.tensor([float("nan"), -0.0, float("inf"), 1e-45])
+    loaded = load(Checkpoints(tmp_path).save(1, run_state(1) | {"model": {"x": odd}}))
+    assert torch.equal(loaded.state["model"]["x"].view(torch.int32), odd.view(torch.int32))
+
+
+def test_tied_weights_come_back_under_every_name_and_are_stored_once(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(1000, 16)
+            self.head = nn.Linear(16, 1000, bias=False)
+            self.head.weight = self.embed.weight
+
+    model = Tied().state_dict()
+    path = Checkpoints(tmp_path).save(1, run_state(1) | {"model": model})
+    loaded = load(path).state["model"]
+    assert_same(loaded, dict(model))
+    assert loaded["head.weight"].data_ptr() == loaded["embed.weight"].data_ptr()
+    assert (path / MODEL).stat().st_size < 1000 * 16 * 4 + 500
+
+
+def test_views_of_one_memory_come_back(tmp_path: Path) -> None:
+    flat = torch.arange(12.0)
+    model = {
+        "a": flat,
+        "as_square": flat.view(3, 4),
+        "part": flat[2:5],
+        "overlap": flat[4:9],
+        "row": flat.view(3, 4)[:, 1],
+    }
+    path = Checkpoints(tmp_path).save(1, run_state(1) | {"model": model})
+    assert_same(load(path).state["model"], model)
+
+
+def test_a_small_view_does_not_drag_its_storage_along(tmp_path: Path) -> None:
+    state = run_state(1) | {"scaler": {"scale": torch.zeros(1_000_000)[:2]}}
+    path = Checkpoints(tmp_path).save(1, state)
+    assert (path / OPTIMIZER).stat().st_size < 100_000
+
+
+def test_schedules_and_optimizers_of_torch_come_back(tmp_path: Path) -> None:
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])
+    state = run_state(1) | {"optimizer": optimizer.state_dict(), "scheduler": schedule.state_dict()}
+    loaded = load(Checkpoints(tmp_path).save(1, state)).state
+    assert_same(loaded["optimizer"], optimizer.state_dict())
+    assert isinstance(loaded["scheduler"]["milestones"], Counter)
+    schedule.load_state_dict(loaded["scheduler"])
+
+
+def test_numbers_of_other_libraries_come_back_as_plain_ones(tmp_path: Path) -> None:
+    class Mode(str, enum.Enum):  # noqa: UP042 - its str() is not its value
+        MINIMUM = "min"
+
+    odd = {"lr": np.float64(0.1), "count": np.int64(3), "mode": Mode.MINIMUM, "flag": np.bool_(True)}
+    loaded = load(Checkpoints(tmp_path).save(1, run_state(1) | {"scheduler": odd})).state["scheduler"]
+    assert loaded == {"lr": 0.1, "count": 3, "mode": "min", "flag": True}
+    assert [type(value) for value in loaded.values()] == [float, int, str, bool]
+
+
+def test_parts_beyond_the_usual_ones_are_kept(tmp_path: Path) -> None:
+    state = run_state(1) | {"averages": {"layer.bias": torch.ones(2)}}
+    assert_same(load(Checkpoints(tmp_path).save(1, state)).state, state)
+
+
+def test_meta_with_keys_that_are_numbers_and_letters_of_any_script(tmp_path: Path) -> None:
+    state = run_state(1) | {"meta": {"task": "Zahlen-Ä", "by_rank": {10: "a", 2: "b"}, "rate": 0.1 + 0.2}}
+    meta = load(Checkpoints(tmp_path).save(1, state)).meta
+    assert meta == {"task": "Zahlen-Ä", "by_rank": {"10": "a", "2": "b"}, "rate": 0.1 + 0.2}
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        ({"scheduler": {"lambdas": [abs]}}, "scheduler.lambdas[0]: it is a builtin_function_or_method"),
+        ({"model": {"x": torch.eye(2).to_sparse()}}, "cannot save x: it is a torch.sparse_coo tensor"),
+        ({"model": {"x": torch.empty(2, device="meta")}}, "tensor on meta"),
+        ({"model": {"x": 3}}, "cannot save x: it is a int"),
+        ({"model": {"x": torch.zeros(1, dtype=torch.complex128)}}, "cannot save x: safetensors has no type"),
+        ({"meta": {"path": object()}}, "cannot save position and meta of step 1"),
+    ],
+)
+def test_what_a_checkpoint_cannot_hold_is_named(tmp_path: Path, part: dict[str, object], says: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoints(tmp_path).save(1, run_state(1) | part)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,38 @@
+"""Processes that write checkpoints until they are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from paceline.checkpoint import Checkpoints
+from tests.unit.checkpoint.states import run_state
+
+WIDTH = 160
+
+
+def save_forever(folder: Path, first_step: int, saved: Connection) -> None:
+    """Save step after step and tell each step once it is committed."""
+    checkpoints = Checkpoints(folder, keep=2)
+    for step in range(first_step, sys.maxsize):
+        checkpoints.save(step, run_state(step, WIDTH))
+        saved.send(step)
+
+
+def die_at_operation(folder: Path, step: int, number: int) -> None:
+    """Save one step, and die by SIGKILL when Python is about to touch the folder for the given time."""
+    state = run_state(step, WIDTH)
+    seen = 0
+
+    def count(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal seen
+        if event.startswith(("os.", "open", "shutil.")) and arguments and str(folder) in str(arguments[0]):
+            seen += 1
+            if seen == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    Checkpoints(folder, keep=2).save(step, state)

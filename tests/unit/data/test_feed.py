@@ -1,0 +1,146 @@
+"""What all workers read together does not depend on how many they are, nor on where they resumed."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
+
+from paceline.data import Feed
+from paceline.errors import InputError
+from tests.unit.data.sources import Squares, Stream, combined, feed_of
+
+cuts = st.fixed_dictionaries(
+    {
+        "samples": st.integers(1, 60),
+        "shards": st.integers(1, 6),
+        "beyond": st.integers(0, 12),
+        "micro_batch": st.none() | st.integers(1, 5),
+        "shuffle": st.booleans(),
+        "seed": st.integers(0, 2**40),
+    }
+)
+
+
+def options_of(cut: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    options = {key: cut[key] for key in ("shards", "micro_batch", "shuffle", "seed")}
+    return cut["samples"], {**options, "batch_size": cut["shards"] + cut["beyond"]}
+
+
+@settings(deadline=None)
+@given(cut=cuts, data=st.data())
+def test_any_number_of_workers_reads_the_same_and_every_sample_once(
+    cut: dict[str, Any], data: st.DataObject
+) -> None:
+    samples, options = options_of(cut)
+    workers = data.draw(st.integers(1, options["shards"]))
+    alone = combined(Squares(samples), workers=1, **options)
+    together = combined(Squares(samples), workers=workers, **options)
+    assert together == alone
+
+    read = [index for _, _, shards in together for _, indices, _ in shards for index in indices]
+    assert sorted(read) == list(range(samples))
+    assert sum(size for _, size, _ in together) == samples
+    assert [step for step, _, _ in together] == list(range(-(-samples // options["batch_size"])))
+    for _, _, shards in together:
+        for _, indices, batches in shards:
+            assert [value for batch in batches for value in batch] == [index**2 for index in indices]
+            assert all(0 < len(batch) <= (options["micro_batch"] or samples) for batch in batches)
+
+
+@settings(deadline=None)
+@given(cut=cuts, data=st.data())
+def test_a_resume_with_any_other_number_of_workers_continues_the_sequence(
+    cut: dict[str, Any], data: st.DataObject
+) -> None:
+    samples, options = options_of(cut)
+    workers = data.draw(st.integers(1, options["shards"]))
+    whole = combined(Squares(samples), workers=1, epoch=3, **options)
+    start = data.draw(st.integers(0, len(whole)))
+    assert combined(Squares(samples), workers=workers, epoch=3, start_step=start, **options) == whole[start:]
+
+
+class Identity(Squares):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_a_huge_data_set_starts_at_once_anywhere() -> None:
+    feed = feed_of(Identity(10**12), batch_size=1000)
+    assert feed.samples == 10**12
+    assert feed.steps_per_epoch == 10**9
+    last = list(feed.epoch(0, 10**9 - 2))
+    assert [step.step for step in last] == [10**9 - 2, 10**9 - 1]
+    middle = list(itertools.islice(feed.epoch(0, 10**8), 10))
+    assert sum(len(shard.samples) for step in middle for shard in step.shards) == 10_000
+
+
+def test_blocks_of_the_order_do_not_show() -> None:
+    feed = feed_of(TensorDataset(torch.arange(20_000)), batch_size=7, shards=3)
+    shards = [shard for step in feed.epoch(0) for shard in step.shards]
+    read = [index for shard in shards for index in shard.samples.tolist()]
+    assert sorted(read) == list(range(20_000))
+    assert [value for shard in shards for (batch,) in shard.batches for value in batch.tolist()] == read
+
+
+def test_a_short_last_batch_may_leave_shards_empty() -> None:
+    *_, (step, size, shards) = combined(Squares(10), workers=4, batch_size=8, shards=4)
+    assert (step, size) == (1, 2)
+    assert [len(indices) for _, indices, _ in shards] == [0, 1, 0, 1]
+    assert [len(batches) for _, _, batches in shards] == [0, 1, 0, 1]
+
+
+def test_a_new_epoch_ends_the_earlier_one() -> None:
+    feed = feed_of(Squares(40))
+    first = feed.epoch(0)
+    next(first)
+    second = feed.epoch(1)
+    assert list(first) == []
+    assert len(list(second)) == 5
+
+
+def test_a_custom_collate_is_used_for_each_micro_batch() -> None:
+    steps = combined(
+        Squares(8), workers=1, batch_size=8, shards=2, micro_batch=3, collate=lambda items: [sum(items)]
+    )
+    for _, _, shards in steps:
+        for _, indices, batches in shards:
+            squares = [index**2 for index in indices]
+            assert batches == [[sum(squares[:3])], [sum(squares[3:])]]
+
+
+class Endless:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "message"),
+    [
+        (Squares(0), {}, "the training set is empty"),
+        (Stream(0), {}, "the training set is empty"),
+        (Squares(9), {"batch_size": 3}, "a batch of 3 samples cannot be cut into 4 shards"),
+        (Squares(9), {"batch_size": 0}, "batch_size is 0"),
+        (Squares(9), {"micro_batch": 0}, "micro_batch is 0"),
+        (Squares(9), {"loader_workers": -1}, "loader_workers is -1"),
+        (Squares(9), {"prefetch": 0}, "prefetch is 0"),
+        (Endless(), {}, "Endless has __getitem__ but no length"),
+        (7, {}, "a int is no data set"),
+        ((item for item in [1, 2]), {}, "can be read only once"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(dataset: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        list(feed_of(dataset, **options).epoch(0))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("owned", [range(2, 2), range(3, 5), range(0, 4, 2)])
+def test_a_worker_without_proper_shards_is_refused(owned: range) -> None:
+    with pytest.raises(InputError, match="shards"):
+        Feed(Squares(9), batch_size=8, shards=4, seed=0, owned=owned)

@@ -1,0 +1,156 @@
+"""Loading processes read what the worker itself would read, stay between epochs, and end when told to."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import get_worker_info
+
+from paceline.data import StepData
+from paceline.data.failures import Failure
+from paceline.errors import PacelineError
+from tests.unit.data.sources import (
+    Faulty,
+    Noisy,
+    Squares,
+    Stream,
+    TwoPartError,
+    combined,
+    comparable,
+    feed_of,
+)
+
+
+def test_processes_read_the_same_as_the_worker_itself_and_leave_no_trace() -> None:
+    before = torch.get_rng_state()
+    alone = combined(Noisy(21), workers=1, micro_batch=1)
+    assert combined(Noisy(21), workers=1, micro_batch=1, loader_workers=2) == alone
+    assert torch.equal(torch.get_rng_state(), before)
+    assert multiprocessing.active_children() == []
+
+
+class WhoReads(Squares):
+    started = -1
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([os.getpid(), WhoReads.started])
+
+
+def note_start(number: int) -> None:
+    WhoReads.started = number
+
+
+def readers(steps: list[StepData]) -> set[tuple[int, int]]:
+    return {
+        tuple(row)
+        for step in steps
+        for shard in step.shards
+        for batch in shard.batches
+        for row in batch.tolist()
+    }
+
+
+def test_processes_stay_between_epochs_are_initialised_and_may_be_left_early() -> None:
+    feed = feed_of(WhoReads(64), loader_workers=2, worker_init=note_start)
+    try:
+        first = readers(list(feed.epoch(0)))
+        abandoned = feed.epoch(1)
+        next(abandoned)
+        again = list(feed.epoch(2, 3))
+        assert [step.step for step in again] == [3, 4, 5, 6, 7]
+        assert readers(again) == first
+        assert {number for _, number in first} == {0, 1}
+        assert os.getpid() not in {pid for pid, _ in first}
+    finally:
+        feed.close()
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("error", [TwoPartError("box", 3), KeyError("missing")])
+def test_an_error_keeps_its_type_message_and_notes(error: Exception) -> None:
+    feed = feed_of(Faulty(20, bad=13, error=error), loader_workers=1)
+    with pytest.raises(type(error)) as caught:
+        list(feed.epoch(0))
+    feed.close()
+    assert str(caught.value) == str(error)
+    assert vars(caught.value).get("number") == vars(error).get("number")
+    assert any("sample 13 " in note for note in caught.value.__notes__)
+    assert any("Traceback in the loading process" in note for note in caught.value.__notes__)
+
+
+def test_an_error_of_a_class_without_a_name_still_says_what_it_was() -> None:
+    class LocalError(Exception):
+        pass
+
+    arrived = Failure.of(LocalError("odd")).unpack()
+    assert type(arrived) is PacelineError
+    assert "LocalError: odd" in str(arrived)
+
+
+class StreamOfPids(Stream):
+    def __iter__(self) -> Any:
+        for item in super().__iter__():
+            info = get_worker_info()
+            assert info is not None
+            assert info.num_workers == 1
+            yield item
+
+
+def test_a_stream_is_read_ahead_by_one_process() -> None:
+    inside = combined(Stream(21), workers=1)
+    assert combined(StreamOfPids(21), workers=2, loader_workers=2) == inside
+    feed = feed_of(Stream(64), loader_workers=1)
+    next(feed.epoch(0))
+    resumed = [comparable(step) for step in feed.epoch(1, 5)]
+    feed.close()
+    assert resumed == [comparable(step) for step in feed_of(Stream(64)).epoch(1, 5)]
+    assert multiprocessing.active_children() == []
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_loading_processes_die_with_a_killed_worker() -> None:
+    script = """
+        import time, multiprocessing
+        from tests.unit.data.sources import Squares, feed_of
+        feed = feed_of(Squares(64), loader_workers=2)
+        next(feed.epoch(0))
+        print(*[child.pid for child in multiprocessing.active_children()], flush=True)
+        time.sleep(60)
+    """
+    worker = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    )
+    assert worker.stdout is not None
+    try:
+        loaders = [int(word) for word in worker.stdout.readline().split()]
+        assert len(loaders) == 2
+        assert all(alive(pid) for pid in loaders)
+    finally:
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+        worker.stdout.close()
+    # torch's own watch over the parent looks only every 5 seconds.
+    deadline = time.monotonic() + 3
+    while any(alive(pid) for pid in loaders) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(alive(pid) for pid in loaders)

@@ -1,0 +1,96 @@
+import pytest
+
+from paceline.errors import InputError
+from paceline.world import env
+
+NAMES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "GROUP_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"),
+)
+
+
+@pytest.fixture
+def clean(monkeypatch):
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+
+    def set_variables(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, str(value))
+
+    return set_variables
+
+
+def test_nobody_launched_us(clean):
+    assert env.identity() is None
+    assert not env.under_torchrun()
+
+
+def test_what_torchrun_sets(clean):
+    clean(RANK=5, WORLD_SIZE=8, LOCAL_RANK=1, LOCAL_WORLD_SIZE=4, GROUP_RANK=1, GROUP_WORLD_SIZE=2)
+    clean(MASTER_ADDR="10.0.0.7", MASTER_PORT=29501, TORCHELASTIC_RUN_ID="none")
+    assert env.identity() == env.Identity(
+        rank=5,
+        size=8,
+        local_rank=1,
+        local_size=4,
+        node_rank=1,
+        nodes=2,
+        master_address="10.0.0.7",
+        master_port=29501,
+    )
+    assert env.under_torchrun()
+
+
+def test_a_bare_rank_and_size_mean_one_node(clean):
+    clean(RANK=2, WORLD_SIZE=3)
+    found = env.identity()
+    assert (found.local_rank, found.local_size, found.node_rank, found.nodes) == (2, 3, 0, 1)
+    assert (found.master_address, found.master_port) == ("127.0.0.1", 0)
+
+
+def test_nodes_follow_from_the_local_size(clean):
+    clean(RANK=5, WORLD_SIZE=8, LOCAL_WORLD_SIZE=4)
+    found = env.identity()
+    assert (found.local_rank, found.node_rank, found.nodes) == (1, 1, 2)
+
+
+def test_node_rank_is_another_name_for_group_rank(clean):
+    clean(RANK=1, WORLD_SIZE=4, LOCAL_RANK=0, LOCAL_WORLD_SIZE=1, NODE_RANK=3)
+    assert env.identity().node_rank == 3
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"RANK": "two", "WORLD_SIZE": 3}, "RANK is 'two'"),
+        ({"RANK": 1}, "WORLD_SIZE is not"),
+        ({"WORLD_SIZE": 2}, "RANK is not"),
+        ({"RANK": 3, "WORLD_SIZE": 3}, "RANK is 3 but WORLD_SIZE is 3"),
+        ({"RANK": -1, "WORLD_SIZE": 3}, "from 0 to 2"),
+        ({"RANK": 0, "WORLD_SIZE": 0}, "at least one worker"),
+        ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 2, "LOCAL_WORLD_SIZE": 2}, "LOCAL_RANK is 2"),
+        ({"RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": 99999}, "MASTER_PORT is 99999"),
+        ({"RANK": 0, "WORLD_SIZE": 2, "GROUP_WORLD_SIZE": 0}, "GROUP_WORLD_SIZE is 0"),
+    ],
+)
+def test_malformed_variables_are_named(clean, variables, words):
+    clean(**variables)
+    with pytest.raises(InputError, match=words):
+        env.identity()
+
+
+def test_export_read_and_snapshot(monkeypatch):
+    monkeypatch.setenv("PACELINE_TEST", "before")
+    before = env.snapshot()
+    env.export({"PACELINE_TEST": "after"})
+    assert env.read("PACELINE_TEST") == "after"
+    assert before["PACELINE_TEST"] == "before"
+    assert env.read("PACELINE_TEST_NOT_SET") is None
+
+
+def test_what_a_worker_is_told_is_what_it_reads(clean, monkeypatch):
+    told = env.Identity(rank=3, size=4, local_rank=1, local_size=2, node_rank=1, nodes=2, master_port=29500)
+    clean(**told.variables())
+    assert env.identity() == told
+    assert not env.under_torchrun()
