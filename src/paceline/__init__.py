@@ -14,7 +14,19 @@ if TYPE_CHECKING:
     from paceline.world.base import Comm
     from paceline.world.world import World
 
-__all__ = ["Comm", "InputError", "Loss", "Mean", "PacelineError", "Run", "Step", "Task", "World", "__version__", "launch"]
+__all__ = [
+    "Comm",
+    "InputError",
+    "Loss",
+    "Mean",
+    "PacelineError",
+    "Run",
+    "Step",
+    "Task",
+    "World",
+    "__version__",
+    "launch",
+]
 
 # `launch` is a room of the house and a verb at once: the module `paceline.launch` can be called.
 __getattr__, __dir__ = lazy.names(

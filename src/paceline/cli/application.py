@@ -20,7 +20,7 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_inte
 """Everything behind the script's name belongs to the script."""
 
 
-def _show_version(value: bool) -> None:  # noqa: FBT001
+def _show_version(value: bool) -> None:
     if value:
         print(__version__)  # noqa: T201
         raise typer.Exit
@@ -29,7 +29,8 @@ def _show_version(value: bool) -> None:  # noqa: FBT001
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     del version

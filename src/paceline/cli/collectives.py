@@ -17,7 +17,9 @@ from paceline.errors import InputError
 
 
 def collectives(
-    workers: Annotated[int, typer.Option("-n", "--workers", help="How many workers take part; at least 2.")] = 4,
+    workers: Annotated[
+        int, typer.Option("-n", "--workers", help="How many workers take part; at least 2.")
+    ] = 4,
     only: Annotated[str | None, typer.Option(help="Some operations only: all_reduce,broadcast.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
@@ -28,9 +30,7 @@ def collectives(
     if workers < 2:
         raise InputError(f"--workers is {workers}, but it takes at least 2 to exchange something.")
     chosen = [name.strip() for name in only.split(",")] if only else None
-    outcome = api.start(
-        "paceline.launch.tour:main", (chosen,), {}, RunOptions(workers=workers, device="cpu")
-    )
+    outcome = api.start("paceline.launch.tour:main", (chosen,), {}, RunOptions(workers=workers, device="cpu"))
     status = report(outcome)
     if status == 0 and json_:
         print_json(outcome.results[0])

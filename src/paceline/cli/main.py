@@ -26,7 +26,7 @@ def run() -> NoReturn:
         status = request.exit_code
     except (typer.Abort, KeyboardInterrupt):
         status = 130
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  (what is not about the arguments is raised again)
         status = _usage(error)
     finally:
         if started_early:

@@ -15,11 +15,24 @@ from paceline.errors import InputError
 
 def run(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(metavar="SCRIPT [ARGS]...", help="A Python file (or, with -m, a module) and its own arguments.")],
-    workers: Annotated[int, typer.Option("-n", "--workers", "--nproc-per-node", help="How many processes.")] = 1,
-    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")] = False,
-    threads: Annotated[int | None, typer.Option(help="Threads of each worker. Default: cores / workers.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where every rank's output goes. Default: runs/SCRIPT-TIME.")] = None,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCRIPT [ARGS]...", help="A Python file (or, with -m, a module) and its own arguments."
+        ),
+    ],
+    workers: Annotated[
+        int, typer.Option("-n", "--workers", "--nproc-per-node", help="How many processes.")
+    ] = 1,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")
+    ] = False,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of each worker. Default: cores / workers.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where every rank's output goes. Default: runs/SCRIPT-TIME.")
+    ] = None,
 ) -> int:
     """Start a script on several processes: any script that reads RANK, WORLD_SIZE and LOCAL_RANK."""
     from paceline.launch.base import LaunchSpec

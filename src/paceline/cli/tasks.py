@@ -13,7 +13,9 @@ from paceline.tasks import TASKS
 def tasks(json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """List the built-in tasks."""
     if json_:
-        print_json({name: {"reference": reference, "about": about} for name, (reference, about) in TASKS.items()})
+        print_json(
+            {name: {"reference": reference, "about": about} for name, (reference, about) in TASKS.items()}
+        )
         return
     width = max(map(len, TASKS))
     for name, (_, about) in TASKS.items():

@@ -21,32 +21,87 @@ _STRATEGIES = "; ".join(f"{name}: {entry.description}" for name, entry in STRATE
 
 
 def train(
-    task: Annotated[str, typer.Argument(help="A built-in task (see `paceline tasks`), path.py:Class or package.module:Class.")],
+    task: Annotated[
+        str,
+        typer.Argument(help="A built-in task (see `paceline tasks`), path.py:Class or package.module:Class."),
+    ],
     strategy: Annotated[str | None, typer.Option(help=f"{_STRATEGIES}. Default: ddp.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; for dp the threads of its one process. Default: 1.")] = None,
-    shards: Annotated[int | None, typer.Option(help="Logical shards of a global batch, fixed for the life of a run. Default: one a worker.")] = None,
-    exact: Annotated[str | None, typer.Option(help="bitwise, numeric or statistical; more than the strategy can give is an error.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes; for dp the threads of its one process. Default: 1.")
+    ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(
+            help="Logical shards of a global batch, fixed for the life of a run. Default: one a worker."
+        ),
+    ] = None,
+    exact: Annotated[
+        str | None,
+        typer.Option(help="bitwise, numeric or statistical; more than the strategy can give is an error."),
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data. Default: the task's.")] = None,
-    steps: Annotated[int | None, typer.Option(help="End after this step, counted from the beginning of the run.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples of the GLOBAL batch. Default: the task's.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Where all randomness comes from. Default: the task's.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16 (CUDA only). Default: the task's.")] = None,
-    compile_: Annotated[bool, typer.Option("--compile", help="Compile the model with torch.compile.")] = False,
-    micro_batch: Annotated[int | None, typer.Option(help="Most samples in one forward pass; the rest is accumulated.")] = None,
-    clip: Annotated[float | None, typer.Option(help="Largest norm of the global gradient. Default: the task's.")] = None,
-    loader_workers: Annotated[int | None, typer.Option(help="Processes that load data for each worker. Default: the task's.")] = None,
-    save_every: Annotated[str | None, typer.Option(help="Checkpoint every so many steps (100) or epochs (1epoch).")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="End after this step, counted from the beginning of the run.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Samples of the GLOBAL batch. Default: the task's.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Where all randomness comes from. Default: the task's.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, bf16 or fp16 (CUDA only). Default: the task's.")
+    ] = None,
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Compile the model with torch.compile.")
+    ] = False,
+    micro_batch: Annotated[
+        int | None, typer.Option(help="Most samples in one forward pass; the rest is accumulated.")
+    ] = None,
+    clip: Annotated[
+        float | None, typer.Option(help="Largest norm of the global gradient. Default: the task's.")
+    ] = None,
+    loader_workers: Annotated[
+        int | None, typer.Option(help="Processes that load data for each worker. Default: the task's.")
+    ] = None,
+    save_every: Annotated[
+        str | None, typer.Option(help="Checkpoint every so many steps (100) or epochs (1epoch).")
+    ] = None,
     keep: Annotated[int, typer.Option(help="How many checkpoints are kept.")] = 3,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, with any strategy and number of workers.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on with the run in --out, with any strategy and number of workers."
+        ),
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/TASK-TIME.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An argument of the task's constructor; may be repeated.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of each worker. Default: cores / workers.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="An argument of the task's constructor; may be repeated."
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of each worker. Default: cores / workers.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     backend: Annotated[str, typer.Option(help="auto, gloo or nccl.")] = "auto",
-    check_collectives: Annotated[bool, typer.Option("--check-collectives", help="Compare every collective between ranks first; slow, for debugging.")] = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events into the run folder.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object, the last line of standard output.")] = False,
+    check_collectives: Annotated[
+        bool,
+        typer.Option(
+            "--check-collectives", help="Compare every collective between ranks first; slow, for debugging."
+        ),
+    ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write TensorBoard events into the run folder.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")
+    ] = False,
+    json_: Annotated[
+        bool,
+        typer.Option("--json", help="Print the result as one JSON object, the last line of standard output."),
+    ] = False,
 ) -> int:
     """Train a task: the same answer on one process, on threads or on many processes."""
     from paceline.launch import api
@@ -61,7 +116,12 @@ def train(
     before = folder.read_spec(out) if resume and out is not None else {}
     kept = before.get("options", {})
     reference, name = resolve(task)
-    said = {"seed": seed, "precision": precision, "micro_batch": micro_batch, "loader_workers": loader_workers}
+    said = {
+        "seed": seed,
+        "precision": precision,
+        "micro_batch": micro_batch,
+        "loader_workers": loader_workers,
+    }
     overrides = before.get("overrides", {}) | {key: value for key, value in said.items() if value is not None}
     options = RunOptions(
         strategy=strategy or kept.get("strategy", "ddp"),
@@ -97,7 +157,8 @@ def train(
         return 0
     outcome = api.start(*call, threads=threads, console=Console(open_progress()), record=asdict(spec))
     status = report(outcome)
-    if status == 0 and (env.identity() is None or env.identity().rank == 0):
+    identity = env.identity()
+    if status == 0 and (identity is None or identity.rank == 0):
         show(outcome.results[0], as_json=json_)
     return status
 

@@ -50,7 +50,8 @@ class LaunchPlan:
         """Give one line a worker."""
         lines = [f"{self.launcher}: {len(self.jobs)} worker(s), {self.jobs[0].threads} thread(s) each"]
         lines += [
-            f"  rank {job.identity.rank} of {job.identity.size}: {' '.join(job.arguments)}" for job in self.jobs
+            f"  rank {job.identity.rank} of {job.identity.size}: {' '.join(job.arguments)}"
+            for job in self.jobs
         ]
         return "\n".join(lines)
 

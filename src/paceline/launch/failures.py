@@ -62,7 +62,7 @@ def from_exception(error: BaseException, rank: int, host: str) -> Failure:
 def from_status(status: int, rank: int, host: str) -> Failure:
     """Describe a worker that ended without saying why."""
     if status < 0:
-        name = signal.Signals(-status).name if -status in iter(signal.Signals) else str(-status)
+        name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
         return Failure(rank=rank, host=host, kind="signal", message=f"was killed by {name}")
     return Failure(rank=rank, host=host, kind="exit", message=f"exited with status {status}")
 

@@ -101,14 +101,19 @@ class FunctionCall:
 
     def resolve(self) -> Callable[..., Any]:
         """Give the function itself, importing the user's script under an alias when it is defined there."""
-        value: Any = _import_script(self.main_path) if self.main_path else importlib.import_module(self.module)
+        value: Any = (
+            _import_script(self.main_path) if self.main_path else importlib.import_module(self.module)
+        )
         for part in self.name.split("."):
             value = getattr(value, part)
         return value  # type: ignore[no-any-return]
 
 
 def function_call(
-    function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
+    function: Callable[..., Any] | str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Mapping[str, Any],
 ) -> FunctionCall:
     """Describe a call so that another process can make it; a text names a function as `module:name`."""
     if isinstance(function, str):
@@ -136,7 +141,9 @@ def _address(function: Callable[..., Any]) -> tuple[str, str, str | None]:
         return module, name, None
     script = getattr(sys.modules["__main__"], "__file__", None)
     if script is None:
-        raise InputError(f"{name} is defined in an interactive session, which workers cannot import. Put it in a file.")
+        raise InputError(
+            f"{name} is defined in an interactive session, which workers cannot import. Put it in a file."
+        )
     return module, name, str(Path(script).resolve())
 
 

@@ -29,7 +29,9 @@ class JoinedLauncher:
         identity = env.identity()
         size = 1 if identity is None else identity.size
         if options.processes != size and strategies.entry(options.strategy).processes == 1:
-            raise InputError(f"--strategy {options.strategy} is one process, but {size} were launched. Use ddp.")
+            raise InputError(
+                f"--strategy {options.strategy} is one process, but {size} were launched. Use ddp."
+            )
         return replace(options, workers=size, shards=options.shards or size)
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:

@@ -56,7 +56,7 @@ def install() -> None:
     """Put the stand-in in place, unless the compiler is loaded already."""
     if _NAME in sys.modules:
         return
-    sys.modules[_NAME] = torch._dynamo = _stand_in()
+    sys.modules[_NAME] = torch._dynamo = _stand_in()  # noqa: SLF001
     for function in _disabled_functions():
         if not hasattr(function, _CACHE):
             setattr(function, _CACHE, function)
@@ -66,7 +66,7 @@ def load() -> ModuleType:
     """Give the real `torch._dynamo`, loading it when the stand-in is still there."""
     if isinstance(sys.modules.get(_NAME), _StandIn):
         del sys.modules[_NAME]
-        del torch._dynamo
+        del torch._dynamo  # noqa: SLF001
         for function in _disabled_functions():
             if getattr(function, _CACHE, None) is function:
                 delattr(function, _CACHE)

@@ -34,7 +34,9 @@ class RunFolder:
                 self._made = missing or ([self.path / "logs", self.path / folder.SPEC] if fresh else [])
                 folder.write_spec(self.path, self._record)
         except OSError as error:
-            raise InputError(f"the run folder {self.path} cannot be written: {error.strerror}. Choose another --out.") from error
+            raise InputError(
+                f"the run folder {self.path} cannot be written: {error.strerror}. Choose another --out."
+            ) from error
         return self
 
     def settle(self, outcome: Outcome) -> None:

@@ -20,13 +20,18 @@ class ServeStore:
 
     def __call__(self, worker: Worker) -> None:
         """Serve until killed."""
-        from torch.distributed import TCPStore
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         listening = worker.extra
         if listening is None:
             raise RuntimeError("the store needs the socket that it listens on")
         store = TCPStore(
-            self.host, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listening, use_libuv=True
+            self.host,
+            self.port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listening,
+            use_libuv=True,
         )
         threading.Event().wait()
         del store

@@ -20,7 +20,8 @@ import torch
 
 from paceline.launch import failures
 from paceline.launch.job import Job
-from paceline.training.run import Run, RunOptions
+from paceline.training.options import RunOptions
+from paceline.training.run import Run
 from paceline.world import env
 from paceline.world.env import Identity
 from paceline.world.lifeline import die_with_parent

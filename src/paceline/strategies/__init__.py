@@ -25,9 +25,19 @@ class Entry:
 
 
 STRATEGIES = {
-    "single": Entry("paceline.strategies.single:Single", "one process, one device: the reference", processes=1),
-    "dp": Entry("paceline.strategies.dp:DataParallel", "one process, a thread a replica, a master that gathers", threaded=True, processes=1),
-    "ddp": Entry("paceline.strategies.ddp:Ddp", "one process a device, gradients summed in buckets during the backward pass"),
+    "single": Entry(
+        "paceline.strategies.single:Single", "one process, one device: the reference", processes=1
+    ),
+    "dp": Entry(
+        "paceline.strategies.dp:DataParallel",
+        "one process, a thread a replica, a master that gathers",
+        threaded=True,
+        processes=1,
+    ),
+    "ddp": Entry(
+        "paceline.strategies.ddp:Ddp",
+        "one process a device, gradients summed in buckets during the backward pass",
+    ),
 }
 
 

@@ -32,11 +32,15 @@ class Auxiliary:
         """Add one batch's gradients of each term; the graph stays for the main term."""
         self.names = self.names or sorted(terms)
         if sorted(terms) != self.names:
-            raise InputError(f"the loss has the auxiliary terms {sorted(terms)}, but had {self.names} before.")
+            raise InputError(
+                f"the loss has the auxiliary terms {sorted(terms)}, but had {self.names} before."
+            )
         made: Gradients = []
         for name in self.names:
             loss = terms[name]
-            made += torch.autograd.grad(loss.total, self._parameters, scale, retain_graph=True, allow_unused=True)
+            made += torch.autograd.grad(
+                loss.total, self._parameters, scale, retain_graph=True, allow_unused=True
+            )
             weight = torch.as_tensor(loss.weight, dtype=torch.float32, device=loss.total.device)
             made.append(torch.stack([loss.total.detach().float(), weight]))
         self._held = add(self._held, made) if self._held else made
@@ -58,7 +62,9 @@ class Auxiliary:
         """Give the list with zeros in the place of missing gradients, so that all workers' lists look alike."""
         device = self._parameters[0].device
         shapes = [*self._parameters, torch.zeros(2, device=device)] * len(self.names)
-        return [torch.zeros_like(like) if held is None else held for held, like in zip(flat, shapes, strict=True)]
+        return [
+            torch.zeros_like(like) if held is None else held for held, like in zip(flat, shapes, strict=True)
+        ]
 
     def merge(self, size: int, factor: Tensor | float) -> dict[str, Tensor]:
         """Add the terms into `.grad`, each over its own weight; the main term is multiplied by `factor` first.

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import InputError
+from paceline.strategies import gradients
 from paceline.strategies.base import Exactness, OpenReplica, Parts, ShardWork
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.tree import Gradients, fold
 from paceline.world import World
 
 if TYPE_CHECKING:
-    from torch.distributed import GradBucket
+    from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 
 class Ddp:
@@ -63,12 +64,12 @@ class DdpReplica(SequentialReplica):
 
     def _arm(self, roots: list[Tensor]) -> None:
         """Let the coming backward pass reduce: what DDP.forward does, without going through it."""
-        self._earlier = [gradients for _, gradients in self._tree.nodes]
+        self._earlier = [summed for _, summed in self._tree.nodes]
         if self._earlier:
             for parameter, gradient in zip(self.tracked, fold(self._earlier), strict=False):
                 parameter.grad = gradient
         reducer = self._ddp.reducer
-        reducer._rebuild_buckets()
+        reducer._rebuild_buckets()  # noqa: SLF001  (DDP.forward calls it just here)
         reducer.prepare_for_forward()
         reducer.prepare_for_backward(roots if self._allow_unused else [])
         self.last_bucket_seen = False
@@ -76,9 +77,13 @@ class DdpReplica(SequentialReplica):
     def _combined(self) -> None:
         """Refuse to go on with gradients that were never reduced."""
         if not self.last_bucket_seen:
-            unused = [name for name, value in self.model.named_parameters() if value.requires_grad and value.grad is None]
+            unused = [
+                name
+                for name, value in self.model.named_parameters()
+                if value.requires_grad and value.grad is None
+            ]
             raise InputError(
-                f"no gradient for {', '.join(unused[:5])} on rank {self.world.rank}: the loss does not depend on it in this step. "
+                f"no gradient for {', '.join(unused[:5])} on rank {self.world.rank}: the loss of this step does not depend on it. "
                 "If that is meant, set allow_unused = True in the task."
             )
 
@@ -93,7 +98,7 @@ class DdpReplica(SequentialReplica):
             self._sent = True
             zeros = [torch.zeros_like(parameter) for parameter in self.tracked]
             self._arm(list(self.tracked))
-            torch.autograd.backward(self.tracked, zeros)
+            gradients.run_backward(self.tracked, zeros)
             self._combined()
         if self.auxiliary.names:
             self._combine_auxiliary()
@@ -103,7 +108,9 @@ class DdpReplica(SequentialReplica):
         flats = [flat for flat in (*(node[behind:] for node in self._earlier), self.auxiliary.take()) if flat]
         mine = self.auxiliary.dense(fold(flats)) if flats else self.auxiliary.empty()
         lengths = [gradient.numel() for gradient in mine if gradient is not None]
-        summed = self.world.comm.all_reduce(torch.cat([gradient.reshape(-1) for gradient in mine if gradient is not None]))
+        summed = self.world.comm.all_reduce(
+            torch.cat([gradient.reshape(-1) for gradient in mine if gradient is not None])
+        )
         parts = zip(summed.split(lengths), mine, strict=True)
         self.auxiliary.give([part.view_as(like) for part, like in parts if like is not None])
 
@@ -116,7 +123,8 @@ class DdpReplica(SequentialReplica):
 def _sum_bucket(replica: DdpReplica, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Add a bucket up over all workers, in place. (torch finds the arguments by name: `bucket` must be called so.)"""
     replica.last_bucket_seen = replica.last_bucket_seen or bucket.is_last()
-    return replica.world.comm.all_reduce_(bucket.buffer()).future()
+    buffer: Tensor = bucket.buffer()
+    return replica.world.comm.all_reduce_(buffer).future()
 
 
 # torch compares the annotations of a hook with types, and ours are text.

@@ -22,6 +22,7 @@ from paceline.data import owned_shards, to_device
 from paceline.errors import InputError
 from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import Exactness, LossFunction, OpenReplica, Parts, ShardWork, StepWork
+from paceline.strategies.gradients import run_backward
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica, check_loss
 from paceline.strategies.tree import Gradients, TreeSum
@@ -143,7 +144,7 @@ class ThreadedReplica(SequentialReplica):
         scale = self._scale().to(replica.device)
         if loss.auxiliary:
             replica.auxiliary.backward(loss.auxiliary, scale)
-        torch.autograd.backward(loss.total, scale)
+        run_backward([loss.total], [scale])
         entry = self._entry(loss)
         replica.entry = entry if replica.entry is None else replica.entry + entry
 
@@ -162,14 +163,17 @@ def _deal(threads: int, shards: int) -> list[range]:
 
 
 def _generators() -> tuple[Any, ...]:
-    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
-    return states, np.random.get_state()[1:3], random.getstate()
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states += torch.cuda.get_rng_state_all()
+    numpy_state = np.random.get_state(legacy=False)
+    return states, numpy_state["state"], random.getstate()
 
 
 def _same(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
     return (
         all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))
-        and np.array_equal(before[1][0], after[1][0])
-        and before[1][1] == after[1][1]
+        and before[1]["pos"] == after[1]["pos"]
+        and np.array_equal(before[1]["key"], after[1]["key"])
         and before[2] == after[2]
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 
 
 def finish(gradients: Sequence[Tensor], factor: Tensor | float, clip: float | None) -> Tensor | None:
@@ -23,3 +24,14 @@ def finish(gradients: Sequence[Tensor], factor: Tensor | float, clip: float | No
     if isinstance(factor, Tensor) or factor != 1.0:
         torch._foreach_mul_(list(gradients), factor)
     return norm
+
+
+def run_backward(roots: Sequence[Tensor], starts: Sequence[Tensor]) -> None:
+    """Accumulate gradients from `roots`, starting from given ones.
+
+    The last step of torch.autograd.backward, without the checks before it: for given starts they load sympy
+    (0.6 s in every worker), only to compare shapes that are right by construction here.
+    """
+    _engine_run_backward(
+        tuple(roots), tuple(starts), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )

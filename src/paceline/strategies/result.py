@@ -59,6 +59,8 @@ class StepResult:
         """Raise when the loss is not a finite number, or nothing had any weight."""
         total, weight = self._numbers
         if not weight > 0:
-            raise NonFiniteLossError(f"step {self.number}: the weight of the whole global batch is {weight:g}.")
+            raise NonFiniteLossError(
+                f"step {self.number}: the weight of the whole global batch is {weight:g}."
+            )
         if not math.isfinite(total):
             raise NonFiniteLossError(f"step {self.number}: the loss is {total}.")

@@ -34,7 +34,9 @@ class SequentialReplica:
         self.model = parts.model.to(world.device)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if not self.parameters:
-            raise InputError("the model has no trainable parameters: nothing would be learned. Set requires_grad on some.")
+            raise InputError(
+                "the model has no trainable parameters: nothing would be learned. Set requires_grad on some."
+            )
         self.forward: nn.Module = torch.compile(self.model) if parts.compile else self.model  # type: ignore[assignment]
         self.optimizer = parts.make_optimizer(self.model)
         self.scheduler = parts.make_scheduler(self.optimizer)
@@ -97,7 +99,7 @@ class SequentialReplica:
         self._sent = self._left == 0
         if self._sent:
             self._arm(roots)
-        torch.autograd.backward(roots, [self._scale(), self._entry(loss)])
+        gradients.run_backward(roots, [self._scale(), self._entry(loss)])
         if self._sent:
             self._combined()
 
@@ -106,7 +108,9 @@ class SequentialReplica:
         self._finish_combination()
         entry = self.ledger.grad
         if entry is None:
-            raise InputError(f"step {self._work.number}: step.backward was never called, so there is nothing to apply.")
+            raise InputError(
+                f"step {self._work.number}: step.backward was never called, so there is nothing to apply."
+            )
         result = StepResult(self._work.number, self._work.size, entry)
         if entry.device.type == "cpu":
             result.check()  # elsewhere the loop asks one step later, so that no GPU waits for the question
@@ -192,7 +196,9 @@ class SequentialReplica:
                         seeds.seed_everything(shard.seed)
                         for part, batch in enumerate(shard.batches):
                             with self.precision.autocast():
-                                rows[work.number, shard.index, part] = metrics(self.forward, to_device(batch, self.world.device))
+                                rows[work.number, shard.index, part] = metrics(
+                                    self.forward, to_device(batch, self.world.device)
+                                )
         finally:
             self.model.train()
         return rows
@@ -228,4 +234,6 @@ def check_loss(loss: object) -> None:
             "with reduction='none', or paceline.Loss(total, weight)."
         )
     if loss.total.dim() != 0:
-        raise InputError(f"Loss.total has the shape {tuple(loss.total.shape)}; it must be one number, a sum. Use Loss.mean.")
+        raise InputError(
+            f"Loss.total has the shape {tuple(loss.total.shape)}; it must be one number, a sum. Use Loss.mean."
+        )

@@ -18,5 +18,7 @@ class Single:
     def prepare(self, parts: Parts, world: World) -> OpenReplica:
         """Place the model on the one device."""
         if world.size > 1:
-            raise InputError(f"--strategy single is one process, but {world.size} workers were asked for. Use ddp.")
+            raise InputError(
+                f"--strategy single is one process, but {world.size} workers were asked for. Use ddp."
+            )
         return SequentialReplica(parts, world)

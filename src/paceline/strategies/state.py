@@ -16,14 +16,19 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     packed = optimizer.state_dict()
     return {
         "state": {names[number]: dict(entry) for number, entry in packed["state"].items()},
-        "groups": [{**group, "params": [names[number] for number in group["params"]]} for group in packed["param_groups"]],
+        "groups": [
+            {**group, "params": [names[number] for number in group["params"]]}
+            for group in packed["param_groups"]
+        ],
     }
 
 
 def load_optimizer_state(model: nn.Module, optimizer: Optimizer, saved: dict[str, Any]) -> None:
     """Load what `optimizer_state` gave."""
     numbers = {name: number for number, name in enumerate(_names(model, optimizer))}
-    here = [[numbers_of for numbers_of in group["params"]] for group in optimizer.state_dict()["param_groups"]]
+    here = [
+        [numbers_of for numbers_of in group["params"]] for group in optimizer.state_dict()["param_groups"]
+    ]
     there = [group["params"] for group in saved["groups"]]
     if [len(group) for group in here] != [len(group) for group in there] or any(
         name not in numbers for group in there for name in group
@@ -35,7 +40,9 @@ def load_optimizer_state(model: nn.Module, optimizer: Optimizer, saved: dict[str
     optimizer.load_state_dict(
         {
             "state": {numbers[name]: dict(entry) for name, entry in saved["state"].items()},
-            "param_groups": [{**group, "params": [numbers[name] for name in group["params"]]} for group in saved["groups"]],
+            "param_groups": [
+                {**group, "params": [numbers[name] for name in group["params"]]} for group in saved["groups"]
+            ],
         }
     )
 
@@ -44,7 +51,9 @@ def _names(model: nn.Module, optimizer: Optimizer) -> list[str]:
     """Give the name of each parameter in the order in which the optimizer numbers them."""
     known = {id(parameter): name for name, parameter in model.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return [known.get(id(parameter), f"outside the model.{number}") for number, parameter in enumerate(parameters)]
+    return [
+        known.get(id(parameter), f"outside the model.{number}") for number, parameter in enumerate(parameters)
+    ]
 
 
 def plain(value: Any) -> Any:
@@ -52,7 +61,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items() if _is_plain(item)}
     if isinstance(value, (list, tuple)):
-        return type(value)(plain(item) for item in value) if type(value) in (list, tuple) else list(map(plain, value))
+        return (
+            type(value)(plain(item) for item in value)
+            if type(value) in (list, tuple)
+            else list(map(plain, value))
+        )
     return value
 
 

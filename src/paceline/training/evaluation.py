@@ -13,14 +13,21 @@ from paceline.task import Mean, as_float
 from paceline.world import World, all_gather_object, seeds
 
 
-def evaluate(feed: Feed, metrics: MetricsFunction, replica: Replica, world: World, seed: int) -> dict[str, float]:
+def evaluate(
+    feed: Feed, metrics: MetricsFunction, replica: Replica, world: World, seed: int
+) -> dict[str, float]:
     """Measure a whole data set and give the exact mean of each metric."""
     works = (
         StepWork(
             number=data.step,
             size=data.size,
             shards=[
-                ShardWork(shard.index, seeds.derive(seed, "evaluate", data.step, shard.index), shard.samples, shard.batches)
+                ShardWork(
+                    shard.index,
+                    seeds.derive(seed, "evaluate", data.step, shard.index),
+                    shard.samples,
+                    shard.batches,
+                )
                 for shard in data.shards
             ],
         )
@@ -33,7 +40,11 @@ def evaluate(feed: Feed, metrics: MetricsFunction, replica: Replica, world: Worl
 def combine(rows: Rows, world: World) -> dict[str, float]:
     """Add up what all workers measured, in the order of (step, shard, batch): the same bits for any of them."""
     mine: dict[str, Any] = {
-        name: [[*key, as_float(row[name].total), as_float(row[name].weight)] for key, row in rows.items() if name in row]
+        name: [
+            [*key, as_float(row[name].total), as_float(row[name].weight)]
+            for key, row in rows.items()
+            if name in row
+        ]
         for name in sorted({name for row in rows.values() for name in row})
     }
     gathered = all_gather_object(world.comm, mine)

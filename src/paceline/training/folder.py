@@ -26,9 +26,13 @@ def check(options: RunOptions) -> None:
         return
     there = has_run(options.out)
     if there and not options.resume:
-        raise InputError(f"{options.out} already holds a run. Add --resume to go on with it, or choose another --out.")
+        raise InputError(
+            f"{options.out} already holds a run. Add --resume to go on with it, or choose another --out."
+        )
     if options.resume and not there:
-        raise InputError(f"--resume: there is no checkpoint in {options.out}. Leave --resume out to start a run there.")
+        raise InputError(
+            f"--resume: there is no checkpoint in {options.out}. Leave --resume out to start a run there."
+        )
 
 
 def write_spec(folder: Path, spec: Mapping[str, Any]) -> None:
@@ -45,5 +49,7 @@ def read_spec(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise InputError(f"{folder / SPEC} is damaged ({error}). Remove it and give all options again.") from error
+        raise InputError(
+            f"{folder / SPEC} is damaged ({error}). Remove it and give all options again."
+        ) from error
     return spec

@@ -9,7 +9,16 @@ from collections.abc import Callable
 import torch
 from torch.optim import Optimizer
 
-from paceline.observe import EpochFinished, Event, JsonlSink, RelaySink, Sink, StepFinished, TensorBoardSink, open_progress
+from paceline.observe import (
+    EpochFinished,
+    Event,
+    JsonlSink,
+    RelaySink,
+    Sink,
+    StepFinished,
+    TensorBoardSink,
+    open_progress,
+)
 from paceline.strategies.result import StepResult
 from paceline.training.options import RunOptions
 from paceline.training.position import Position

@@ -27,7 +27,9 @@ class SaveEvery:
         """Read "100" or "2epochs"."""
         found = re.fullmatch(r"(\d+)\s*(steps?|epochs?)?", text.strip())
         if found is None or int(found[1]) < 1:
-            raise InputError(f"--save-every {text!r} is neither a number of steps (100) nor of epochs (1epoch).")
+            raise InputError(
+                f"--save-every {text!r} is neither a number of steps (100) nor of epochs (1epoch)."
+            )
         count = int(found[1])
         return cls(epochs=count) if (found[2] or "").startswith("epoch") else cls(steps=count)
 

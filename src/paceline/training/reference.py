@@ -44,7 +44,9 @@ def _from_package(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise InputError(f"there is no module {name!r}. Give path.py:Class or package.module:Class.") from None
+            raise InputError(
+                f"there is no module {name!r}. Give path.py:Class or package.module:Class."
+            ) from None
         raise
 
 
@@ -56,13 +58,17 @@ def _choose(module: ModuleType, name: str, place: str) -> type[Task]:
     }
     if not name:
         if len(tasks) != 1:
-            raise InputError(f"{place} holds {len(tasks)} tasks ({', '.join(tasks) or 'none'}). Say which one: {place}:Class.")
+            raise InputError(
+                f"{place} holds {len(tasks)} tasks ({', '.join(tasks) or 'none'}). Say which one: {place}:Class."
+            )
         return next(iter(tasks.values()))
     kind = getattr(module, name, None)
     if kind is None:
         raise UnknownNameError(f"class in {place}:", name, tasks or ["(no Task is defined there)"])
     if not (isinstance(kind, type) and issubclass(kind, Task)):
-        raise InputError(f"{place}:{name} is a {type(kind).__name__}, not a paceline.Task. Write class {name}(paceline.Task).")
+        raise InputError(
+            f"{place}:{name} is a {type(kind).__name__}, not a paceline.Task. Write class {name}(paceline.Task)."
+        )
     return kind
 
 
@@ -78,7 +84,9 @@ def arguments(kind: type[Task], settings: Mapping[str, str]) -> dict[str, Any]:
         if name not in known:
             raise UnknownNameError(f"option of {kind.__name__}", name, known or ["(it takes none)"])
         made[name] = _value(kind.__name__, name, text, known[name])
-    missing = [name for name, parameter in known.items() if parameter.default is parameter.empty and name not in made]
+    missing = [
+        name for name, parameter in known.items() if parameter.default is parameter.empty and name not in made
+    ]
     if missing:
         raise InputError(f"{kind.__name__} needs {', '.join(missing)}. Give --set {missing[0]}=VALUE.")
     return made

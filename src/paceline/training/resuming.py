@@ -18,7 +18,12 @@ from paceline.world import World
 
 
 def save(
-    replica: Replica, options: RunOptions, position: Position, world: World, meta: dict[str, Any], emit: Callable[[Event], None]
+    replica: Replica,
+    options: RunOptions,
+    position: Position,
+    world: World,
+    meta: dict[str, Any],
+    emit: Callable[[Event], None],
 ) -> None:
     """Write a checkpoint; all workers give their part of the state, the first one writes."""
     if options.out is None:
@@ -39,7 +44,9 @@ def save(
         emit(CheckpointSaved(step=position.number, path=str(path), seconds=time.perf_counter() - started))
 
 
-def load(replica: Replica, options: RunOptions, emit: Callable[[Event], None]) -> tuple[Position, dict[str, Any]]:
+def load(
+    replica: Replica, options: RunOptions, emit: Callable[[Event], None]
+) -> tuple[Position, dict[str, Any]]:
     """Take over the newest whole checkpoint and give the position it stands at, and what it says of its run."""
     if options.out is None:
         raise InputError("--resume needs the folder of the run to resume. Give --out.")
@@ -47,7 +54,9 @@ def load(replica: Replica, options: RunOptions, emit: Callable[[Event], None]) -
         lambda path, reason: emit(CheckpointDamaged(path=str(path), reason=reason))
     )
     if loaded is None:
-        raise CheckpointError(f"no checkpoint in {options.out / CHECKPOINTS} is whole, so there is nothing to resume from.")
+        raise CheckpointError(
+            f"no checkpoint in {options.out / CHECKPOINTS} is whole, so there is nothing to resume from."
+        )
     for key, here in (("shards", options.total_shards), ("seed", options.seed)):
         there = loaded.meta.get(key, here)
         if there != here:

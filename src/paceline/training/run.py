@@ -1,11 +1,11 @@
 """`Run`: the surface on which a training loop is written, paceline's own included.
 
-    def main(run: paceline.Run):
-        model, optimizer = run.prepare(model, optimizer)
-        for step in run.steps(dataset, batch_size=128, epochs=3):
-            for batch in step:
-                step.backward(loss_sum, weight)
-            step.apply(clip=1.0)
+def main(run: paceline.Run):
+    model, optimizer = run.prepare(model, optimizer)
+    for step in run.steps(dataset, batch_size=128, epochs=3):
+        for batch in step:
+            step.backward(loss_sum, weight)
+        step.apply(clip=1.0)
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ class Run:
             if self.position.number == last and self.position.step != feed.steps_per_epoch:
                 break
             if self.position == before and before.step == 0:
-                raise InputError("the training stream gave no sample in a whole epoch. Give one with samples.")
+                raise InputError(
+                    "the training stream gave no sample in a whole epoch. Give one with samples."
+                )
             self.position = self.position.next_epoch()
             self._journal.end_epoch(self.position)
             if after_epoch is not None:
@@ -171,13 +173,18 @@ class Run:
         if self.options.out is not None and self.position.number > self.started_at:
             self.save()
 
-    def _epoch(self, feed: Feed, replica: OpenReplica, clip: float | None, last: int) -> Iterator[Step]:
+    def _epoch(self, feed: Feed, replica: OpenReplica, clip: float | None, last: float) -> Iterator[Step]:
         seed = self.options.seed
         self._journal.start()
         for data in feed.epoch(self.position.epoch, self.position.step):
             number = self.position.number
             shards = [
-                ShardWork(shard.index, seeds.derive(seed, "shard", number, shard.index), shard.samples, shard.batches)
+                ShardWork(
+                    shard.index,
+                    seeds.derive(seed, "shard", number, shard.index),
+                    shard.samples,
+                    shard.batches,
+                )
                 for shard in data.shards
             ]
             yield Step(StepWork(number, data.size, shards), self.position.epoch, replica, self.world, clip)
@@ -194,7 +201,9 @@ class Run:
 
     def _after(self, step: Step) -> None:
         if step.result is None:
-            raise InputError(f"step {step.number} was left without step.apply(), so its batch would be lost. Call apply once a step.")
+            raise InputError(
+                f"step {step.number} was left without step.apply(), so its batch would be lost. Call apply once a step."
+            )
         self.position = self.position.after_step()
         self._journal.step(step, self.position, self.replica.optimizer)
 
@@ -274,4 +283,3 @@ def _last_step(feed: Feed, epochs: int | None, steps: int | None) -> float:
     if epochs is None:
         raise InputError("the run has no end: give epochs or steps.")
     return math.inf if feed.steps_per_epoch is None else epochs * feed.steps_per_epoch
-

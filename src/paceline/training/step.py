@@ -18,7 +18,9 @@ from paceline.world import World
 class Step:
     """This worker's share of a step: iterate over its batches, call `backward` for each, then `apply` once."""
 
-    def __init__(self, work: StepWork, epoch: int, replica: OpenReplica, world: World, clip: float | None) -> None:
+    def __init__(
+        self, work: StepWork, epoch: int, replica: OpenReplica, world: World, clip: float | None
+    ) -> None:
         self.work = work
         self.epoch = epoch
         self.result: StepResult | None = None

@@ -13,6 +13,7 @@ from paceline.training.run import Run
 from paceline.training.spec import OVERRIDES, TrainSpec
 from paceline.world import seeds
 
+
 def main(run: Run, spec: TrainSpec) -> dict[str, Any]:
     """Train a task from where the run stands to its end, and give the result."""
     started = time.perf_counter()
@@ -37,11 +38,13 @@ class Trainer:
         self.batch_size = spec.batch_size if spec.batch_size is not None else task.batch_size
         self.metrics: dict[str, float] = {}
         self._measured_at = -1
-        loading = {"collate": task.collate, "worker_init": task.worker_init}
+        loading: dict[str, Any] = {"collate": task.collate, "worker_init": task.worker_init}
         self.feed = run.feed(task.train_data(), batch_size=self.batch_size, **loading)
         held_out = task.eval_data()
         self.eval_feed = (
-            None if held_out is None else run.feed(held_out, batch_size=self.batch_size, shuffle=False, **loading)
+            None
+            if held_out is None
+            else run.feed(held_out, batch_size=self.batch_size, shuffle=False, **loading)
         )
 
     def train(self) -> dict[str, Any]:
@@ -49,9 +52,13 @@ class Trainer:
         run, task = self.run, self.task
         seeds.seed_everything(seeds.derive(run.options.seed, "model"))
         horizon = self._horizon()
-        run.prepare_replica(task.model(), task.optimizer, lambda optimizer: task.scheduler(optimizer, horizon))
+        run.prepare_replica(
+            task.model(), task.optimizer, lambda optimizer: task.scheduler(optimizer, horizon)
+        )
         epochs = None if self.steps is not None else self.epochs
-        for step in run.steps(self.feed, epochs=epochs, steps=self.steps, clip=self.clip, after_epoch=self._measure):
+        for step in run.steps(
+            self.feed, epochs=epochs, steps=self.steps, clip=self.clip, after_epoch=self._measure
+        ):
             step.compute(task.loss)
         self._measure(run.position.epoch)
         return self._result()
