@@ -18,7 +18,7 @@ def run() -> NoReturn:
     from paceline.errors import InputError
 
     try:
-        status = app(standalone_mode=False)
+        status = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         status = 2

@@ -159,18 +159,18 @@ def train(
     status = report(outcome)
     identity = env.identity()
     if status == 0 and (identity is None or identity.rank == 0):
-        show(outcome.results[0], as_json=json_)
+        show(outcome.results[0], typed=task, as_json=json_)
     return status
 
 
-def show(result: dict[str, Any], *, as_json: bool) -> None:
-    """Print the result for a program or for a person."""
+def show(result: dict[str, Any], *, typed: str, as_json: bool) -> None:
+    """Print the result for a program or for a person; `typed` is TASK as the command line had it."""
     if as_json:
         print_json(result)
         return
     from paceline.observe.summary import show as show_summary
 
-    show_summary(result, sys.stdout)
+    show_summary({**result, "typed": typed}, sys.stdout)
 
 
 def _setting(text: str) -> tuple[str, str]:

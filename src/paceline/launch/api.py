@@ -15,6 +15,7 @@ from paceline.launch.joined import JoinedLauncher
 from paceline.launch.local import LocalLauncher
 from paceline.training import folder
 from paceline.training.options import RunOptions
+from paceline.world import env
 
 
 def launch(
@@ -77,7 +78,8 @@ def plan(
         LaunchSpec(
             call=job.function_call(function, args, kwargs, asdict(options)),
             workers=options.processes,
-            threads=threads,
+            # One shard's share of the cores, not one worker's: the bits of a sum depend on how many threads took it.
+            threads=threads or max(1, env.cores() // options.total_shards),
             out=options.out,
             record={**(record or {}), "options": asdict(options)},
         )

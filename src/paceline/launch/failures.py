@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import traceback
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from paceline.errors import InputError
 
-_OURS = str(Path(__file__).resolve().parent)
+_CALLERS = (str(Path(__file__).resolve().parent), "<frozen runpy")
 _LOST_PEER = (
     "connection closed by peer",
     "connection reset by peer",
@@ -70,12 +71,10 @@ def from_status(status: int, rank: int, host: str) -> Failure:
 def user_traceback(error: BaseException) -> str:
     """Format an exception without the frames of the launcher that called the user's code."""
     report = traceback.TracebackException.from_exception(error)
-    first = 0
-    for number, frame in enumerate(report.stack):
-        if frame.filename.startswith(_OURS) or frame.filename.startswith("<frozen runpy"):
-            first = number + 1
-    if first < len(report.stack):
-        report.stack = traceback.StackSummary.from_list(list(report.stack)[first:])
+    # Only the frames that lead to the user's code: it may come back through ours further down.
+    theirs = list(itertools.dropwhile(lambda frame: frame.filename.startswith(_CALLERS), report.stack))
+    if theirs:
+        report.stack = traceback.StackSummary.from_list(theirs)
     return "".join(report.format())
 
 

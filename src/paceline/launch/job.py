@@ -105,7 +105,13 @@ class FunctionCall:
             _import_script(self.main_path) if self.main_path else importlib.import_module(self.module)
         )
         for part in self.name.split("."):
-            value = getattr(value, part)
+            value = getattr(value, part, None)
+        if value is None:
+            where = self.main_path or self.module
+            raise InputError(
+                f"{where} has no {self.name} above its first call of paceline.launch, and a worker reads it only that far. "
+                "Define the function above that call."
+            )
         return value  # type: ignore[no-any-return]
 
 

@@ -13,6 +13,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 _NAME = "torch._dynamo"
@@ -27,6 +28,10 @@ class _StandIn(ModuleType):
         self.__dict__.update(answers)
 
     def __getattr__(self, name: str) -> Any:
+        # `inspect` asks every module for its __file__, also in the middle of an import that the real one needs;
+        # __path__ is asked for by whoever imports a module inside.
+        if name.startswith("__") and name != "__path__":
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         real = load()
         for part in self.__name__.removeprefix(_NAME).split(".")[1:]:
             real = getattr(real, part)
@@ -47,9 +52,14 @@ def _stand_in() -> _StandIn:
 
 
 def _disabled_functions() -> list[FunctionType]:
-    methods = (getattr(Optimizer, name, None) for name in Optimizer.__dict__)
-    wrapped = (getattr(method, "__wrapped__", None) for method in methods)
-    return [function for function in wrapped if isinstance(function, FunctionType)]
+    """Find what `torch._disable_dynamo` wraps in the classes that every training uses."""
+    found = []
+    for method in (*vars(Optimizer).values(), *vars(DistributedDataParallel).values()):
+        inner = getattr(method, "__wrapped__", None)
+        while inner is not None:
+            found += [inner] if isinstance(inner, FunctionType) else []
+            inner = getattr(inner, "__wrapped__", None)
+    return found
 
 
 def install() -> None:

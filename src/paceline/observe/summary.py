@@ -112,7 +112,8 @@ def _failures(result: Mapping[str, Any]) -> str:
 def _next(result: Mapping[str, Any]) -> list[list[str]]:
     out = str(result["out"])
     # --steps counts from the beginning of the run, so "as much again" is twice the number.
-    train = ["paceline", "train", str(result["task"]), "--resume", "--out", out]
+    task = str(result.get("typed") or result["task"])
+    train = ["paceline", "train", task, "--resume", "--out", out]
     return [[*train, "--steps", str(2 * result["steps"])], ["paceline", "export", out]]
 
 

@@ -83,7 +83,7 @@ class DdpReplica(SequentialReplica):
                 if value.requires_grad and value.grad is None
             ]
             raise InputError(
-                f"no gradient for {', '.join(unused[:5])} on rank {self.world.rank}: the loss of this step does not depend on it. "
+                f"no gradient for {', '.join(unused[:5])} on rank {self.world.rank}: this step's loss does not depend on it. "
                 "If that is meant, set allow_unused = True in the task."
             )
 
@@ -123,8 +123,15 @@ class DdpReplica(SequentialReplica):
 def _sum_bucket(replica: DdpReplica, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Add a bucket up over all workers, in place. (torch finds the arguments by name: `bucket` must be called so.)"""
     replica.last_bucket_seen = replica.last_bucket_seen or bucket.is_last()
-    buffer: Tensor = bucket.buffer()
-    return replica.world.comm.all_reduce_(buffer).future()
+    buffer = bucket.buffer()
+    pending = replica.world.comm.all_reduce_(buffer)
+    if buffer.is_cuda or not bucket.is_last():
+        waiting: torch.futures.Future[Tensor] = pending.future()
+        return waiting
+    # Nothing is left to overlap with, so waiting here saves a call-back from one of gloo's threads.
+    summed: torch.futures.Future[Tensor] = torch.futures.Future()
+    summed.set_result(pending.wait())
+    return summed
 
 
 # torch compares the annotations of a hook with types, and ours are text.

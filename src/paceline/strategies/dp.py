@@ -62,8 +62,8 @@ class _Copy:
                     mine.data = theirs.data
                 else:
                     mine.copy_(theirs, non_blocking=True)
-            for mine, theirs in zip(self.model.buffers(), master.buffers(), strict=True):
-                mine.copy_(theirs, non_blocking=True)
+            for copied, original in zip(self.model.buffers(), master.buffers(), strict=True):
+                copied.copy_(original, non_blocking=True)
 
     def take(self) -> Gradients:
         """Give the gradients gathered since the last call, and the ledger's entry behind them."""

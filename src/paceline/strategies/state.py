@@ -26,9 +26,7 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 def load_optimizer_state(model: nn.Module, optimizer: Optimizer, saved: dict[str, Any]) -> None:
     """Load what `optimizer_state` gave."""
     numbers = {name: number for number, name in enumerate(_names(model, optimizer))}
-    here = [
-        [numbers_of for numbers_of in group["params"]] for group in optimizer.state_dict()["param_groups"]
-    ]
+    here = [list(group["params"]) for group in optimizer.state_dict()["param_groups"]]
     there = [group["params"] for group in saved["groups"]]
     if [len(group) for group in here] != [len(group) for group in there] or any(
         name not in numbers for group in there for name in group

@@ -61,7 +61,7 @@ def load(
         there = loaded.meta.get(key, here)
         if there != here:
             raise CheckpointError(
-                f"the run in {options.out} has {key} {there}, but this one {here}: the answer would be another. Use --{key} {there}."
+                f"the run in {options.out} has {key} {there}, not {here}: the answer would be another. Use --{key} {there}."
             )
     check_fits(replica.model.state_dict(), loaded.state["model"])
     replica.load(loaded.state)
