@@ -11,42 +11,43 @@ WORKING = ("train", "run", "collectives")
 
 def run() -> NoReturn:
     """Run the command line and exit with its status."""
-    started_early = _start_early(sys.argv[1:])
+    try:
+        status = _command(sys.argv[1:])
+    except KeyboardInterrupt:
+        status = 130
+    sys.exit(status)
+
+
+def _command(arguments: list[str]) -> int:
+    """Run one command and give its exit status."""
+    _start_early(arguments)
     import typer
 
     from paceline.cli.application import app
-    from paceline.errors import InputError
+    from paceline.errors import InputError, PacelineError
 
     try:
-        status = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
-    except InputError as error:
+        return app(args=arguments or ["--help"], prog_name="paceline", standalone_mode=False) or 0
+    except PacelineError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        status = 2
+        return 2 if isinstance(error, InputError) else 1
     except typer.Exit as request:
-        status = request.exit_code
-    except (typer.Abort, KeyboardInterrupt):
-        status = 130
+        return request.exit_code
+    except typer.Abort:
+        return 130
     except Exception as error:  # noqa: BLE001  (what is not about the arguments is raised again)
-        status = _usage(error)
-    finally:
-        if started_early:
-            from paceline.launch import forkserver
-
-            forkserver.shared().close()
-    sys.exit(status or 0)
+        return _usage(error)
 
 
-def _start_early(arguments: list[str]) -> bool:
+def _start_early(arguments: list[str]) -> None:
     if not arguments or arguments[0] not in WORKING or "--help" in arguments:
-        return False
+        return
     from paceline.world import env
 
-    if env.read("RANK") is not None:
-        return False
-    from paceline.launch import forkserver
+    if env.read("RANK") is None:
+        from paceline.launch import forkserver
 
-    forkserver.shared()
-    return True
+        forkserver.shared()
 
 
 def _usage(error: Exception) -> int:

@@ -86,6 +86,9 @@ def train(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     backend: Annotated[str, typer.Option(help="auto, gloo or nccl.")] = "auto",
+    lane: Annotated[
+        str, typer.Option(help="How workers of one host exchange gradients: auto, memory (shared) or gloo (sockets).")
+    ] = "auto",
     check_collectives: Annotated[
         bool,
         typer.Option(
@@ -131,6 +134,7 @@ def train(
         compile=compile_,
         device=device,
         backend=backend,
+        lane=lane,
         check_collectives=check_collectives,
         out=out or Path("runs") / f"{_plain(name)}-{time.strftime('%Y%m%d-%H%M%S')}",
         save_every=save_every,

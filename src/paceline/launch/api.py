@@ -79,7 +79,7 @@ def plan(
             call=job.function_call(function, args, kwargs, asdict(options)),
             workers=options.processes,
             # One shard's share of the cores, not one worker's: the bits of a sum depend on how many threads took it.
-            threads=threads or max(1, env.cores() // options.total_shards),
+            threads=threads if threads is not None else max(1, env.cores() // options.total_shards),
             out=options.out,
             record={**(record or {}), "options": asdict(options)},
         )

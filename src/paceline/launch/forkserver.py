@@ -30,7 +30,7 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "paceline.launch.zygote", str(theirs.fileno())],
+                [sys.executable, "-m", "paceline.launch.zygote", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # out of reach of the terminal's Ctrl-C
@@ -81,12 +81,16 @@ class ForkServer:
             return
         self._channel.close()
         if self._tickets == 0:
-            self._process.kill()  # it has no workers to end, and may be busy loading torch
+            self.kill()  # it has no workers to end, and may be busy loading torch
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.kill()
+
+    def kill(self) -> None:
+        """End it at once; the kernel ends its workers."""
+        self._process.kill()
+        self._process.wait()
 
     def _gone(self) -> PacelineError:
         status = self._process.wait()

@@ -6,6 +6,7 @@ The pickle is made and read by processes of the same user over a private socket;
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pickle
 import runpy
 import sys
@@ -41,17 +42,23 @@ def _import_script(path: str) -> ModuleType:
     """Import the user's script under its alias, as far as its call of `launch`."""
     global _importing  # noqa: PLW0603  (read by launch, in this process, while the script runs)
     module = ModuleType(MAIN_ALIAS)
-    module.__file__ = path
-    sys.modules["__main__"] = sys.modules[MAIN_ALIAS] = module
-    code = compile(Path(path).read_bytes(), path, "exec")
+    sys.modules[MAIN_ALIAS] = module
     _importing = True
     try:
-        exec(code, module.__dict__)  # noqa: S102  (the user's own script)
+        _execute(path, module)
     except ReachedLaunch:
         pass  # no `if __name__ == "__main__"` is needed around it
     finally:
         _importing = False
     return module
+
+
+def _execute(path: str, module: ModuleType) -> None:
+    """Run a file as the main module; unlike runpy's way, `sys.argv` stays and the module outlives the call."""
+    module.__file__ = path
+    sys.modules["__main__"] = module
+    code = compile(Path(path).read_bytes(), path, "exec")
+    exec(code, module.__dict__)  # noqa: S102  (the user's own script)
 
 
 class Call(Protocol):
@@ -163,7 +170,21 @@ class ScriptCall:
     def __call__(self, worker: Worker) -> None:  # noqa: ARG002  (a script finds the world by itself)
         """Run it; the job has set `sys.argv`, the environment and the working directory."""
         if self.is_module:
+            sys.path.insert(0, str(Path.cwd()))
+            _check_module(self.target)
             runpy.run_module(self.target, run_name="__main__", alter_sys=True)
         else:
-            sys.path.insert(0, str(Path(self.target).resolve().parent))
-            runpy.run_path(self.target, run_name="__main__")
+            sys.path.insert(0, str(Path(self.target).parent))
+            _execute(self.target, ModuleType("__main__"))
+
+
+def _check_module(name: str) -> None:
+    """Refuse a module that is not there; one that is there and fails to import is the user's code."""
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(f"{error.name}."):
+            raise
+        found = None
+    if found is None:
+        raise InputError(f"there is no module {name!r}. Without -m it would be taken for a file.")

@@ -23,6 +23,7 @@ class RunFolder:
         self.path = Path(tempfile.mkdtemp(prefix="paceline-")) if out is None else out
         self._record = record
         self._made: list[Path] = []
+        self._spec_before: bytes | None = None
         self._keep = not self._temporary
 
     def __enter__(self) -> RunFolder:
@@ -32,6 +33,8 @@ class RunFolder:
             if not self._temporary:
                 fresh = not folder.has_run(self.path)
                 self._made = missing or ([self.path / "logs", self.path / folder.SPEC] if fresh else [])
+                spec = self.path / folder.SPEC
+                self._spec_before = spec.read_bytes() if spec.exists() else None
                 folder.write_spec(self.path, self._record)
         except OSError as error:
             raise InputError(
@@ -43,7 +46,9 @@ class RunFolder:
         """Decide what stays: a run that was never begun leaves nothing, a failed one its logs."""
         failure = outcome.failure
         if failure is not None and failure.kind == "input":
-            self._keep = False
+            self._keep = not self._temporary and folder.has_run(self.path)
+            if self._spec_before is not None:  # what was refused must not speak for the run that is there
+                (self.path / folder.SPEC).write_bytes(self._spec_before)
         elif failure is not None and self._temporary:
             self._keep = True
             print(f"the output of every rank is in {self.path / 'logs'}", file=sys.stderr)  # noqa: T201

@@ -103,13 +103,13 @@ class Supervisor:
 
     def close(self) -> None:
         """End what still runs, and let go of every descriptor."""
-        for worker in [*self._workers.values(), *([self._store] if self._store else [])]:
-            if worker.pid is not None and worker.status is None:
-                self._server.signal(worker.pid, signal.SIGKILL)
         with contextlib.suppress(PacelineError):
-            while self._server.alive() and any(
-                worker and worker.status is None for worker in [*self._workers.values(), self._store]
+            while self._server.alive() and (
+                running := [one for one in self._everyone() if one.status is None]
             ):
+                for worker in running:  # again each time: one that was asked for may only now be there
+                    if worker.pid is not None:
+                        self._server.signal(worker.pid, signal.SIGKILL)
                 self._on_report()
         for key in list(self._selector.get_map().values()):
             if key.fileobj is not self._server:
@@ -118,7 +118,12 @@ class Supervisor:
         for log in self._logs:
             log.close()
 
+    def _everyone(self) -> list[_Worker]:
+        return [*self._workers.values(), *([self._store] if self._store else [])]
+
     def _busy(self) -> bool:
+        if self._interrupted is not None and not self._server.alive():
+            return False
         running = any(worker.status is None for worker in self._workers.values())
         return running or self._open_pipes > 0
 
@@ -127,13 +132,16 @@ class Supervisor:
         for key, _ in self._selector.select(wait):
             key.data()
         if self._deadline is not None and time.monotonic() >= self._deadline:
+            if self._interrupted is not None and any(one.pid is None for one in self._everyone()):
+                self._server.kill()  # it still loads torch: waiting for that only to end its workers helps nobody
+                return
             self._send_all(self._next_signal)
             self._next_signal = signal.SIGKILL
             self._deadline = time.monotonic() + TERMINATE_WAIT_S
 
     def _on_report(self) -> None:
         report = self._server.report()
-        everyone = [*self._workers.values(), *([self._store] if self._store else [])]
+        everyone = self._everyone()
         if "started" in report:
             worker = next(one for one in everyone if one.ticket == report["started"])
             worker.pid = report["pid"]

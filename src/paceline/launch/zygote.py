@@ -1,6 +1,6 @@
 """The fork server: a process that has imported torch once and forks workers from itself in milliseconds.
 
-Run as `python -m paceline.launch.zygote FD`. It reads requests from the socket FD, forks, and reports how each
+Run as `python -m paceline.launch.zygote FD LAUNCHER_PID`. It reads requests from the socket FD, forks, and reports how each
 worker ended. It owns nothing else: no thread is ever started here and CUDA is never touched, so forking is safe.
 When the launcher goes away, in whatever manner, the socket closes and every worker is killed; when this
 process goes away, the kernel kills its workers (they asked for that).
@@ -18,6 +18,8 @@ import socket
 import sys
 from typing import Any, NoReturn
 
+from paceline.world.lifeline import die_with_parent, outlive_parent
+
 MAX_MESSAGE = 4096
 MAX_DESCRIPTORS = 8
 
@@ -32,7 +34,11 @@ def main() -> None:
     wake_write.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
+    # Loading takes seconds in which nobody listens to the socket. Afterwards its end says the same, and says it
+    # better: the kernel counts the launcher as dead when only the thread that started us has ended.
+    die_with_parent(int(sys.argv[2]))
     _preload()
+    outlive_parent()
 
     children: set[int] = set()
     with selectors.DefaultSelector() as selector:

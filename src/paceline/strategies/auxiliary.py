@@ -26,11 +26,14 @@ class Auxiliary:
         self._parameters = list(parameters)
         self.names: list[str] = []
         """Terms of this task, once seen: a worker without a sample in some step still takes part for them."""
+        self.settled = False
+        """Whether all workers have agreed on the names, so that no new one may come."""
         self._held: Gradients = []
 
     def backward(self, terms: Mapping[str, Loss], scale: Tensor) -> None:
         """Add one batch's gradients of each term; the graph stays for the main term."""
-        self.names = self.names or sorted(terms)
+        if not self.settled:
+            self.names = self.names or sorted(terms)
         if sorted(terms) != self.names:
             raise InputError(
                 f"the loss has the auxiliary terms {sorted(terms)}, but had {self.names} before."
@@ -54,36 +57,46 @@ class Auxiliary:
         """Put back the flat list, summed over the whole global batch."""
         self._held = summed
 
-    def empty(self) -> Gradients:
-        """Give a flat list of zeros, for a worker that saw no sample."""
-        return self.dense([None] * (len(self.names) * (len(self._parameters) + 1)))
+    def flatten(self, flat: Gradients) -> Tensor:
+        """Give the list as one tensor, zeros in the place of missing gradients; an empty list is all zeros."""
+        shapes = self._shapes()
+        held = flat or [None] * len(shapes)
+        return torch.cat(
+            [(like if one is None else one).reshape(-1) for one, like in zip(held, shapes, strict=True)]
+        )
 
-    def dense(self, flat: Gradients) -> Gradients:
-        """Give the list with zeros in the place of missing gradients, so that all workers' lists look alike."""
-        device = self._parameters[0].device
-        shapes = [*self._parameters, torch.zeros(2, device=device)] * len(self.names)
+    def unflatten(self, whole: Tensor) -> Gradients:
+        """Give the tensor as the list it was."""
+        shapes = self._shapes()
+        parts = torch.split(whole, [like.numel() for like in shapes])
+        return [part.view_as(like) for part, like in zip(parts, shapes, strict=True)]
+
+    def _shapes(self) -> list[Tensor]:
         return [
-            torch.zeros_like(like) if held is None else held for held, like in zip(flat, shapes, strict=True)
-        ]
+            *map(torch.zeros_like, self._parameters),
+            torch.zeros(2, device=self._parameters[0].device),
+        ] * len(self.names)
 
-    def merge(self, size: int, factor: Tensor | float) -> dict[str, Tensor]:
-        """Add the terms into `.grad`, each over its own weight; the main term is multiplied by `factor` first.
-
-        Gives (total, weight) of each term.
-        """
+    def entries(self) -> dict[str, Tensor]:
+        """Give (total, weight) of each term that had any part in this step."""
         stride = len(self._parameters) + 1
-        entries: dict[str, Tensor] = {}
+        ends = zip(self.names, self._held[stride - 1 :: stride], strict=False)
+        return {name: entry for name, entry in ends if entry is not None}
+
+    def merge(self, size: int, factor: Tensor | float) -> None:
+        """Add the terms into `.grad`, each over its own weight; the main term is multiplied by `factor` first."""
+        stride = len(self._parameters) + 1
         main = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if main:
             torch._foreach_mul_(main, factor)
-        for number, name in enumerate(self.names):
-            *gradients, entry = self._held[number * stride : (number + 1) * stride]
+        for start in range(0, len(self._held), stride):
+            *gradients, entry = self._held[start : start + stride]
             if entry is None:
                 continue
-            entries[name] = entry
+            # A term without any weight in this step has nothing to say.
+            share = torch.where(entry[1] > 0, size / entry[1], 0.0)
             for parameter, gradient in zip(self._parameters, gradients, strict=True):
                 if gradient is not None:
-                    gradient.mul_(size / entry[1])
+                    gradient.mul_(share)
                     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         self._held = []
-        return entries

@@ -49,6 +49,10 @@ class Parts:
     """V: how many logical shards a global batch has, on all workers together."""
     threads: int = 1
     """Replicas inside this process, for strategies that work on threads."""
+    exactness: Exactness = Exactness.BITWISE
+    """The level this run promises: a strategy may take a cheaper way to a lower one."""
+    lane: str = "auto"
+    """How workers of one host exchange sums: through shared memory, over sockets (gloo), or what serves best."""
     compile: bool = False
     allow_unused: bool = False
 

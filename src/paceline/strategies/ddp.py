@@ -1,9 +1,10 @@
-"""One process a device: torch's DistributedDataParallel, with sums where it takes means.
+"""One process a device: torch's DistributedDataParallel, with sums where it takes means, in the order of one tree.
 
 Bucketing, the order of buckets and the overlap with the backward pass are torch's. Two things are ours. The
 reducer is armed just before the backward pass that ends a step, so the user's module is called bare, in any
-way and any number of times, and earlier passes accumulate without a message. And the communication hook adds:
-the division by the weight of the global batch comes later and once.
+way and any number of times, and earlier passes accumulate without a message. And the communication hook adds
+along the canonical tree over the shards, so the bits are those of one process; the division by the weight of
+the global batch comes later and once.
 """
 
 from __future__ import annotations
@@ -14,22 +15,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.data import owned_shards
 from paceline.errors import InputError
 from paceline.strategies import gradients
 from paceline.strategies.base import Exactness, OpenReplica, Parts, ShardWork
+from paceline.strategies.combination import Combination
+from paceline.strategies.exchange import Exchange, Layout, SocketExchange, TorchExchange
+from paceline.strategies.lane_exchange import LaneExchange
 from paceline.strategies.sequential import SequentialReplica
-from paceline.strategies.tree import Gradients, fold
-from paceline.world import World
+from paceline.strategies.tree import TreeSum
+from paceline.world import World, all_gather_object
+from paceline.world.lane import open_lane
 
 if TYPE_CHECKING:
     from torch.distributed import GradBucket  # type: ignore[attr-defined]
+
+
+LANE_BUCKET_MB = 4
+"""Buckets that stay in the last-level cache between copying in, adding and copying out."""
+AUXILIARY_KEY = -1
 
 
 class Ddp:
     """Gradients summed over processes in buckets, while the backward pass goes on."""
 
     name = "ddp"
-    exactness = Exactness.NUMERIC
+    exactness = Exactness.BITWISE
     threaded = False
 
     def prepare(self, parts: Parts, world: World) -> OpenReplica:
@@ -52,31 +63,46 @@ class DdpReplica(SequentialReplica):
     def __init__(self, parts: Parts, world: World) -> None:
         super().__init__(parts, world)
         self._allow_unused = parts.allow_unused
+        self._owned = owned_shards(world.rank, world.size, parts.shards)
+        self._combination = Combination(TreeSum(parts.shards), self._owned.start, self._owned, parts.shards)
+        self._places = {id(parameter): place for place, parameter in enumerate(self.tracked)}
+        self._last_bucket_seen = False
+        self.exchange = _open_exchange(parts, world)
         self._ddp = DistributedDataParallel(
             _Carried(self.model, self.ledger),
             process_group=world.comm.group,
             gradient_as_bucket_view=True,
             find_unused_parameters=parts.allow_unused,
+            bucket_cap_mb=LANE_BUCKET_MB if isinstance(self.exchange, LaneExchange) else None,
         )
         self._ddp.register_comm_hook(self, _sum_bucket)
-        self.last_bucket_seen = False
-        self._earlier: list[Gradients] = []
 
-    def _arm(self, roots: list[Tensor]) -> None:
+    def _arm(self, roots: list[Tensor], last: int | None) -> None:
         """Let the coming backward pass reduce: what DDP.forward does, without going through it."""
-        self._earlier = [summed for _, summed in self._tree.nodes]
-        if self._earlier:
-            for parameter, gradient in zip(self.tracked, fold(self._earlier), strict=False):
-                parameter.grad = gradient
+        self._combination = Combination(self._tree, last, self._owned, self._shards)
         reducer = self._ddp.reducer
         reducer._rebuild_buckets()  # noqa: SLF001  (DDP.forward calls it just here)
         reducer.prepare_for_forward()
         reducer.prepare_for_backward(roots if self._allow_unused else [])
-        self.last_bucket_seen = False
+        self._last_bucket_seen = False
+
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Add a bucket up over all workers, together with the shards that this worker finished before."""
+        buffer: Tensor = bucket.buffer()
+        places = [self._places[id(parameter)] for parameter in bucket.parameters()]
+        parts = self._combination.parts(bucket.gradients(), buffer, places)
+        future: torch.futures.Future[Tensor] = torch.futures.Future(
+            devices=[buffer.device] if buffer.is_cuda else []
+        )
+        self.exchange.start(bucket.index(), parts, buffer, lambda: future.set_result(buffer))
+        if bucket.is_last():
+            self._last_bucket_seen = True
+            self.exchange.finish()
+        return future
 
     def _combined(self) -> None:
         """Refuse to go on with gradients that were never reduced."""
-        if not self.last_bucket_seen:
+        if not self._last_bucket_seen:
             unused = [
                 name
                 for name, value in self.model.named_parameters()
@@ -93,26 +119,37 @@ class DdpReplica(SequentialReplica):
             super()._close_shard(work)
 
     def _finish_combination(self) -> None:
-        """Take part with zeros when this worker had no sample, or its loop left some out."""
+        """Take part with what there is when this worker had no sample, or its loop left some out."""
         if not self._sent:
             self._sent = True
             zeros = [torch.zeros_like(parameter) for parameter in self.tracked]
-            self._arm(list(self.tracked))
+            self._arm(list(self.tracked), None)
             gradients.run_backward(self.tracked, zeros)
             self._combined()
+        if not self.auxiliary.settled:
+            self._agree_on_terms()
         if self.auxiliary.names:
             self._combine_auxiliary()
 
+    def _agree_on_terms(self) -> None:
+        """Ask once, in the first step: a worker without a sample has seen no auxiliary term yet."""
+        names = all_gather_object(self.world.comm, self.auxiliary.names)
+        self.auxiliary.names = max(names, key=len)
+        self.auxiliary.settled = True
+
     def _combine_auxiliary(self) -> None:
-        behind = len(self.tracked)
-        flats = [flat for flat in (*(node[behind:] for node in self._earlier), self.auxiliary.take()) if flat]
-        mine = self.auxiliary.dense(fold(flats)) if flats else self.auxiliary.empty()
-        lengths = [gradient.numel() for gradient in mine if gradient is not None]
-        summed = self.world.comm.all_reduce(
-            torch.cat([gradient.reshape(-1) for gradient in mine if gradient is not None])
-        )
-        parts = zip(summed.split(lengths), mine, strict=True)
-        self.auxiliary.give([part.view_as(like) for part, like in parts if like is not None])
+        """Send the auxiliary terms the same way, as one flat tensor."""
+        behind, auxiliary = len(self.tracked), self.auxiliary
+        live = auxiliary.flatten(auxiliary.take())
+        for held in self._combination.into_live:
+            live += auxiliary.flatten(held[behind:])
+        parts = [
+            live if is_live else auxiliary.flatten(held[behind:] if held is not None else [])
+            for held, is_live in self._combination.nodes
+        ]
+        self.exchange.start(AUXILIARY_KEY, parts, live, lambda: None)
+        self.exchange.finish()
+        auxiliary.give(auxiliary.unflatten(live))
 
     def settle_buffers(self) -> None:
         """Give every worker the first one's buffers."""
@@ -120,18 +157,22 @@ class DdpReplica(SequentialReplica):
             buffer.copy_(self.world.comm.broadcast(buffer))
 
 
+def _open_exchange(parts: Parts, world: World) -> Exchange:
+    """Choose how sums travel; all workers choose alike."""
+    if parts.exactness is not Exactness.BITWISE:
+        return TorchExchange(world)
+    layout = Layout(world, parts.shards)
+    lane = open_lane(world) if parts.lane != "gloo" else None
+    if lane is not None:
+        return LaneExchange(lane, layout)
+    if parts.lane == "memory":
+        raise InputError("--lane memory needs CPU workers on one Linux host (x86-64). Use --lane gloo.")
+    return TorchExchange(world) if layout.counts == [1, 1] else SocketExchange(world, layout)
+
+
 def _sum_bucket(replica: DdpReplica, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Add a bucket up over all workers, in place. (torch finds the arguments by name: `bucket` must be called so.)"""
-    replica.last_bucket_seen = replica.last_bucket_seen or bucket.is_last()
-    buffer = bucket.buffer()
-    pending = replica.world.comm.all_reduce_(buffer)
-    if buffer.is_cuda or not bucket.is_last():
-        waiting: torch.futures.Future[Tensor] = pending.future()
-        return waiting
-    # Nothing is left to overlap with, so waiting here saves a call-back from one of gloo's threads.
-    summed: torch.futures.Future[Tensor] = torch.futures.Future()
-    summed.set_result(pending.wait())
-    return summed
+    """Hand a bucket to its replica. (torch finds the arguments by name: `bucket` must be called so.)"""
+    return replica.reduce(bucket)
 
 
 # torch compares the annotations of a hook with types, and ours are text.

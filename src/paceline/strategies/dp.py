@@ -103,7 +103,8 @@ class ThreadedReplica(SequentialReplica):
         self._sent = True
         for node, gradients in nodes:
             self._tree.add(node, [None if one is None else one.to(self.world.device) for one in gradients])
-        self.auxiliary.names = self._copies[0].auxiliary.names
+        # A thread without a sample has seen no names.
+        self.auxiliary.names = max((copy_.auxiliary.names for copy_ in self._copies), key=len)
         for mine, theirs in zip(self.model.buffers(), self._copies[0].model.buffers(), strict=True):
             mine.copy_(theirs)
         return self.apply(clip)
@@ -140,7 +141,7 @@ class ThreadedReplica(SequentialReplica):
         return value
 
     def _backward(self, replica: _Copy, shard: ShardWork, loss: Any) -> None:
-        self.totals.append((shard.index, loss.total.detach()))
+        self.totals += [(shard.index, part.total.detach()) for part in (loss, *loss.auxiliary.values())]
         scale = self._scale().to(replica.device)
         if loss.auxiliary:
             replica.auxiliary.backward(loss.auxiliary, scale)

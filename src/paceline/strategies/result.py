@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from paceline.errors import NonFiniteLossError
 class StepResult:
     """Sums that may still be on their way from a GPU: reading a number waits for it, making the result does not."""
 
-    def __init__(self, number: int, size: int, entry: Tensor) -> None:
+    def __init__(self, number: int, size: int, entry: Tensor, terms: Mapping[str, Tensor]) -> None:
         self.number = number
         """How many steps came before this one."""
         self.size = size
@@ -20,7 +21,7 @@ class StepResult:
         self._entry = entry
         self._read: tuple[float, float] | None = None
         self.norm: Tensor | None = None
-        self.terms: dict[str, Tensor] = {}
+        self.terms = terms
 
     @property
     def _numbers(self) -> tuple[float, float]:
@@ -51,7 +52,8 @@ class StepResult:
     @property
     def auxiliary(self) -> dict[str, float]:
         """The mean of each auxiliary term."""
-        return {name: float(entry[0] / entry[1]) for name, entry in self.terms.items()}
+        sums = {name: entry.tolist() for name, entry in self.terms.items()}
+        return {name: total / weight if weight else total for name, (total, weight) in sums.items()}
 
     @property
     def gradient_norm(self) -> float | None:
@@ -67,3 +69,6 @@ class StepResult:
             )
         if not math.isfinite(total):
             raise NonFiniteLossError(f"step {self.number}: the loss is {total}.")
+        for name, value in self.auxiliary.items():
+            if not math.isfinite(value):
+                raise NonFiniteLossError(f"step {self.number}: the auxiliary term {name} is {value}.")

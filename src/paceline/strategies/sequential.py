@@ -92,13 +92,13 @@ class SequentialReplica:
         """Add one batch's gradients; the last one of the step sets off the combination with other workers."""
         check_loss(loss)
         self._left -= 1
-        self.totals.append((self._open, loss.total.detach()))
+        self.totals += [(self._open, part.total.detach()) for part in (loss, *loss.auxiliary.values())]
         if loss.auxiliary:
             self.auxiliary.backward(loss.auxiliary, self._scale())
         roots = [loss.total, self.ledger]
         self._sent = self._left == 0
         if self._sent:
-            self._arm(roots)
+            self._arm(roots, self._open)
         gradients.run_backward(roots, [self._scale(), self._entry(loss)])
         if self._sent:
             self._combined()
@@ -111,14 +111,15 @@ class SequentialReplica:
             raise InputError(
                 f"step {self._work.number}: step.backward was never called, so there is nothing to apply."
             )
-        result = StepResult(self._work.number, self._work.size, entry)
+        result = StepResult(self._work.number, self._work.size, entry, self.auxiliary.entries())
         if entry.device.type == "cpu":
             result.check()  # elsewhere the loop asks one step later, so that no GPU waits for the question
-        if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
         factor = result.factor
         if self.auxiliary.names:
-            result.terms, factor = self.auxiliary.merge(self._work.size, factor), 1.0
+            self.auxiliary.merge(self._work.size, factor)
+            factor = 1.0
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
         held = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         result.norm = gradients.finish(held, factor, clip)
         self._update()
@@ -126,8 +127,8 @@ class SequentialReplica:
 
     # What a strategy of several workers does otherwise.
 
-    def _arm(self, roots: list[Tensor]) -> None:
-        """Prepare for the backward pass that ends the step."""
+    def _arm(self, roots: list[Tensor], last: int | None) -> None:
+        """Prepare for the backward pass that ends the step; `last` is the shard it belongs to."""
 
     def _combined(self) -> None:
         """React to the end of that pass."""
@@ -232,6 +233,10 @@ def check_loss(loss: object) -> None:
         raise InputError(
             f"loss() returned a {type(loss).__name__}, not a paceline.Loss. Return paceline.Loss.mean(per_item_losses), "
             "with reduction='none', or paceline.Loss(total, weight)."
+        )
+    if not isinstance(loss.total, Tensor):
+        raise InputError(
+            f"Loss.total is a {type(loss.total).__name__}, not a tensor, so it has no gradient. Give the sum, without .item()."
         )
     if loss.total.dim() != 0:
         raise InputError(

@@ -25,21 +25,23 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 def load_optimizer_state(model: nn.Module, optimizer: Optimizer, saved: dict[str, Any]) -> None:
     """Load what `optimizer_state` gave."""
-    numbers = {name: number for number, name in enumerate(_names(model, optimizer))}
+    names = _names(model, optimizer)
+    numbers = {name: number for number, name in enumerate(names)}
     here = [list(group["params"]) for group in optimizer.state_dict()["param_groups"]]
     there = [group["params"] for group in saved["groups"]]
-    if [len(group) for group in here] != [len(group) for group in there] or any(
-        name not in numbers for group in there for name in group
-    ):
+    if [sorted(names[number] for number in group) for group in here] != [sorted(group) for group in there]:
+        moved = sorted({name for group in there for name in group} ^ numbers.keys())
         raise CheckpointError(
             f"the checkpoint's optimizer has parameter groups of {[len(group) for group in there]} parameters, "
-            f"this one of {[len(group) for group in here]}. Use the task that wrote the checkpoint."
+            f"this one of {[len(group) for group in here]}, and they do not hold the same"
+            f"{' (' + ', '.join(moved[:5]) + ')' if moved else ''}. Use the task that wrote the checkpoint."
         )
     optimizer.load_state_dict(
         {
             "state": {numbers[name]: dict(entry) for name, entry in saved["state"].items()},
+            # torch matches parameters by their place, so the places are this optimizer's.
             "param_groups": [
-                {**group, "params": [numbers[name] for name in group["params"]]} for group in saved["groups"]
+                {**group, "params": places} for group, places in zip(saved["groups"], here, strict=True)
             ],
         }
     )

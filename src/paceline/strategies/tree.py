@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -67,11 +68,12 @@ class TreeSum:
 
 
 def add(left: Gradients, right: Gradients) -> Gradients:
-    """Add `right` into `left`; a None (no gradient at all) adds nothing."""
-    both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
+    """Add `right` into `left`; a None (no gradient at all) adds nothing, nor does the end of a shorter list."""
+    pairs = list(zip_longest(left, right))
+    both = [(a, b) for a, b in pairs if a is not None and b is not None]
     if both:
         torch._foreach_add_([a for a, _ in both], [b for _, b in both])
-    return [b if a is None else a for a, b in zip(left, right, strict=True)]
+    return [b if a is None else a for a, b in pairs]
 
 
 def fold(sums: Sequence[Gradients]) -> Gradients:

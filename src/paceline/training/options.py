@@ -12,6 +12,7 @@ from paceline.errors import InputError, UnknownNameError
 LEVELS = ("bitwise", "numeric", "statistical")
 DEVICES = ("auto", "cpu", "cuda")
 BACKENDS = ("auto", "gloo", "nccl")
+LANES = ("auto", "memory", "gloo")
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 
@@ -59,6 +60,7 @@ class RunOptions:
     allow_unused: bool = False
     device: str = "auto"
     backend: str = "auto"
+    lane: str = "auto"
     check_collectives: bool = False
     out: Path | None = None
     save_every: str | None = None
@@ -70,6 +72,7 @@ class RunOptions:
         strategies.entry(self.strategy)
         _one_of("device", self.device, DEVICES)
         _one_of("backend", self.backend, BACKENDS)
+        _one_of("lane", self.lane, LANES)
         _one_of("precision", self.precision, PRECISIONS)
         if self.exact is not None:
             _one_of("exactness", self.exact, LEVELS)

@@ -40,6 +40,8 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _from_package(name: str) -> ModuleType:
+    # The folder one is in, as `python -m name` would have it.
+    sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

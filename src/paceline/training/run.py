@@ -98,6 +98,8 @@ class Run:
             precision=Precision(self.options.precision, self.world.device),
             shards=self.options.total_shards,
             threads=self.options.workers if self.strategy.threaded else 1,
+            exactness=self.exactness,
+            lane=self.options.lane,
             compile=self.options.compile,
             allow_unused=self.options.allow_unused,
         )

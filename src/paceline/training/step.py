@@ -27,6 +27,7 @@ class Step:
         self._replica = replica
         self._world = world
         self._clip = clip
+        self._read = False
 
     @property
     def number(self) -> int:
@@ -38,6 +39,7 @@ class Step:
         self._replica.begin(self.work)
         for shard in self.work.shards:
             yield from self._replica.shard(shard)
+        self._read = True
 
     def backward(self, total: Tensor | Loss, weight: Weight | None = None) -> None:
         """Add one batch: the SUM of its losses and the WEIGHT of that sum, never a mean."""
@@ -51,6 +53,13 @@ class Step:
 
     def apply(self, clip: float | None = None) -> StepResult:
         """Combine over all workers, normalise by the true weight, clip by the true norm, update."""
+        if self.result is not None:
+            raise InputError(f"step {self.number}: step.apply() was called before. Call it once a step.")
+        if not self._read:
+            raise InputError(
+                f"step {self.number}: step.apply() came before the loop had gone through all its batches, and the rest "
+                "would be lost. Call it after `for batch in step`; to leave a batch out, do not call backward for it."
+            )
         return self._guarded(lambda: self._replica.apply(clip if clip is not None else self._clip))
 
     def compute(self, loss: LossFunction) -> StepResult:

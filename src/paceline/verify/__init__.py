@@ -1,0 +1,14 @@
+"""The reference run, the comparison step by step, and the diagnosis when they part. Names load on first use."""
+
+from paceline import lazy
+
+__all__ = ["Report", "Request", "verify"]
+
+__getattr__, __dir__ = lazy.names(
+    __name__,
+    {
+        "Report": "paceline.verify.report",
+        "Request": "paceline.verify.request",
+        "verify": "paceline.verify.check",
+    },
+)

@@ -1,0 +1,55 @@
+"""What a run leaves for the comparison: a digest of every tensor at every step, and where each came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.verify.digests import Digests
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """One worker's view of one step."""
+
+    number: int
+    epoch: int
+    samples: dict[int, tuple[int, ...]]
+    """Sample ids, by shard."""
+    data: dict[int, str]
+    """Digest of the batches of each shard, before the loss saw them."""
+    changed: tuple[int, ...]
+    """Shards whose batches were changed in place by the loss."""
+    shard_losses: dict[int, tuple[str, ...]]
+    """The loss of each batch of a shard, to the bit."""
+    loss: float
+    rates: tuple[float, ...]
+    """The learning rates that the update was made with."""
+    rates_moved: bool
+    """Whether the loss function changed a learning rate."""
+    gradients: Digests
+    """Combined, normalised and clipped: as the optimizer takes them."""
+    weights: Digests
+    optimizer: Digests
+    buffers: Digests
+    """As a checkpoint of this step would hold them."""
+    own_buffers: Digests
+    """As this worker had them before anybody made them agree."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One worker's whole run."""
+
+    rank: int
+    exactness: str
+    precision: str
+    samples: int | None
+    """Samples of the training set, as this worker sees it."""
+    made: Digests
+    """The model as the task made it."""
+    start: Digests
+    """The model as the first step found it."""
+    steps: list[StepRecord]
+    modules: list[str] = field(default_factory=list)
+    """Modules in the order in which the first forward pass came to them; only where that was asked for."""
+    seconds: float = 0.0

@@ -1,0 +1,162 @@
+"""The watched run: trains as `paceline train` does, and digests what every step was made of and came to."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.strategies.base import OpenReplica
+from paceline.task import Loss
+from paceline.training.run import Run
+from paceline.training.spec import TrainSpec
+from paceline.training.step import Step
+from paceline.verify import digests
+from paceline.verify.record import Record, StepRecord
+from paceline.verify.subject import Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dump:
+    """Which steps' tensors are to be written down, and where."""
+
+    folder: Path
+    steps: tuple[int, ...]
+
+    def path(self, rank: int, step: int) -> Path:
+        """Give the file of one step of one worker."""
+        return self.folder / f"rank-{rank}-step-{step}.pt"
+
+
+def main(run: Run, spec: TrainSpec, dump: Dump | None = None, order: bool = False) -> Record:
+    """Train the task on this worker and give the record."""
+    started = time.perf_counter()
+    subject = Subject(run, spec)
+    modules = _execution_order(subject.model) if order else []
+    replica = subject.prepare()
+    start = digests.of_named(replica.model.state_dict().items())
+    watch = _Watch(replica, run, dump)
+    for step in run.steps(subject.feed, steps=spec.steps, clip=subject.clip):
+        watch.step(step, subject.task.loss)
+    return Record(
+        rank=run.world.rank,
+        exactness=str(run.exactness),
+        precision=run.options.precision,
+        samples=subject.feed.samples,
+        made=subject.made,
+        start=start,
+        steps=watch.steps,
+        modules=modules,
+        seconds=time.perf_counter() - started,
+    )
+
+
+class _Watch:
+    """Looks on while steps are computed. The optimizer's own hook is where gradients are final and weights are not."""
+
+    def __init__(self, replica: OpenReplica, run: Run, dump: Dump | None) -> None:
+        self._replica, self._run, self._dump = replica, run, dump
+        self._gradients: dict[str, Tensor] = {}
+        self._gradient_digests: digests.Digests = {}
+        self._rates: tuple[float, ...] = ()
+        self._moved = False
+        self._number = 0
+        self.steps: list[StepRecord] = []
+        replica.optimizer.register_step_pre_hook(self._before_update)
+
+    def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
+        held = {
+            name: parameter.grad
+            for name, parameter in self._replica.model.named_parameters()
+            if parameter.grad is not None
+        }
+        self._gradient_digests = digests.of_named(held.items())
+        self._rates = rates(optimizer)
+        if self._dumping():
+            self._gradients = {name: gradient.detach().clone() for name, gradient in held.items()}
+
+    def _dumping(self) -> bool:
+        return self._dump is not None and self._number in self._dump.steps
+
+    def step(self, step: Step, loss: Any) -> None:
+        """Compute one step and write down what it was."""
+        self._number, self._moved = step.number, False
+        shards = {shard.index: shard for shard in step.work.shards}
+        before = {index: digests.of_batch(shard.batches) for index, shard in shards.items()}
+
+        def watched(model: nn.Module, batch: Any) -> Loss:
+            held = rates(self._replica.optimizer)
+            value: Loss = loss(model, batch)
+            self._moved = self._moved or rates(self._replica.optimizer) != held
+            return value
+
+        result = step.compute(watched)
+        totals: dict[int, tuple[str, ...]] = {}
+        for index, total in sorted(self._replica.totals, key=lambda pair: pair[0]):
+            totals[index] = (*totals.get(index, ()), float(total).hex())
+        after = {index: digests.of_batch(shard.batches) for index, shard in shards.items()}
+        own_buffers = digests.of_named(self._replica.model.named_buffers())
+        state = self._replica.state()
+        names = {name for name, _ in self._replica.model.named_parameters()}
+        model = digests.of_named(state["model"].items())
+        self.steps.append(
+            StepRecord(
+                number=step.number,
+                epoch=step.epoch,
+                samples={index: tuple(shard.samples.tolist()) for index, shard in shards.items()},
+                data=before,
+                changed=tuple(index for index in shards if before[index] != after[index]),
+                shard_losses=totals,
+                loss=result.loss,
+                rates=self._rates,
+                rates_moved=self._moved,
+                gradients=self._gradient_digests,
+                weights={name: digest for name, digest in model.items() if name in names},
+                optimizer=digests.of_optimizer(state["optimizer"]),
+                buffers={name: digest for name, digest in model.items() if name not in names},
+                own_buffers=own_buffers,
+            )
+        )
+        if self._dump is not None and self._dumping():
+            self._write(self._dump, state, names, result.loss)
+
+    def _write(self, dump: Dump, state: dict[str, Any], names: set[str], loss: float) -> None:
+        torch.save(
+            {
+                "gradient": self._gradients,
+                "weight": {name: value for name, value in state["model"].items() if name in names},
+                "buffer": {name: value for name, value in state["model"].items() if name not in names},
+                "optimizer state": {
+                    f"{parameter}: {key}": value
+                    for parameter, entries in state["optimizer"]["state"].items()
+                    for key, value in entries.items()
+                    if isinstance(value, Tensor)
+                },
+                "loss": loss,
+            },
+            dump.path(self._run.world.rank, self._number),
+        )
+        self._gradients = {}
+
+
+def rates(optimizer: Optimizer) -> tuple[float, ...]:
+    """Give the learning rate of each group of parameters."""
+    return tuple(float(group["lr"]) for group in optimizer.param_groups)
+
+
+def _execution_order(model: nn.Module) -> list[str]:
+    """Give a list that fills with the names of modules as the first forward pass comes to them."""
+    seen: list[str] = []
+    for name, module in model.named_modules():
+
+        def note(_: nn.Module, __: Any, name: str = name) -> None:
+            if name not in seen:
+                seen.append(name)
+
+        module.register_forward_pre_hook(note)
+    return seen

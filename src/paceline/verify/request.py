@@ -1,0 +1,94 @@
+"""What is to be verified: a task, and the strategies and numbers of workers to hold it to. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline import strategies
+from paceline.errors import InputError
+from paceline.training.options import RunOptions
+from paceline.training.spec import TrainSpec
+from paceline.world import env
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One strategy on one number of workers."""
+
+    strategy: str
+    workers: int
+
+    def __str__(self) -> str:
+        return f"{self.strategy} x {self.workers}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What `paceline verify` was asked for."""
+
+    spec: TrainSpec
+    strategies: tuple[str, ...] = ("ddp", "dp")
+    workers: tuple[int, ...] = (1, 2)
+    shards: int | None = None
+    exact: str | None = None
+    device: str = "auto"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.strategies or not self.workers:
+            raise InputError("nothing to verify: give at least one --strategy and one number of --workers.")
+        if self.spec.steps is None:
+            raise InputError("verify needs a number of steps. Give --steps.")
+        for strategy in self.strategies:
+            strategies.entry(strategy)
+        for workers in self.workers:
+            if workers < 1:
+                raise InputError(f"--workers {workers} is no number of workers. Give 1 or more.")
+
+    @property
+    def total_shards(self) -> int:
+        """V: the same for the reference and every candidate."""
+        return self.shards if self.shards is not None else max(self.workers)
+
+    @property
+    def worker_threads(self) -> int:
+        """Threads of each worker: the same for all, because the bits of a sum depend on them."""
+        return self.threads or max(1, env.cores() // self.total_shards)
+
+    def options(self, candidate: Candidate) -> RunOptions:
+        """Give the options of a candidate's run."""
+        return RunOptions(
+            strategy=candidate.strategy,
+            workers=candidate.workers,
+            shards=self.total_shards,
+            device=self.device,
+            exact=self.exact if candidate.strategy != "single" else None,
+            seed=self.spec.overrides.get("seed", 0),
+        )
+
+    def candidates(self) -> tuple[list[Candidate], list[tuple[Candidate, str]]]:
+        """Give the pairs that can be run, and those that cannot with the reason."""
+        able: list[Candidate] = []
+        unable: list[tuple[Candidate, str]] = []
+        for strategy in self.strategies:
+            for workers in self.workers:
+                candidate = Candidate(strategy, workers)
+                reason = self._hindrance(candidate)
+                if reason:
+                    unable.append((candidate, reason))
+                else:
+                    able.append(candidate)
+        if not able:
+            raise InputError(f"nothing can be verified: {unable[0][0]}: {unable[0][1]}.")
+        return able, unable
+
+    def _hindrance(self, candidate: Candidate) -> str:
+        known = strategies.entry(candidate.strategy)
+        if candidate.workers > self.total_shards:
+            return f"{candidate.workers} workers cannot share {self.total_shards} shards"
+        if known.processes == 1 and not known.threaded and candidate.workers > 1:
+            return f"{candidate.strategy} is one process"
+        return ""
+
+
+REFERENCE = Candidate("single", 1)

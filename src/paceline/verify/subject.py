@@ -1,0 +1,52 @@
+"""A task made ready to be watched: its data, its model as it was made, and its replica."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from paceline.data import Feed
+from paceline.strategies.base import OpenReplica
+from paceline.training.reference import load_task
+from paceline.training.run import Run
+from paceline.training.spec import OVERRIDES, TrainSpec
+from paceline.verify.digests import Digests, of_named
+from paceline.world import seeds
+
+
+class Subject:
+    """What `paceline train` would train, opened in the same order, with the same seeds."""
+
+    def __init__(self, run: Run, spec: TrainSpec) -> None:
+        self.run, self.spec = run, spec
+        self.task = load_task(spec.task, spec.settings)
+        run.with_options(**{name: spec.overrides.get(name, getattr(self.task, name)) for name in OVERRIDES})
+        run.name = spec.name
+        self.clip = spec.clip if spec.clip is not None else self.task.clip
+        self.batch_size = spec.batch_size if spec.batch_size is not None else self.task.batch_size
+        self.dataset = self.task.train_data()
+        self.feed = self.open_feed()
+        seeds.seed_everything(seeds.derive(run.options.seed, "model"))
+        self.model: nn.Module = self.task.model()
+        self.made: Digests = of_named(self.model.state_dict().items())
+
+    def open_feed(self, **loading: Any) -> Feed:
+        """Open the training data once more from its beginning."""
+        return self.run.feed(
+            self.dataset,
+            batch_size=self.batch_size,
+            **{"collate": self.task.collate, "worker_init": self.task.worker_init, **loading},
+        )
+
+    def prepare(self) -> OpenReplica:
+        """Hand model, optimizer and schedule to the strategy."""
+        horizon = self._horizon()
+        return self.run.prepare_replica(
+            self.model, self.task.optimizer, lambda optimizer: self.task.scheduler(optimizer, horizon)
+        )
+
+    def _horizon(self) -> int | None:
+        per_epoch = self.feed.steps_per_epoch
+        whole = None if per_epoch is None else self.task.epochs * per_epoch
+        return self.spec.steps if whole is None else max(whole, self.spec.steps or 0)

@@ -1,0 +1,144 @@
+"""The fast lane: memory that all workers of one host share, and flags in it that say who is how far.
+
+The memory is an anonymous file (memfd): it has no name anywhere, so nothing is left behind after any crash. A wait
+ends at once when its flag is up, spins briefly where there are cores to spare, then sleeps in the kernel, and
+looks every few milliseconds whether the peers are still alive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import select
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.world import env, futex
+from paceline.world.objects import all_gather_object
+from paceline.world.world import World
+
+SIZE = 1 << 36
+"""Address space of a lane; pages take memory only once they are written."""
+LINE = 64
+"""A flag has a cache line to itself."""
+HEADER = 1 << 16
+SPIN_S = 100e-6
+CHECK_S = 0.02
+"""How long a sleeper goes without looking at its peers."""
+_MAP_NORESERVE = 0x4000
+
+
+class PeerLostError(RuntimeError):
+    """A worker on the same host ended in the middle of an exchange."""
+
+
+class Lane:
+    """Shared memory of the workers of one host, with flags that count up."""
+
+    def __init__(self, memory: mmap.mmap, rank: int, peers: list[int], timeout_s: float) -> None:
+        self.rank = rank
+        self.size = len(peers)
+        self._memory = memory
+        self._flags = memoryview(memory)[:HEADER].cast("I")
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._pids = peers
+        self._poll = select.poll()
+        self._watched = {os.pidfd_open(pid): other for other, pid in enumerate(peers) if other != rank}
+        for descriptor in self._watched:
+            self._poll.register(descriptor, select.POLLIN)
+        # With more workers than cores, whoever spins keeps the one it waits for from running.
+        self._spin_s = SPIN_S if self.size <= env.cores() else 0.0
+        self._timeout_s = timeout_s
+        self._next = HEADER
+
+    def reserve(self, length: int) -> int:
+        """Set aside bytes; every worker asks for the same ones in the same order, so all get the same place."""
+        place = self._next
+        self._next += -(-length // LINE) * LINE
+        if self._next > SIZE:
+            raise MemoryError("the shared-memory lane is full")
+        return place
+
+    def tensor(self, place: int, count: int, dtype: torch.dtype) -> Tensor:
+        """Give a piece of the shared memory as a flat tensor."""
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=place)
+
+    def post(self, flag: int, value: int) -> None:
+        """Raise this worker's flag to `value` and wake who waits for it."""
+        word = self._word(flag, self.rank)
+        self._flags[word] = value
+        futex.wake(self._address + 4 * word)
+
+    def wait(self, flag: int, value: int) -> None:
+        """Wait until everybody's flag has reached `value`."""
+        for other in range(self.size):
+            word = self._word(flag, other)
+            if self._flags[word] < value:
+                self._wait_word(word, value, other)
+
+    def close(self) -> None:
+        """Let go of the peers; the memory goes when the last tensor on it does."""
+        for descriptor in self._watched:
+            self._poll.unregister(descriptor)
+            os.close(descriptor)
+        self._watched = {}
+
+    def _word(self, flag: int, rank: int) -> int:
+        return (flag * self.size + rank) * (LINE // 4)
+
+    def _wait_word(self, word: int, value: int, other: int) -> None:
+        flags = self._flags
+        started = time.perf_counter()
+        while time.perf_counter() - started < self._spin_s:
+            if flags[word] >= value:
+                return
+        while (seen := flags[word]) < value:
+            futex.wait(self._address + 4 * word, seen, CHECK_S)
+            if flags[word] < value:
+                self._check_peers(other, started)
+
+    def _check_peers(self, other: int, started: float) -> None:
+        for descriptor, _ in self._poll.poll(0):
+            lost = self._watched[descriptor]
+            raise PeerLostError(f"connection closed by peer: rank {lost} (pid {self._pids[lost]}) has ended.")
+        if time.perf_counter() - started > self._timeout_s:
+            raise PeerLostError(
+                f"timed out waiting for rank {other} (pid {self._pids[other]}) after {self._timeout_s:g} s in shared memory."
+            )
+
+
+def open_lane(world: World, timeout_s: float = 300.0) -> Lane | None:
+    """Open a lane among all workers, when they share one host and its kernel lets them; else give None.
+
+    Every worker must call it: they agree on the outcome.
+    """
+    mine = Path("/proc/sys/kernel/random/boot_id")
+    here = (world.host, mine.read_text() if mine.exists() else "", futex.available())
+    descriptor = os.memfd_create("paceline-lane") if world.is_first and futex.available() else -1
+    offers = all_gather_object(world.comm, (here, os.getpid(), descriptor))
+    memory: mmap.mmap | None = None
+    if world.device.type == "cpu" and futex.available() and len({offer[0] for offer in offers}) == 1:
+        memory = _map(offers[0][1], offers[0][2], first=world.is_first)
+    # Everyone has mapped it (or has failed to) when this returns: the descriptor can go.
+    everyone = all(all_gather_object(world.comm, memory is not None))
+    if descriptor >= 0:
+        os.close(descriptor)
+    if memory is None or not everyone:
+        return None
+    return Lane(memory, world.rank, [offer[1] for offer in offers], timeout_s)
+
+
+def _map(pid: int, descriptor: int, *, first: bool) -> mmap.mmap | None:
+    try:
+        own = os.dup(descriptor) if first else os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
+        try:
+            os.ftruncate(own, SIZE)
+            return mmap.mmap(own, SIZE, flags=mmap.MAP_SHARED | _MAP_NORESERVE)
+        finally:
+            os.close(own)
+    except OSError:
+        return None  # another container's process, or a limit on address space: sockets will do
