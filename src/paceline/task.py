@@ -7,7 +7,7 @@ short last batch, a token-weighted loss and accumulation are right by constructi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -94,6 +94,13 @@ class Task:
     def scheduler(self, optimizer: Optimizer, total_steps: int | None) -> LRScheduler | None:  # noqa: ARG002
         """Make a schedule; it steps once per optimizer step, whatever the number of workers."""
         return None
+
+    def buffers(self) -> Mapping[str, Any]:
+        """Say how buffers that shards make differ are combined: name or pattern -> "mean", "sum", "max", "min", "first".
+
+        A function of (value before, values of the shards) does too. BatchNorm's are known already.
+        """
+        return {}
 
     def train_data(self) -> Any:
         """Give the training set: a map-style or an iterable dataset."""

@@ -87,7 +87,10 @@ def train(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     backend: Annotated[str, typer.Option(help="auto, gloo or nccl.")] = "auto",
     lane: Annotated[
-        str, typer.Option(help="How workers of one host exchange gradients: auto, memory (shared) or gloo (sockets).")
+        str,
+        typer.Option(
+            help="How workers of one host exchange gradients: auto, memory (shared) or gloo (sockets)."
+        ),
     ] = "auto",
     check_collectives: Annotated[
         bool,

@@ -6,8 +6,8 @@ ever talks to that, so no loop branches by strategy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.strategies.buffers import Rule
 from paceline.strategies.precision import Precision
 from paceline.strategies.result import StepResult
 from paceline.task import Loss, Mean
@@ -51,6 +52,8 @@ class Parts:
     """Replicas inside this process, for strategies that work on threads."""
     exactness: Exactness = Exactness.BITWISE
     """The level this run promises: a strategy may take a cheaper way to a lower one."""
+    buffer_rules: Mapping[str, Rule] = field(default_factory=dict)
+    """How buffers that shards make differ are combined, by name or pattern."""
     lane: str = "auto"
     """How workers of one host exchange sums: through shared memory, over sockets (gloo), or what serves best."""
     compile: bool = False

@@ -19,6 +19,8 @@ from paceline.data import owned_shards
 from paceline.errors import InputError
 from paceline.strategies import gradients
 from paceline.strategies.base import Exactness, OpenReplica, Parts, ShardWork
+from paceline.strategies.buffers import Rows as BufferRows
+from paceline.strategies.buffers import gather_rows
 from paceline.strategies.combination import Combination
 from paceline.strategies.exchange import Exchange, Layout, SocketExchange, TorchExchange
 from paceline.strategies.lane_exchange import LaneExchange
@@ -151,10 +153,12 @@ class DdpReplica(SequentialReplica):
         self.exchange.finish()
         auxiliary.give(auxiliary.unflatten(live))
 
-    def settle_buffers(self) -> None:
-        """Give every worker the first one's buffers."""
-        for buffer in self.model.buffers():
-            buffer.copy_(self.world.comm.broadcast(buffer))
+    def _agree_on_buffers(self, names: list[str]) -> list[str]:
+        every = {name for part in all_gather_object(self.world.comm, names) for name in part}
+        return [name for name, _ in self.model.named_buffers() if name in every]
+
+    def _gather_buffers(self, rows: BufferRows) -> BufferRows:
+        return gather_rows(rows, self.buffers.like(), self.world, self._shards)
 
 
 def _open_exchange(parts: Parts, world: World) -> Exchange:

@@ -105,8 +105,6 @@ class ThreadedReplica(SequentialReplica):
             self._tree.add(node, [None if one is None else one.to(self.world.device) for one in gradients])
         # A thread without a sample has seen no names.
         self.auxiliary.names = max((copy_.auxiliary.names for copy_ in self._copies), key=len)
-        for mine, theirs in zip(self.model.buffers(), self._copies[0].model.buffers(), strict=True):
-            mine.copy_(theirs)
         return self.apply(clip)
 
     def _compute(self, work: StepWork, loss: LossFunction) -> list[Any]:
@@ -122,6 +120,7 @@ class ThreadedReplica(SequentialReplica):
         replica.model.train(self.model.training)
         tree = TreeSum(self._shards)
         for shard in shards:
+            versions = self.buffers.open_shard(replica.model) if shard.batches else {}
             if self._forward_lock is not None:
                 with self._forward_lock:
                     seeds.seed_everything(shard.seed)
@@ -131,6 +130,8 @@ class ThreadedReplica(SequentialReplica):
             else:
                 for batch in shard.batches:
                     self._backward(replica, shard, self._forward(replica, batch, loss))
+            if shard.batches:
+                self.buffers.close_shard(shard.index, replica.model, versions)
             tree.add((shard.index, shard.index + 1), replica.take())
         return tree.nodes
 

@@ -19,6 +19,8 @@ from paceline.errors import InputError
 from paceline.strategies import gradients
 from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import LossFunction, MetricsFunction, Parts, Rows, ShardWork, StepWork
+from paceline.strategies.buffers import Buffers
+from paceline.strategies.buffers import Rows as BufferRows
 from paceline.strategies.result import StepResult
 from paceline.strategies.state import load_optimizer_state, optimizer_state, plain
 from paceline.strategies.tree import Gradients, TreeSum
@@ -45,6 +47,7 @@ class SequentialReplica:
         self.ledger = nn.Parameter(torch.zeros(2, device=world.device))
         self.tracked = [*self.parameters, self.ledger]
         self.auxiliary = Auxiliary(self.parameters)
+        self.buffers = Buffers(self.model, parts.buffer_rules, parts.shards)
         self.totals: list[tuple[int, Tensor]] = []
         """The loss of each batch of this step with its shard, to find where a bad one came from."""
         self._shards = parts.shards
@@ -76,6 +79,7 @@ class SequentialReplica:
         self._sent = False
         self._tree = TreeSum(self._shards)
         self.auxiliary.take()
+        self.buffers.begin()
         self.totals = []
         for parameter in self.tracked:
             parameter.grad = None
@@ -83,9 +87,12 @@ class SequentialReplica:
     def shard(self, work: ShardWork) -> Iterator[Any]:
         """Give the batches of one shard, on the device, with its random streams set."""
         self._open = work.index
-        seeds.seed_everything(work.seed)
-        for batch in work.batches:
-            yield to_device(batch, self.world.device)
+        if work.batches:
+            versions = self.buffers.open_shard(self.model)
+            seeds.seed_everything(work.seed)
+            for batch in work.batches:
+                yield to_device(batch, self.world.device)
+            self.buffers.close_shard(work.index, self.model, versions)
         self._close_shard(work)
 
     def backward(self, loss: Loss) -> None:
@@ -114,6 +121,7 @@ class SequentialReplica:
         result = StepResult(self._work.number, self._work.size, entry, self.auxiliary.entries())
         if entry.device.type == "cpu":
             result.check()  # elsewhere the loop asks one step later, so that no GPU waits for the question
+        self.buffers.combine(self._agree_on_buffers, self._gather_buffers)
         factor = result.factor
         if self.auxiliary.names:
             self.auxiliary.merge(self._work.size, factor)
@@ -141,6 +149,14 @@ class SequentialReplica:
         """Make `.grad` hold the sum over the whole global batch."""
         if self._tree.nodes:
             self._give(self._tree.nodes[0][1])
+
+    def _agree_on_buffers(self, names: list[str]) -> list[str]:
+        """Give the buffers that change on any worker, in the model's order."""
+        return names
+
+    def _gather_buffers(self, rows: BufferRows) -> BufferRows:
+        """Give the rows of all workers' shards."""
+        return rows
 
     # Small parts.
 
@@ -187,7 +203,6 @@ class SequentialReplica:
 
     def evaluate(self, works: Iterable[StepWork], metrics: MetricsFunction) -> Rows:
         """Measure this worker's shards without touching gradients or random streams."""
-        self.settle_buffers()
         rows: Rows = {}
         self.model.eval()
         try:
@@ -204,12 +219,8 @@ class SequentialReplica:
             self.model.train()
         return rows
 
-    def settle_buffers(self) -> None:
-        """Make buffers agree on all workers before they are read or saved."""
-
     def state(self) -> dict[str, Any]:
         """Give everything by name, independent of the strategy."""
-        self.settle_buffers()
         return {
             "model": self.model.state_dict(),
             "optimizer": plain(optimizer_state(self.model, self.optimizer)),

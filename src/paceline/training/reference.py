@@ -97,15 +97,16 @@ def arguments(kind: type[Task], settings: Mapping[str, str]) -> dict[str, Any]:
 def _value(task: str, name: str, text: str, parameter: inspect.Parameter) -> Any:
     try:
         value = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError):  # TypeError: what looks like a literal and is none, {[1]}
         value = text
     default = parameter.default
-    if isinstance(default, bool) or default is parameter.empty or default is None:
+    if default is parameter.empty or default is None:
         return value
-    if isinstance(default, float) and isinstance(value, int):
-        return float(value)
     if isinstance(default, str):
         return text
-    if not isinstance(value, type(default)):
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    # To Python True is an int too.
+    if not isinstance(value, type(default)) or isinstance(value, bool) != isinstance(default, bool):
         raise InputError(f"--set {name}={text}: {task} wants a {type(default).__name__} like {default!r}.")
     return value

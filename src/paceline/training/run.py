@@ -11,7 +11,7 @@ def main(run: paceline.Run):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from paceline.data import Feed, owned_shards
 from paceline.errors import InputError
 from paceline.observe import Event, Fanout, RunStarted, Sink
 from paceline.strategies.base import Exactness, MetricsFunction, OpenReplica, Parts, ShardWork, StepWork
+from paceline.strategies.buffers import Rule
 from paceline.strategies.precision import Precision
 from paceline.training import folder, resuming
 from paceline.training.autocast import autocast_forward
@@ -73,10 +74,11 @@ class Run:
         model: nn.Module,
         optimizer: Optimizer | MakeOptimizer,
         scheduler: LRScheduler | MakeScheduler | None = None,
+        buffers: Mapping[str, Rule] | None = None,
     ) -> tuple[nn.Module, Optimizer]:
         """Place the model, wire up its gradients, and take over the state of a run that is being resumed."""
         autocast = self.options.precision != "fp32"
-        replica = self.prepare_replica(model, optimizer, scheduler)
+        replica = self.prepare_replica(model, optimizer, scheduler, buffers)
         if autocast:
             autocast_forward(replica.model, Precision(self.options.precision, self.world.device))
         return replica.model, replica.optimizer
@@ -86,6 +88,7 @@ class Run:
         model: nn.Module,
         optimizer: Optimizer | MakeOptimizer,
         scheduler: LRScheduler | MakeScheduler | None = None,
+        buffers: Mapping[str, Rule] | None = None,
     ) -> OpenReplica:
         """Do the same for a loop that hands the strategy its loss function instead of calling backward."""
         if not isinstance(model, nn.Module):
@@ -99,6 +102,7 @@ class Run:
             shards=self.options.total_shards,
             threads=self.options.workers if self.strategy.threaded else 1,
             exactness=self.exactness,
+            buffer_rules=buffers or {},
             lane=self.options.lane,
             compile=self.options.compile,
             allow_unused=self.options.allow_unused,

@@ -53,7 +53,7 @@ class Trainer:
         seeds.seed_everything(seeds.derive(run.options.seed, "model"))
         horizon = self._horizon()
         run.prepare_replica(
-            task.model(), task.optimizer, lambda optimizer: task.scheduler(optimizer, horizon)
+            task.model(), task.optimizer, lambda optimizer: task.scheduler(optimizer, horizon), task.buffers()
         )
         epochs = None if self.steps is not None else self.epochs
         for step in run.steps(

@@ -44,7 +44,9 @@ def first_difference(reference: Record, ranks: Sequence[Record]) -> Difference |
             return found
     longer = next((rank for rank in ranks if len(rank.steps) > len(reference.steps)), None)
     if longer is not None:
-        return Difference(step=len(reference.steps), kind="samples", name="(the run goes on)", rank=longer.rank)
+        return Difference(
+            step=len(reference.steps), kind="samples", name="(the run goes on)", rank=longer.rank
+        )
     return None
 
 

@@ -44,7 +44,9 @@ class Size:
 
 def measure(step: int, reference: Path, candidate: Path) -> list[Size]:
     """Compare two dumps of the same step: the largest difference of each kind."""
-    mine, theirs = (torch.load(path, map_location="cpu", weights_only=True) for path in (reference, candidate))
+    mine, theirs = (
+        torch.load(path, map_location="cpu", weights_only=True) for path in (reference, candidate)
+    )
     found = [
         size
         for kind in ("gradient", "weight", "optimizer state", "buffer")
@@ -53,20 +55,26 @@ def measure(step: int, reference: Path, candidate: Path) -> list[Size]:
     gap = abs(mine["loss"] - theirs["loss"])
     if gap:
         relative = gap / abs(mine["loss"]) if mine["loss"] else math.inf
-        found.append(Size(step=step, kind="loss", name="of the global batch", relative=relative, absolute=gap))
+        found.append(
+            Size(step=step, kind="loss", name="of the global batch", relative=relative, absolute=gap)
+        )
     return found
 
 
 def largest(step: int, kind: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Size | None:
     """Give the largest relative difference between tensors of the same name; None where there is none."""
     typical = _typical(mine)
-    sizes = [_size(step, kind, name, mine.get(name), theirs.get(name), typical) for name in {**mine, **theirs}]
+    sizes = [
+        _size(step, kind, name, mine.get(name), theirs.get(name), typical) for name in {**mine, **theirs}
+    ]
     return max((size for size in sizes if size.absolute), key=lambda size: size.relative, default=None)
 
 
 def of_tensor(step: int, kind: str, name: str, reference: Path, candidate: Path) -> Size | None:
     """Give the difference of one named tensor in two dumps; None where a dump does not hold that kind."""
-    mine, theirs = (torch.load(path, map_location="cpu", weights_only=True) for path in (reference, candidate))
+    mine, theirs = (
+        torch.load(path, map_location="cpu", weights_only=True) for path in (reference, candidate)
+    )
     if not isinstance(mine.get(kind), dict) or name not in mine[kind]:
         return None
     return _size(step, kind, name, mine[kind].get(name), theirs[kind].get(name), _typical(mine[kind]))

@@ -1,0 +1,191 @@
+"""Buffers that a forward pass changes, BatchNorm's running statistics first of all.
+
+Every shard of a step starts from the same buffers. What the shards made of them is combined by a rule, in the order
+of the shards, so buffers too are the same for any number of workers. A buffer that nobody has a rule for must come
+out equal on all shards; one that does not is an error that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from paceline.data import owned_shards
+from paceline.errors import InputError, UnknownNameError
+from paceline.strategies.tree import TreeSum
+from paceline.world import World
+
+Rule = str | Callable[[Tensor, list[Tensor]], Tensor]
+"""A name below, or a function of the value before the step and the values that the shards made of it."""
+Row = list[Tensor]
+Rows = dict[int, Row]
+Versions = dict[str, tuple[int, int]]
+"""What tells whether a buffer was written to or replaced."""
+Gather = Callable[[Rows], Rows]
+
+
+def _mean(before: Tensor, values: list[Tensor]) -> Tensor:
+    return (_total(values) / len(values)).to(before.dtype)
+
+
+def _added(before: Tensor, values: list[Tensor]) -> Tensor:
+    return before + _total([value - before for value in values])
+
+
+RULES: dict[str, Callable[[Tensor, list[Tensor]], Tensor]] = {
+    "mean": _mean,
+    "sum": _added,
+    "max": lambda _, values: torch.stack(values).amax(0),
+    "min": lambda _, values: torch.stack(values).amin(0),
+    "first": lambda _, values: values[0],
+}
+
+
+class Buffers:
+    """The changing buffers of one model through one step."""
+
+    def __init__(self, model: nn.Module, rules: Mapping[str, Rule], shards: int) -> None:
+        self.model = model
+        self.active = shards > 1 and next(model.buffers(), None) is not None
+        self.names: list[str] | None = None
+        """Which ones change; None until a first step has shown it."""
+        self._rules = {**_batch_norm(model), **_expand(rules, model)}
+        self._before: dict[str, Tensor] = {}
+        self._rows: dict[int, dict[str, Tensor]] = {}
+        self._touched = False
+
+    def begin(self) -> None:
+        """Note where every shard of this step starts from."""
+        if self.active:
+            held = dict(self.model.named_buffers())
+            names = held if self.names is None else self.names
+            self._before = {name: held[name].clone() for name in names}
+            self._rows = {}
+            self._touched = False
+
+    def open_shard(self, model: nn.Module) -> Versions:
+        """Start a shard from the buffers as they were before the step; `model` may be a replica."""
+        if not self.active:
+            return {}
+        held = dict(model.named_buffers())
+        if self._touched or model is not self.model:
+            for name, before in self._before.items():
+                held[name].copy_(before)
+        self._touched = True
+        return {name: _mark(value) for name, value in held.items()}
+
+    def close_shard(self, index: int, model: nn.Module, versions: Versions) -> None:
+        """Keep what a shard made of them."""
+        if self.active:
+            held = dict(model.named_buffers())
+            changed = [name for name, value in held.items() if versions.get(name) != _mark(value)]
+            late = [name for name in changed if name not in self._before]
+            if late:
+                raise InputError(
+                    f"the buffer {late[0]} began to change after the first step, so its value before is gone. Give it a rule "
+                    "in the task's buffers()."
+                )
+            self._rows[index] = {name: held[name].clone() for name in self.names or changed}
+
+    def combine(self, agree: Callable[[list[str]], list[str]], gather: Gather) -> None:
+        """Make one value of what all shards made; `agree` and `gather` reach the other workers."""
+        if not self.active:
+            return
+        if self.names is None:
+            mine = {name for row in self._rows.values() for name in row} | set(self._rules)
+            self.names = agree([name for name in self._before if name in mine])
+            self._before = {name: self._before[name] for name in self.names}
+        if not self.names:
+            self.active = False  # nothing in this model ever changes its buffers
+            return
+        rows = gather(
+            {
+                index: [row.get(name, self._before[name]) for name in self.names]
+                for index, row in self._rows.items()
+            }
+        )
+        held = dict(self.model.named_buffers())
+        for place, name in enumerate(self.names):
+            values = [rows[index][place] for index in sorted(rows)]
+            held[name].copy_(self._one(name, values) if values else self._before[name])
+
+    def like(self) -> Row:
+        """Give tensors of the shapes and types that a row has."""
+        return [self._before[name] for name in self.names or []]
+
+    def _one(self, name: str, values: list[Tensor]) -> Tensor:
+        rule = self._rules.get(name)
+        if rule is not None:
+            return (rule if callable(rule) else RULES[rule])(self._before[name], values)
+        for other in values[1:]:
+            if not torch.equal(values[0], other):
+                raise InputError(
+                    f"the buffer {name} came out differently on different shards, and no rule says how to combine it. State one "
+                    f"in the task: def buffers(self): return {{{name!r}: 'mean'}} ({', '.join(list(RULES)[1:])}, or a function)."
+                )
+        return values[0]
+
+
+def _mark(value: Tensor) -> tuple[int, int]:
+    return id(value), value._version  # noqa: SLF001  (torch's own count of writes in place)
+
+
+def gather_rows(rows: Rows, like: Row, world: World, shards: int) -> Rows:
+    """Give every worker the rows of all shards, in one exchange: raw bytes, behind a mark that says there is a row."""
+    most = max(len(owned_shards(rank, world.size, shards)) for rank in range(world.size))
+    length = sum(one.numel() * one.element_size() for one in like)
+    mine = torch.zeros(most, 1 + length, dtype=torch.uint8, device=world.device)
+    first = owned_shards(world.rank, world.size, shards).start
+    for index, row in rows.items():
+        mine[index - first, 0] = 1
+        mine[index - first, 1:] = torch.cat([one.contiguous().view(-1).view(torch.uint8) for one in row])
+    gathered: Rows = {}
+    for rank, part in enumerate(world.comm.all_gather(mine)):
+        for place, index in enumerate(owned_shards(rank, world.size, shards)):
+            if part[place, 0]:
+                gathered[index] = _unpack(part[place, 1:], like)
+    return gathered
+
+
+def _unpack(raw: Tensor, like: Row) -> Row:
+    pieces = torch.split(raw, [one.numel() * one.element_size() for one in like])
+    # A copy of its own, because a view as another type must start at a multiple of that type's size.
+    return [piece.clone().view(one.dtype).view(one.shape) for piece, one in zip(pieces, like, strict=True)]
+
+
+def _batch_norm(model: nn.Module) -> dict[str, Rule]:
+    """Give the rules of torch's own normalisation layers; the count of batches needs none, it is the same on all."""
+    found: dict[str, Rule] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, _NormBase) and module.running_mean is not None:
+            found |= {f"{path}.{name}".lstrip("."): "mean" for name in ("running_mean", "running_var")}
+    return found
+
+
+def _expand(rules: Mapping[str, Rule], model: nn.Module) -> dict[str, Rule]:
+    """Turn patterns such as "*.usage" into the names of this model's buffers."""
+    names = [name for name, _ in model.named_buffers()]
+    found: dict[str, Rule] = {}
+    for pattern, rule in rules.items():
+        if isinstance(rule, str) and rule not in RULES:
+            raise UnknownNameError(f"rule for the buffer {pattern}:", rule, RULES)
+        matching = [name for name in names if fnmatchcase(name, pattern)]
+        if not matching:
+            raise UnknownNameError("buffer", pattern, names or ["(the model has none)"])
+        found |= dict.fromkeys(matching, rule)
+    return found
+
+
+def _total(values: list[Tensor]) -> Tensor:
+    """Add the values of the shards along the tree."""
+    tree = TreeSum(len(values))
+    for index, value in enumerate(values):
+        tree.add((index, index + 1), [value.clone()])
+    total = tree.nodes[0][1][0]
+    if total is None:
+        raise RuntimeError("a sum of nothing")
+    return total
