@@ -74,7 +74,25 @@ def block(steps: Iterator[None], count: int) -> tuple[float, float]:
     wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(count):
         next(steps)
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return (time.perf_counter() - wall) / count, (time.process_time() - cpu) / count
+
+
+def interleave(
+    run: paceline.Run, contenders: dict[str, Iterator[None]], steps: int, rounds: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Let the contenders take turns, each round in another order; the first round warms up."""
+    seen: dict[str, list[tuple[float, float]]] = {key: [] for key in contenders}
+    names = list(contenders)
+    for number in range(rounds + 1):
+        turn = number % len(names)
+        for key in names[turn:] + names[:turn]:
+            run.world.comm.barrier()
+            timed = block(contenders[key], steps)
+            if number > 0:
+                seen[key].append(timed)
+    return seen
 
 
 def measure(run: paceline.Run, name: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
@@ -84,16 +102,7 @@ def measure(run: paceline.Run, name: str, rounds: int) -> dict[str, list[tuple[f
         "hand+loader": hand(case, run, loader=True),
         "paceline": ours(case, run),
     }
-    seen: dict[str, list[tuple[float, float]]] = {key: [] for key in contenders}
-    for number in range(rounds + 1):
-        names = list(contenders)
-        turn = number % len(names)
-        for key in names[turn:] + names[:turn]:
-            run.world.comm.barrier()
-            timed = block(contenders[key], case.steps)
-            if number > 0:  # the first round warms up
-                seen[key].append(timed)
-    return seen
+    return interleave(run, contenders, case.steps, rounds)
 
 
 def summarise(seen: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
@@ -110,6 +119,14 @@ def summarise(seen: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
     return result
 
 
+def show(title: str, rows: dict[str, Any]) -> None:
+    """Print one case; ratios are to `hand`, the median over the rounds."""
+    print(f"\n{title}")
+    print(f"  {'':12} {'wall ms':>9} {'cpu ms':>9} {'wall':>7} {'cpu':>7}")
+    for key, row in rows.items():
+        print(f"  {key:12} {row['wall_ms']:9.3f} {row['cpu_ms']:9.3f} {row['wall_ratio']:7.3f} {row['cpu_ratio']:7.3f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
@@ -120,10 +137,7 @@ def main() -> None:
     for name in options.cases.split(","):
         seen = paceline.launch(measure, name, options.rounds, workers=2, threads=1, device="cpu")
         results[name] = summarise(seen[0])
-        print(f"\n{name}: ratios to hand, the median over {options.rounds} rounds")
-        print(f"  {'':12} {'wall ms':>9} {'cpu ms':>9} {'wall':>7} {'cpu':>7}")
-        for key, row in results[name].items():
-            print(f"  {key:12} {row['wall_ms']:9.3f} {row['cpu_ms']:9.3f} {row['wall_ratio']:7.3f} {row['cpu_ratio']:7.3f}")
+        show(name, results[name])
     if options.write:
         RESULT.parent.mkdir(exist_ok=True)
         about = {"torch": torch.__version__, "workers": 2, "threads": 1, "rounds": options.rounds}

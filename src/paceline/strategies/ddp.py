@@ -85,7 +85,9 @@ class DdpReplica(SequentialReplica):
         reducer = self._ddp.reducer
         reducer._rebuild_buckets()  # noqa: SLF001  (DDP.forward calls it just here)
         reducer.prepare_for_forward()
-        reducer.prepare_for_backward(roots if self._allow_unused else [])
+        # A leaf has no graph in which the reducer would find it; a view of it has.
+        walked = [root.view_as(root) if root.is_leaf else root for root in roots] if self._allow_unused else []
+        reducer.prepare_for_backward(walked)
         self._last_bucket_seen = False
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -124,9 +126,10 @@ class DdpReplica(SequentialReplica):
         """Take part with what there is when this worker had no sample, or its loop left some out."""
         if not self._sent:
             self._sent = True
-            zeros = [torch.zeros_like(parameter) for parameter in self.tracked]
-            self._arm(list(self.tracked), None)
-            gradients.run_backward(self.tracked, zeros)
+            # Where parameters may go unused only the ledger takes part: zeros for the others would count as use.
+            roots: list[Tensor] = [self.ledger] if self._allow_unused else list(self.tracked)
+            self._arm(roots, None)
+            gradients.run_backward(roots, [torch.zeros_like(root) for root in roots])
             self._combined()
         if not self.auxiliary.settled:
             self._agree_on_terms()

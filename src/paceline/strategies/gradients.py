@@ -16,7 +16,9 @@ def finish(gradients: Sequence[Tensor], factor: Tensor | float, clip: float | No
     """
     norm: Tensor | None = None
     if clip is not None:
-        norm = torch.nn.utils.get_total_norm(gradients) * factor
+        # CUDA's norm adds in an order that depends on where a tensor lies in memory; fresh copies all lie alike.
+        placed = [one.clone() for one in gradients] if gradients[0].is_cuda else gradients
+        norm = torch.nn.utils.get_total_norm(placed) * factor
         # The same guard against division by zero as torch's clip_grad_norm_.
         factor = factor * torch.clamp(clip / (norm + 1e-6), max=1.0)
     if isinstance(factor, Tensor) and factor.device.type == "cpu":

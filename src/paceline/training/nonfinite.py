@@ -21,7 +21,8 @@ def explain(
 
 
 def _mine(work: StepWork, replica: OpenReplica) -> str:
-    bad = next((index for index, total in replica.totals if not math.isfinite(float(total))), None)
+    # The lowest, because threads report theirs in any order.
+    bad = min((index for index, total in replica.totals if not math.isfinite(float(total))), default=None)
     if bad is None:
         return ""
     samples = next(shard.samples for shard in work.shards if shard.index == bad).tolist()

@@ -33,7 +33,7 @@ from paceline.training.journal import Journal, open_sinks
 from paceline.training.options import RunOptions, SaveEvery
 from paceline.training.position import Position
 from paceline.training.step import Step
-from paceline.world import Identity, World, connect, seeds
+from paceline.world import Identity, World, connect, determinism, seeds
 
 MakeOptimizer = Callable[[nn.Module], Optimizer]
 MakeScheduler = Callable[[Optimizer], LRScheduler | None]
@@ -56,6 +56,8 @@ class Run:
         self._journal = Journal(self.emit, world.device)
         self._feeds: list[Feed] = []
         self._meta: dict[str, Any] = {}
+        if self.exactness is Exactness.BITWISE:
+            determinism.select_kernels(world.device)
         seeds.seed_everything(seeds.derive(options.seed, "model"))
 
     @classmethod

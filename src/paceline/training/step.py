@@ -12,7 +12,7 @@ from paceline.strategies.base import LossFunction, OpenReplica, StepWork
 from paceline.strategies.result import StepResult
 from paceline.task import Loss, Weight
 from paceline.training.nonfinite import explain
-from paceline.world import World
+from paceline.world import World, determinism
 
 
 class Step:
@@ -71,4 +71,6 @@ class Step:
             self.result = action()
         except NonFiniteLossError as error:
             raise explain(error, self.work, self._replica, self._world) from None
+        except RuntimeError as error:
+            raise (determinism.named(error) or error) from None
         return self.result

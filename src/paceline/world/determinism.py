@@ -1,0 +1,35 @@
+"""Makes a GPU give the same bits twice: deterministic kernels, or the name of the operation that has none."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from paceline.errors import InputError
+from paceline.world import env
+
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_NO_KERNEL = re.compile(r"^(\S+) does not have a deterministic implementation")
+
+
+def select_kernels(device: torch.device) -> None:
+    """Let torch take deterministic kernels only; on a CPU all are. Call before CUDA computes anything."""
+    if device.type != "cuda":
+        return
+    if env.read(_WORKSPACE) is None:
+        env.export({_WORKSPACE: ":4096:8"})  # without it cuBLAS may pick another algorithm from run to run
+    torch.backends.cudnn.benchmark = False
+    # The same switch as use_deterministic_algorithms(True), which would load the whole compiler to set one more.
+    torch.set_deterministic_debug_mode("error")
+
+
+def named(error: RuntimeError) -> InputError | None:
+    """Turn torch's refusal of an operation into a message that says what to do; None for any other error."""
+    found = _NO_KERNEL.match(str(error))
+    if found is None:
+        return None
+    return InputError(
+        f"{found[1]} has no deterministic kernel on this device, so the bits would differ from run to run. "
+        "Use another operation, or --exact numeric."
+    )
