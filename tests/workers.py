@@ -20,7 +20,13 @@ def run_workers(
     call = {"function": function, "args": args, "kwargs": kwargs}
     with tempfile.TemporaryDirectory(prefix="paceline-test-") as folder:
         results = paceline.launch(
-            _work, workers=workers, threads=1, device="cpu", check_collectives=checked, out=folder, kwargs=call
+            _work,
+            workers=workers,
+            threads=1,
+            device="cpu",
+            check_collectives=checked,
+            out=folder,
+            kwargs=call,
         )
     return list(results)
 

@@ -46,10 +46,11 @@ def compared(
 ) -> Compared:
     """Give what a strategy makes of the same jobs, and of the run that one process left halfway."""
     case = request.param
-    home = tmp_path_factory.mktemp(str(case))
+    home = tmp_path_factory.mktemp("case")
     shutil.copytree(halfway, home / "taken up")
     more = {"resumed": into(WHOLE, home / "taken up", resume=True), "half": into(HALF, home / "left")}
-    return Compared(case, one, train({**JOBS, **more}, case.strategy, case.workers), home / "left")
+    many = train({**JOBS, **more}, case.strategy, case.workers, **case.options)
+    return Compared(case, one, many, home / "left")
 
 
 def into(job: Job, folder: Path, **options: Any) -> Job:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 SHARDS = 4
 """Every case trains with as many logical shards, whatever its workers, and so must every other strategy."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """One strategy at one number of workers."""
 
     strategy: str
     workers: int
     bitwise: bool
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of `RunOptions`, where a strategy has more than one way."""
 
     @property
     def level(self) -> str:
@@ -22,13 +25,14 @@ class Case:
         return "bitwise" if self.bitwise else "numeric"
 
     def __str__(self) -> str:
-        return f"{self.strategy}-{self.workers}"
+        return "-".join(map(str, (self.strategy, self.workers, *self.options.values())))
 
 
 CASES = [
-    Case("dp", workers=2, bitwise=True),
-    Case("dp", workers=3, bitwise=True),
-    Case("ddp", workers=2, bitwise=False),
-    Case("ddp", workers=3, bitwise=False),
-    Case("ddp", workers=4, bitwise=False),
+    Case(strategy="dp", workers=2, bitwise=True),
+    Case(strategy="dp", workers=3, bitwise=True),
+    Case(strategy="ddp", workers=2, bitwise=True),
+    Case(strategy="ddp", workers=3, bitwise=True),
+    Case(strategy="ddp", workers=3, bitwise=True, options={"lane": "gloo"}),
+    Case(strategy="ddp", workers=3, bitwise=False, options={"exact": "numeric"}),
 ]

@@ -30,7 +30,9 @@ class Classify(Task):
     batch_size = 8
     epochs = 50
 
-    def __init__(self, samples: int = 61, optimizer: str = "adamw", dropout: float = 0.3, clip: float = 0.0) -> None:
+    def __init__(
+        self, samples: int = 61, optimizer: str = "adamw", dropout: float = 0.3, clip: float = 0.0
+    ) -> None:
         self.samples = samples
         self.kind = optimizer
         self.dropout = dropout
@@ -99,7 +101,9 @@ class Tokens(Task):
     def train_data(self) -> TensorDataset:
         words = torch.randint(WORDS, (self.samples, LENGTH), generator=drawn(3))
         lengths = torch.randint(1, LENGTH + 1, (self.samples, 1), generator=drawn(4))
-        return TensorDataset(words, torch.where(torch.arange(LENGTH) < lengths, (words * 3 + 1) % WORDS, PADDING))
+        return TensorDataset(
+            words, torch.where(torch.arange(LENGTH) < lengths, (words * 3 + 1) % WORDS, PADDING)
+        )
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         words, targets = batch

@@ -41,7 +41,7 @@ def test_tokens_with_accumulation(compared: Compared) -> None:
     limit = EPSILON * 16 * LENGTH
     for trained in (compared.one["first tokens"], compared.many["first tokens"]):
         assert distance(wanted, trained.weights) <= limit
-        assert trained.result["loss"] == pytest.approx(float(loss), rel=EPSILON * 16 * LENGTH)
+        assert trained.result["loss"] == pytest.approx(loss.item(), rel=EPSILON * 16 * LENGTH)
 
 
 def test_auxiliary_terms_have_weights_of_their_own(compared: Compared) -> None:
@@ -55,7 +55,7 @@ def test_auxiliary_terms_have_weights_of_their_own(compared: Compared) -> None:
     limit = 3 * 12 * EPSILON * 16 * LENGTH
     for trained in (compared.one["first auxiliary"], compared.many["first auxiliary"]):
         assert distance(wanted, trained.weights) <= limit
-        assert trained.result["loss"] == pytest.approx(float(loss), rel=EPSILON * 16 * LENGTH)
+        assert trained.result["loss"] == pytest.approx(loss.item(), rel=EPSILON * 16 * LENGTH)
 
 
 def test_clipping_by_the_norm_of_the_global_gradient(compared: Compared) -> None:
@@ -72,7 +72,7 @@ def test_clipping_by_the_norm_of_the_global_gradient(compared: Compared) -> None
         moved = torch.sqrt(
             sum((trained.weights[name] - value).square().sum() for name, value in model.named_parameters())
         )
-        assert float(moved) == pytest.approx(LEARNING_RATE * 0.05, rel=1e-3)
+        assert moved.item() == pytest.approx(LEARNING_RATE * 0.05, rel=1e-3)
 
 
 @pytest.mark.parametrize(

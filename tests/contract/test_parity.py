@@ -51,7 +51,9 @@ def test_no_sample_is_dropped_or_padded(compared: Compared, job: str, samples: i
 
 
 def test_two_ddp_workers_of_one_shard_are_one_process_to_the_bit() -> None:
-    jobs = {name: Job(settings=job.settings, options={"shards": 2}) for name, job in JOBS.items() if name in GAINS}
+    jobs = {
+        name: Job(settings=job.settings, options={"shards": 2}) for name, job in JOBS.items() if name in GAINS
+    }
     jobs["auxiliary"] = Job(task="Balanced", options={"shards": 2})
     one, two = train(jobs), train(jobs, "ddp", 2)
     for name in jobs:

@@ -10,8 +10,8 @@ from tests.contract.tasks import LEARNING_RATE
 
 def test_learning_rate(compared: Compared) -> None:
     for trained in (compared.one["schedule"], compared.many["schedule"], compared.many["resumed"]):
-        assert trained.learning_rate == LEARNING_RATE / (1 + STEPS)
-    assert compared.many["half"].learning_rate == LEARNING_RATE / (1 + HALFWAY)
+        assert trained.learning_rate == LEARNING_RATE * (1 / (1 + STEPS))
+    assert compared.many["half"].learning_rate == LEARNING_RATE * (1 / (1 + HALFWAY))
 
 
 def test_weights(compared: Compared) -> None:

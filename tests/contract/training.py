@@ -35,11 +35,13 @@ def work(run: paceline.Run, jobs: Mapping[str, Job]) -> dict[str, Trained]:
     return made
 
 
-def train(jobs: Mapping[str, Job], strategy: str = "single", workers: int = 1) -> dict[str, Trained]:
+def train(
+    jobs: Mapping[str, Job], strategy: str = "single", workers: int = 1, **options: Any
+) -> dict[str, Trained]:
     """Train jobs in one launch; every worker must end with the same weights."""
     # One thread each: how many threads share a matrix product is one of the things bits depend on.
     first, *others = paceline.launch(
-        work, jobs, workers=workers, strategy=strategy, shards=SHARDS, threads=1
+        work, jobs, workers=workers, strategy=strategy, shards=SHARDS, threads=1, **options
     )
     for other in others:
         for name, trained in first.items():

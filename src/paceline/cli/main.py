@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-WORKING = ("train", "run", "collectives")
+WORKING = ("train", "run", "verify", "collectives")
 """Commands that will need workers: their fork server starts loading torch while the arguments are read."""
 
 

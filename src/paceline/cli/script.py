@@ -41,7 +41,7 @@ def run(
 
     if not module and not Path(target).is_file():
         raise InputError(f"there is no script {target}. With -m it would be taken for a module.")
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(target).stem)
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", target if module else Path(target).stem)
     spec = LaunchSpec(
         call=ScriptCall(target=target if module else str(Path(target).resolve()), is_module=module),
         workers=workers,

@@ -152,7 +152,7 @@ def train(
     spec = TrainSpec(
         task=reference,
         name=name,
-        settings=before.get("settings", {}) | dict(_setting(text) for text in set_ or []),
+        settings=before.get("settings", {}) | dict(setting(text) for text in set_ or []),
         batch_size=batch_size if batch_size is not None else before.get("batch_size"),
         clip=clip if clip is not None else before.get("clip"),
         overrides=overrides,
@@ -180,7 +180,8 @@ def show(result: dict[str, Any], *, typed: str, as_json: bool) -> None:
     show_summary({**result, "typed": typed}, sys.stdout)
 
 
-def _setting(text: str) -> tuple[str, str]:
+def setting(text: str) -> tuple[str, str]:
+    """Read one KEY=VALUE of --set."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise InputError(f"--set {text!r} is not KEY=VALUE, such as --set lr=0.001.")

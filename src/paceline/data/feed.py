@@ -63,6 +63,8 @@ class Feed:
         self._running: Generator[StepData] | None = None
         self._source: _Source
         self.samples: int | None
+        self.order: Order | None = None
+        """Where each position of an epoch finds its sample; None for a stream, which has its own."""
         if is_stream(dataset):
             self.samples = _stream_length(dataset)
             stream = Stream(
@@ -78,8 +80,8 @@ class Feed:
             self._source = LoadedStream(stream, options) if loader_workers else stream
         else:
             self.samples = _map_style_length(dataset)
-            order = Order(self.samples, seed, shuffle)
-            schedule = Schedule(order, batch_size=batch_size, shards=shards, owned=owned)
+            self.order = Order(self.samples, seed, shuffle)
+            schedule = Schedule(self.order, batch_size=batch_size, shards=shards, owned=owned)
             reader = reader_of(dataset, seed=seed, collate=collate)
             options = LoadingOptions(loader_workers, worker_init, prefetch, self._pin)
             self._source = (

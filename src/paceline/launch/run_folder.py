@@ -14,6 +14,9 @@ from paceline.errors import InputError
 from paceline.launch.base import Outcome
 from paceline.training import folder
 
+_OURS = ("logs", folder.SPEC, "receipt.json", "ledger")
+"""What a run that was never begun takes away again."""
+
 
 class RunFolder:
     """The user's folder, or a temporary one for the logs of a launch that asked for none."""
@@ -32,7 +35,7 @@ class RunFolder:
             (self.path / "logs").mkdir(parents=True, exist_ok=True)
             if not self._temporary:
                 fresh = not folder.has_run(self.path)
-                self._made = missing or ([self.path / "logs", self.path / folder.SPEC] if fresh else [])
+                self._made = missing or ([self.path / name for name in _OURS] if fresh else [])
                 spec = self.path / folder.SPEC
                 self._spec_before = spec.read_bytes() if spec.exists() else None
                 folder.write_spec(self.path, self._record)

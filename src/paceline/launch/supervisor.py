@@ -29,6 +29,8 @@ from paceline.world import env
 
 FIRST_CAUSE_WAIT_S = 0.3
 """How long others may still report after the first failure, so that the cause is found and not its echo."""
+ECHO_WAIT_S = 2.0
+"""The same while all that is known are lost peers: the one that began it may still be closing its files."""
 TERMINATE_WAIT_S = 1.0
 """From SIGTERM to SIGKILL."""
 _CHUNK = 1 << 16
@@ -176,7 +178,8 @@ class Supervisor:
         self._logs[worker.rank].write((failure.trace or f"rank {failure.rank} {failure.message}\n").encode())
         if self._interrupted is None and self._next_signal == signal.SIGTERM:
             self._failures.append(failure)
-            self._deadline = self._deadline or time.monotonic() + FIRST_CAUSE_WAIT_S
+            deadline = time.monotonic() + (ECHO_WAIT_S if failure.kind == "peer" else FIRST_CAUSE_WAIT_S)
+            self._deadline = deadline if self._deadline is None else min(self._deadline, deadline)
 
     def _first_rank_streams(self, log: BinaryIO) -> Iterator[Any]:
         def forward(name: str) -> Any:

@@ -80,16 +80,20 @@ class Buffers:
 
     def close_shard(self, index: int, model: nn.Module, versions: Versions) -> None:
         """Keep what a shard made of them."""
-        if self.active:
-            held = dict(model.named_buffers())
-            changed = [name for name, value in held.items() if versions.get(name) != _mark(value)]
-            late = [name for name in changed if name not in self._before]
-            if late:
-                raise InputError(
-                    f"the buffer {late[0]} began to change after the first step, so its value before is gone. Give it a rule "
-                    "in the task's buffers()."
-                )
-            self._rows[index] = {name: held[name].clone() for name in self.names or changed}
+        if not self.active:
+            return
+        held = dict(model.named_buffers())
+        names = self.names
+        if names is None:
+            # By value: BatchNorm's kernels write to its statistics without counting it as a write.
+            names = [name for name, old in self._before.items() if not torch.equal(held[name], old)]
+        late = [name for name in held if name not in self._before and versions.get(name) != _mark(held[name])]
+        if late:
+            raise InputError(
+                f"the buffer {late[0]} began to change after the first step, so its value before is gone. Give it a rule "
+                "in the task's buffers()."
+            )
+        self._rows[index] = {name: held[name].clone() for name in names}
 
     def combine(self, agree: Callable[[list[str]], list[str]], gather: Gather) -> None:
         """Make one value of what all shards made; `agree` and `gather` reach the other workers."""
@@ -158,11 +162,13 @@ def _unpack(raw: Tensor, like: Row) -> Row:
 
 
 def _batch_norm(model: nn.Module) -> dict[str, Rule]:
-    """Give the rules of torch's own normalisation layers; the count of batches needs none, it is the same on all."""
+    """Give the rules of torch's own normalisation layers; shards in unequal micro-batches count differently."""
     found: dict[str, Rule] = {}
     for path, module in model.named_modules():
         if isinstance(module, _NormBase) and module.running_mean is not None:
-            found |= {f"{path}.{name}".lstrip("."): "mean" for name in ("running_mean", "running_var")}
+            known = {"running_mean": "mean", "running_var": "mean", "num_batches_tracked": "max"}
+            held = dict(module.named_buffers(recurse=False))
+            found |= {f"{path}.{name}".lstrip("."): rule for name, rule in known.items() if name in held}
     return found
 
 

@@ -43,6 +43,9 @@ class Combination:
         ]
         """This worker's subtrees from left to right: what is held of each, and whether it is the live one."""
 
+        self.trivial = not self.into_live and self.nodes == [(None, True)]
+        """Whether there is nothing but the live shard: one shard a worker."""
+
     def parts(self, live: Sequence[Tensor], flat: Tensor, places: Sequence[int]) -> list[Tensor]:
         """Give this worker's sums for one bucket, from left to right.
 

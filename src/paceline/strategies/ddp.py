@@ -81,20 +81,22 @@ class DdpReplica(SequentialReplica):
 
     def _arm(self, roots: list[Tensor], last: int | None) -> None:
         """Let the coming backward pass reduce: what DDP.forward does, without going through it."""
-        self._combination = Combination(self._tree, last, self._owned, self._shards)
+        if self._tree.nodes or not self._combination.trivial:
+            self._combination = Combination(self._tree, last, self._owned, self._shards)
         reducer = self._ddp.reducer
         reducer._rebuild_buckets()  # noqa: SLF001  (DDP.forward calls it just here)
         reducer.prepare_for_forward()
         # A leaf has no graph in which the reducer would find it; a view of it has.
-        walked = [root.view_as(root) if root.is_leaf else root for root in roots] if self._allow_unused else []
+        walked = (
+            [root.view_as(root) if root.is_leaf else root for root in roots] if self._allow_unused else []
+        )
         reducer.prepare_for_backward(walked)
         self._last_bucket_seen = False
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Add a bucket up over all workers, together with the shards that this worker finished before."""
         buffer: Tensor = bucket.buffer()
-        places = [self._places[id(parameter)] for parameter in bucket.parameters()]
-        parts = self._combination.parts(bucket.gradients(), buffer, places)
+        parts = [buffer] if self._combination.trivial else self._parts(bucket, buffer)
         future: torch.futures.Future[Tensor] = torch.futures.Future(
             devices=[buffer.device] if buffer.is_cuda else []
         )
@@ -103,6 +105,10 @@ class DdpReplica(SequentialReplica):
             self._last_bucket_seen = True
             self.exchange.finish()
         return future
+
+    def _parts(self, bucket: GradBucket, buffer: Tensor) -> list[Tensor]:
+        places = [self._places[id(parameter)] for parameter in bucket.parameters()]
+        return self._combination.parts(bucket.gradients(), buffer, places)
 
     def _combined(self) -> None:
         """Refuse to go on with gradients that were never reduced."""

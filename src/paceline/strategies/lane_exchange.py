@@ -19,16 +19,26 @@ PIECE = 1 << 16
 """Elements added at a time: 256 KB of float32, a fraction of a core's own cache."""
 ARRIVED, SUMMED = 0, 1
 """The two flags: my parts are in; my chunk is summed."""
+Pairs = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class _Running:
-    number: int
-    parts: Sequence[Tensor]
-    target: Tensor
-    slots: list[Tensor]
-    bounds: list[tuple[int, int]]
-    done: Done
+class _Plan:
+    """Every copy and addition of one exchange, on views made beforehand; a tensor that comes back every step is
+    planned once, since cutting views costs more than a small exchange itself."""
+
+    copy_in: Pairs
+    pieces: list[tuple[Pairs, tuple[Tensor, Tensor, Tensor], Tensor]]
+    """Additions in place, then the last one with its destination, then where else the total goes."""
+    copy_out: Pairs
+
+    def add(self) -> None:
+        """Add this worker's chunk in tree order, for the others and for itself."""
+        for additions, (left, right, total), mine in self.pieces:
+            for into, source in additions:
+                into.add_(source)
+            torch.add(left, right, out=total)
+            mine.copy_(total)
 
 
 class LaneExchange:
@@ -37,54 +47,65 @@ class LaneExchange:
     def __init__(self, lane: Lane, layout: Layout) -> None:
         self._lane, self._layout = lane, layout
         self._slots: dict[tuple[int, int, torch.dtype], list[Tensor]] = {}
+        self._plans: dict[int, tuple[int, Tensor, _Plan]] = {}
         self._number = 0
-        self._running: list[_Running] = []
+        self._running: list[tuple[int, _Plan, Done]] = []
 
     def start(self, key: int, parts: Sequence[Tensor], target: Tensor, done: Done) -> None:
         """Copy in the chunks that others will add."""
-        layout = self._layout
-        slots = self._room(key, target)
-        bounds = layout.bounds(target.numel())
-        low, high = bounds[layout.rank]
-        for slot, part in zip(slots[layout.first[layout.rank] :], parts, strict=False):
-            slot[:low].copy_(part[:low])
-            slot[high:].copy_(part[high:])
+        plan = self._plan(key, parts, target)
+        for into, source in plan.copy_in:
+            into.copy_(source)
         self._number += 1
         self._lane.post(ARRIVED, self._number)
-        self._running.append(_Running(self._number, parts, target, slots, bounds, done))
+        self._running.append((self._number, plan, done))
 
     def finish(self) -> None:
         """Add up this worker's chunk of each, then collect everybody's."""
         running, self._running = self._running, []
-        for one in running:
-            self._lane.wait(ARRIVED, one.number)
-            self._add(one)
-            self._lane.post(SUMMED, one.number)
-        layout = self._layout
-        for one in running:
-            self._lane.wait(SUMMED, one.number)
-            for rank, (low, high) in enumerate(one.bounds):
-                if rank != layout.rank:
-                    one.target[low:high].copy_(one.slots[layout.first[rank]][low:high])
-            one.done()
+        for number, plan, _ in running:
+            self._lane.wait(ARRIVED, number)
+            plan.add()
+            self._lane.post(SUMMED, number)
+        for number, plan, done in running:
+            self._lane.wait(SUMMED, number)
+            for into, source in plan.copy_out:
+                into.copy_(source)
+            done()
 
-    def _add(self, one: _Running) -> None:
-        """Add this worker's chunk in tree order; the total goes to its own slot, for the others, and to its tensor."""
+    def _plan(self, key: int, parts: Sequence[Tensor], target: Tensor) -> _Plan:
+        alone = len(parts) == 1 and parts[0] is target
+        if alone and key in self._plans:
+            address, like, plan = self._plans[key]
+            if address == target.data_ptr() and like.shape == target.shape and like.dtype == target.dtype:
+                return plan
+        plan = self._make_plan(self._room(key, target), parts, target)
+        if alone:
+            self._plans[key] = (target.data_ptr(), target, plan)
+        return plan
+
+    def _make_plan(self, slots: list[Tensor], parts: Sequence[Tensor], target: Tensor) -> _Plan:
         layout = self._layout
+        bounds = layout.bounds(target.numel())
         first = layout.first[layout.rank]
-        published, target = one.slots[first], one.target
-        rows = list(one.slots)
-        rows[first : first + len(one.parts)] = one.parts
-        *additions, (into, source) = layout.program
-        low, stop = one.bounds[layout.rank]
-        while low < stop:
-            high = min(low + PIECE, stop)
-            for a, b in additions:
-                rows[a][low:high].add_(rows[b][low:high])
-            total = published[low:high]
-            torch.add(rows[into][low:high], rows[source][low:high], out=total)
-            target[low:high].copy_(total)
-            low = high
+        start, stop = bounds[layout.rank]
+        copy_in: Pairs = []
+        for slot, part in zip(slots[first:], parts, strict=False):
+            copy_in += [(slot[:start], part[:start]), (slot[stop:], part[stop:])]
+        rows = list(slots)
+        rows[first : first + len(parts)] = parts
+        *additions, (left, right) = layout.program
+        pieces = []
+        for low in range(start, stop, PIECE):
+            cut = slice(low, min(low + PIECE, stop))
+            last = (rows[left][cut], rows[right][cut], slots[first][cut])
+            pieces.append(([(rows[a][cut], rows[b][cut]) for a, b in additions], last, target[cut]))
+        copy_out = [
+            (target[low:high], slots[layout.first[rank]][low:high])
+            for rank, (low, high) in enumerate(bounds)
+            if rank != layout.rank
+        ]
+        return _Plan(_filled(copy_in), pieces, _filled(copy_out))
 
     def _room(self, key: int, like: Tensor) -> list[Tensor]:
         """Give the slots for one tensor, one for each subtree of all workers; the same ones every step."""
@@ -96,3 +117,7 @@ class LaneExchange:
                 for _ in range(sum(self._layout.counts))
             ]
         return self._slots[name]
+
+
+def _filled(pairs: Pairs) -> Pairs:
+    return [(into, source) for into, source in pairs if source.numel()]

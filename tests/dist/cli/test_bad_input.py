@@ -1,0 +1,143 @@
+"""Bad input: exit status 2, one line that says what would be right, and nothing left behind."""
+
+import pytest
+
+TASKS = """
+import torch, paceline
+from torch import nn
+
+class Good(paceline.Task):
+    batch_size = 8
+    def __init__(self, width: int = 3): self.width = width
+    def model(self): return nn.Linear(self.width, 1)
+    def optimizer(self, model): return torch.optim.SGD(model.parameters(), lr=0.1)
+    def train_data(self): return torch.ones(16, self.width)
+    def loss(self, model, batch): return paceline.Loss.mean(model(batch).squeeze(-1))
+
+class Empty(Good):
+    def train_data(self): return torch.ones(0, 3)
+
+class Number(Good):
+    def loss(self, model, batch): return model(batch).mean()
+
+class Frozen(Good):
+    def model(self): return super().model().requires_grad_(False)
+
+class Needs(Good):
+    def __init__(self, size: int): super().__init__()
+
+class Plain:
+    pass
+"""
+
+
+@pytest.fixture
+def place(folder):
+    """A folder with some tasks in it."""
+    (folder / "tasks.py").write_text(TASKS)
+    return folder
+
+
+def listing(folder):
+    return sorted(str(path) for path in folder.rglob("*") if "__pycache__" not in path.parts)
+
+
+BAD = {
+    "train digts": "unknown task 'digts'. Did you mean 'digits'?",
+    "train digits --strategy dpp": "unknown strategy 'dpp'. Did you mean 'dp'?",
+    "train digits --backend glo": "unknown backend 'glo'. Did you mean 'gloo'?",
+    "train digits --precision fp23": "unknown precision 'fp23'. Did you mean 'fp32'?",
+    "train digits --device gpu": "unknown device 'gpu'.",
+    "train digits --exact bitwize": "unknown exactness 'bitwize'. Did you mean 'bitwise'?",
+    "train nowhere.py:Task": "there is no file nowhere.py.",
+    "train no.such.module:Task": "there is no module 'no.such.module'.",
+    "train tasks.py:Goood": "'Goood'. Did you mean 'Good'?",
+    "train tasks.py:Plain": "Plain is a type, not a paceline.Task. Write class Plain(paceline.Task).",
+    "train tasks.py": "tasks (Good, Empty, Number, Frozen, Needs). Say which one",
+    "train tasks.py:Good --workers 0": "--workers is 0, but must be at least 1.",
+    "train tasks.py:Good --workers -2": "--workers is -2, but must be at least 1.",
+    "train tasks.py:Good --workers many": "Invalid value for '--workers'",
+    "train tasks.py:Good --threads 0": "--threads is 0, but each worker needs at least 1 thread.",
+    "train tasks.py:Good --workers 3 --shards 2": "3 workers for 2 shards",
+    "train tasks.py:Good --strategy single --workers 2": "--strategy single is one process, but 2 workers",
+    "train tasks.py:Good --workers 2 --batch-size 1": "batch",
+    "train tasks.py:Empty": "empty",
+    "train tasks.py:Frozen": "no trainable parameter",
+    "train tasks.py:Good --epochs 1 --steps 2": "--epochs and --steps both say when to end.",
+    "train tasks.py:Good --steps 0": "--steps is 0, but must be at least 1.",
+    "train tasks.py:Good --set width": "--set 'width' is not KEY=VALUE",
+    "train tasks.py:Good --set widht=4": "unknown option of Good 'widht'. Did you mean 'width'?",
+    "train tasks.py:Good --set width=wide": "--set width=wide: Good wants a int like 3.",
+    "train tasks.py:Needs": "Needs needs size. Give --set size=VALUE.",
+    "train tasks.py:Good --save-every never": "--save-every 'never' is neither",
+    "train tasks.py:Good --precision fp16": "fp16",
+    "train tasks.py:Good --resume": "--resume needs the folder",
+    "train tasks.py:Good --resume --out nothing": "there is no checkpoint in nothing.",
+    "train tasks.py:Good --out tasks.py": "the run folder tasks.py cannot be written",
+    "train tasks.py:Good --out tasks.py/below": "the run folder tasks.py/below cannot be written",
+    "train tasks.py:Good --out /proc/run": "the run folder /proc/run cannot be written",
+    "train": "Missing argument 'task'. See paceline train --help.",
+    "train tasks.py:Good --nonsense": "No such option: --nonsense",
+    "run -n 0 tasks.py": "--workers is 0, but at least 1 worker is needed.",
+    "run nowhere.py": "there is no script nowhere.py.",
+    "run -n 2 -m no.such.module": "there is no module 'no.such.module'.",
+    "export nowhere": "nowhere",
+    "collectives --workers 1": "--workers is 1, but it takes at least 2",
+    "collectives --workers 2 --only brodcast": "unknown operation 'brodcast'. Did you mean 'broadcast'?",
+    "tran digits": "No such command 'tran'.",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_one_line_says_what_is_wrong_and_nothing_is_created(text, command, place):
+    before = listing(place)
+    ended = command(*text.split())
+    assert BAD[text] in ended.err
+    assert ended.err.startswith("error: ")
+    assert ended.err.count("\n") == 1
+    assert (ended.status, ended.out) == (2, "")
+    assert listing(place) == before
+
+
+def test_a_loss_that_is_none_is_found_at_the_first_step(command, place):
+    before = listing(place)
+    ended = command("train", "tasks.py:Number")
+    announced, reason = ended.err.splitlines()
+    assert announced.startswith("Number: ddp on 1 worker")
+    assert reason.startswith("error: loss() returned a Tensor")
+    assert "Return paceline.Loss.mean(per_item_losses)" in reason
+    assert (ended.status, ended.out) == (2, "")
+    assert listing(place) == before
+
+
+def test_a_run_folder_is_neither_overwritten_nor_resumed_as_something_else(command, place):
+    assert command("train", "tasks.py:Good", "--workers", 2, "--steps", 1, "--out", "run").status == 0
+    before = listing(place)
+    spec = (place / "run" / "spec.json").read_bytes()
+    events = (place / "run" / "events.jsonl").read_bytes()
+    resume = ["train", "tasks.py:Good", "--steps", 2, "--out", "run", "--resume"]
+    for arguments, reason in [
+        ([*resume[:-1], "--workers", 2], "run already holds a run. Add --resume"),
+        ([*resume, "--set", "width=5"], "weight"),
+        ([*resume, "--seed", 7], "has seed 0"),
+        ([*resume, "--shards", 4], "has shards 2"),
+        ([*resume, "--workers", 3], "has 2 shards"),
+        ([*resume, "--batch-size", 4], "has batches of 8 samples, this one of 4"),
+    ]:
+        ended = command(*arguments)
+        assert reason in ended.err
+        assert (ended.status, ended.out, ended.err.count("\n")) == (2, "", 1), ended.err
+        assert listing(place) == before
+        assert (place / "run" / "spec.json").read_bytes() == spec
+        assert (place / "run" / "events.jsonl").read_bytes() == events
+    assert command(*resume).status == 0
+
+
+def test_a_damaged_only_checkpoint_is_no_way_to_resume(command, place):
+    command("train", "tasks.py:Good", "--steps", 1, "--out", "run")
+    (checkpoint,) = (place / "run" / "checkpoints").glob("step-*")
+    for path in checkpoint.iterdir():
+        path.write_bytes(b"")
+    ended = command("train", "tasks.py:Good", "--steps", 2, "--out", "run", "--resume")
+    assert ended.status == 2
+    assert ended.err.splitlines()[-1].startswith("error: no checkpoint in run/checkpoints is whole")

@@ -1,0 +1,136 @@
+"""Runs what a page of the documents shows: every fenced block, in order, in a folder of the page's own.
+
+A `python` block whose first line names a file (`# task.py`) is that file: it is compared with the repository's
+own, or written for the commands below it, one of which must name it. Any other `python` block is run as it
+stands. A `console` block holds commands after `$ `, each with the lines of output that it must give, in order;
+`...` stands for anything, and the width of a gap does not matter. A command ends with status 0 unless it says
+otherwise: `# exit status 2`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[3]
+LIMIT_S = 180.0
+"""Against a command that hangs; the slowest takes some 8 s on a quiet machine."""
+_BLOCK = re.compile(r"^```(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
+_FILE = re.compile(r"# (\S+\.py)\n")
+_STATUS = re.compile(r"# exit status (\d+)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    place: str
+    """The page and the line, for messages."""
+    language: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command of a page, and what it printed on both streams."""
+
+    command: str
+    output: str
+
+
+def blocks(page: Path) -> list[Block]:
+    """Find the fenced blocks of a page."""
+    text = page.read_text()
+    found = [
+        Block(f"{page.name}:{text.count(chr(10), 0, match.start()) + 1}", match[1].strip(), match[2])
+        for match in _BLOCK.finditer(text)
+    ]
+    fences = len(re.findall(r"^\s*(```|~~~)", text, re.MULTILINE))
+    assert fences == 2 * len(found), f"{page.name} has {fences} fences, but {len(found)} whole blocks"
+    return found
+
+
+def run_page(page: Path, folder: Path) -> list[Ran]:
+    """Run every block of a page, and fail where one is wrong or nothing runs it."""
+    shutil.copytree(REPOSITORY / "examples", folder / "examples")
+    shutil.copy2(REPOSITORY / "Makefile", folder)
+    (folder / ".venv").symlink_to(sys.prefix)
+    ran: list[Ran] = []
+    waiting: set[str] = set()
+    for number, block in enumerate(blocks(page)):
+        if block.language == "python":
+            if name := _FILE.match(block.text):
+                _place_file(block, folder, name[1])
+                waiting.add(name[1])
+            else:
+                script = folder / f"block_{number}.py"
+                script.write_text(block.text)
+                ran.append(_run(f"python {script.name}", block.place, folder))
+        elif block.language == "console":
+            for command, expected in _commands(block):
+                ran.append(_run(command, block.place, folder))
+                _compare(ran[-1], expected, block.place)
+                waiting = {name for name in waiting if name not in command}
+        else:
+            raise AssertionError(f"{block.place}: nothing runs a block of {block.language or 'no language'}")
+    assert not waiting, f"{page.name} shows {sorted(waiting)}, but runs no command on it"
+    return ran
+
+
+def _place_file(block: Block, folder: Path, name: str) -> None:
+    body = block.text.split("\n", 1)[1].lstrip("\n")
+    if (REPOSITORY / name).exists():
+        assert body == (REPOSITORY / name).read_text(), f"{block.place} is not what {name} holds"
+    else:
+        (folder / name).write_text(body)
+
+
+def _commands(block: Block) -> list[tuple[str, list[str]]]:
+    commands: list[tuple[str, list[str]]] = []
+    for line in block.text.splitlines():
+        if line.startswith("$ "):
+            commands.append((line[2:], []))
+        else:
+            assert commands, f"{block.place}: a console block begins with '$ '"
+            commands[-1][1].append(line)
+    return commands
+
+
+def _run(command: str, place: str, folder: Path) -> Ran:
+    words = shlex.split(command, comments=True)
+    if words[0] == "make":
+        # The set-up is not repeated inside a test, and the tests do not run themselves.
+        words[1:1] = ["--old-file=.venv/.set-up", *(["--dry-run"] if "test" in words else [])]
+    wanted = int(status[1]) if (status := _STATUS.search(command)) else 0
+    done = subprocess.run(
+        words,
+        cwd=folder,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "120"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == wanted, f"{place}: {command} ended with {done.returncode}:\n{done.stdout}"
+    return Ran(command, done.stdout)
+
+
+def _compare(ran: Ran, expected: list[str], place: str) -> None:
+    """Look for the expected lines among those of the output, in order."""
+    rest = (_spaced(printed) for printed in ran.output.splitlines())
+    for line in expected:
+        pattern = re.compile(".*".join(re.escape(part) for part in _spaced(line).split("...")))
+        if not any(pattern.fullmatch(printed) for printed in rest):
+            raise AssertionError(f"{place}: {ran.command} printed no line {line!r} here:\n{ran.output}")
+
+
+def _spaced(line: str) -> str:
+    return " ".join(line.split())

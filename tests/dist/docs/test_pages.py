@@ -1,0 +1,57 @@
+"""What the documents show works as they show it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline import strategies
+from tests.dist.docs.pages import REPOSITORY, Ran, blocks, run_page
+
+README = REPOSITORY / "README.md"
+PAGES = sorted((REPOSITORY / "docs").glob("*.md"))
+
+
+@pytest.fixture(scope="module")
+def readme(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Ran]]:
+    """Run the README once for all tests that look at it."""
+    return run_page(README, tmp_path_factory.mktemp("readme"))
+
+
+def test_the_readme_runs(readme: list[Ran]) -> None:
+    assert any(ran.command == "make demo" for ran in readme)
+    assert any("python -m pytest" in ran.output for ran in readme if ran.command == "make test")
+
+
+def test_strategies_that_the_readme_compares_give_the_same_bits(readme: list[Ran]) -> None:
+    results = [json.loads(ran.output.splitlines()[-1]) for ran in readme if "--json" in ran.command]
+    assert {result["strategy"] for result in results} == set(strategies.STRATEGIES)
+    assert len({result["weights_sha256"] for result in results}) == 1
+
+
+def test_the_readme_lists_every_strategy_with_the_exactness_it_declares() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (\w+) \|$", README.read_text(), re.MULTILINE))
+    assert rows == {name: str(strategies.load(name).exactness) for name in strategies.STRATEGIES}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_runs(page: Path, tmp_path: Path) -> None:
+    assert run_page(page, tmp_path)
+
+
+def test_every_example_is_run_by_some_page() -> None:
+    shown = "".join(
+        block.text for page in [README, *PAGES] for block in blocks(page) if block.language == "console"
+    )
+    for example in (REPOSITORY / "examples").glob("*.py"):
+        assert f"examples/{example.name}" in shown
+
+
+def test_every_link_leads_somewhere() -> None:
+    for page in [README, REPOSITORY / "CONTRIBUTING.md", *PAGES]:
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"

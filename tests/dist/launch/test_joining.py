@@ -1,0 +1,72 @@
+"""A paceline script started by somebody else's launcher joins that world, and the answer is the same."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import paceline
+from paceline.training import trainer
+from paceline.training.spec import TrainSpec
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+LAUNCH = ("-m", "torch.distributed.launch", "--nproc-per-node=2", "--master-port=0", "--rdzv-backend=c10d")
+
+SCRIPT = """
+import json, pathlib
+import paceline
+from paceline.training import trainer
+from paceline.training.spec import TrainSpec
+
+def main(run, spec):
+    result = trainer.main(run, spec)
+    return {"rank": run.world.rank, "size": run.world.size, "sha": result["weights_sha256"]}
+
+(told,) = paceline.launch(main, TrainSpec(task="paceline.tasks.dense4096:Dense4096", name="it", steps=5), workers=7)
+pathlib.Path(f"told-{told['rank']}.json").write_text(json.dumps(told))
+"""
+
+
+def start(folder, *arguments):
+    ended = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended
+
+
+@pytest.fixture(scope="module")
+def own_answer():
+    """The weights after five steps by paceline's own launcher."""
+    spec = TrainSpec(task="paceline.tasks.dense4096:Dense4096", name="it", steps=5)
+    first, second = paceline.launch(trainer.main, spec, workers=2)
+    assert first["weights_sha256"] == second["weights_sha256"]
+    return first["weights_sha256"]
+
+
+@pytest.mark.parametrize("launcher", [TORCHRUN, LAUNCH], ids=["torchrun", "torch.distributed.launch"])
+def test_a_script_joins_the_world_it_is_started_in(launcher, own_answer, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    start(tmp_path, *launcher, "script.py")
+    told = [json.loads((tmp_path / f"told-{rank}.json").read_text()) for rank in range(2)]
+    assert told == [{"rank": rank, "size": 2, "sha": own_answer} for rank in range(2)]
+
+
+def test_the_command_line_under_torchrun(own_answer, tmp_path):
+    ended = start(
+        tmp_path, *TORCHRUN, "-m", "paceline", "train", "dense4096", "--steps", "5", "--out", "run", "--json"
+    )
+    (line,) = ended.stdout.splitlines()  # one object, from one rank
+    result = json.loads(line)
+    assert (result["workers"], result["weights_sha256"]) == (2, own_answer)
+    assert {"spec.json", "events.jsonl", "checkpoints"} <= {
+        path.name for path in (tmp_path / "run").iterdir()
+    }
+
+
+def test_a_script_under_paceline_run_joins_that_world(own_answer, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    start(tmp_path, "-m", "paceline", "run", "-n", "2", "script.py")
+    told = [json.loads((tmp_path / f"told-{rank}.json").read_text()) for rank in range(2)]
+    assert told == [{"rank": rank, "size": 2, "sha": own_answer} for rank in range(2)]

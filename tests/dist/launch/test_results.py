@@ -1,0 +1,117 @@
+"""`paceline.launch`: what goes out to the workers and what comes back."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import paceline
+
+
+def describe(run, *args, **kwargs):
+    return run.world.rank, run.world.size, args, kwargs
+
+
+def where(run):
+    return os.getcwd(), os.getppid(), torch.get_num_threads(), os.environ.get("PACELINE_TEST_WORD")  # noqa: PTH109
+
+
+def tensor_of(run, base):
+    return base + run.world.rank
+
+
+class Owner:
+    @staticmethod
+    def method(run):
+        return run.world.rank
+
+
+def test_results_come_by_rank_and_arguments_travel():
+    results = paceline.launch(describe, 5, "text", workers=3, kwargs={"workers": "mine"})
+    assert results == tuple((rank, 3, (5, "text"), {"workers": "mine"}) for rank in range(3))
+
+
+def test_tensors_travel_both_ways():
+    first, second = paceline.launch(tensor_of, torch.arange(3), workers=2)
+    assert torch.equal(first, torch.arange(3))
+    assert torch.equal(second, torch.arange(3) + 1)
+
+
+def test_a_method_of_a_class_is_found():
+    assert paceline.launch(Owner.method, workers=2) == (0, 1)
+
+
+def test_a_second_launch_uses_the_warm_fork_server_in_the_folder_and_environment_of_its_own(
+    tmp_path, monkeypatch
+):
+    ((_, server, _, nothing),) = paceline.launch(where, workers=1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PACELINE_TEST_WORD", "here")
+    again = paceline.launch(where, workers=2, threads=1)
+    assert nothing is None
+    assert again == ((str(tmp_path), server, 1, "here"),) * 2
+
+
+def test_launching_from_another_thread():
+    results = []
+    thread = threading.Thread(target=lambda: results.append(paceline.launch(describe, workers=2)))
+    thread.start()
+    thread.join()
+    assert [rank for rank, *_ in results[0]] == [0, 1]
+
+
+def test_a_function_that_workers_cannot_import_is_refused():
+    def local(run):
+        return run
+
+    for function in (lambda run: run, local):
+        with pytest.raises(paceline.InputError, match="Define it at the top of its module"):
+            paceline.launch(function, workers=2)
+
+
+def test_arguments_that_cannot_travel_are_refused():
+    with pytest.raises(paceline.InputError, match="arguments of describe cannot be sent"):
+        paceline.launch(describe, threading.Lock(), workers=2)
+
+
+SCRIPT = """
+import sys
+import paceline
+
+SEEN = sys.argv[1]
+
+class Point:
+    def __init__(self, x): self.x = x
+
+def main(run, point):
+    print("in rank", run.world.rank)
+    return run.world.rank, SEEN, type(point).__name__, point.x
+
+print(paceline.launch(main, Point(3), workers=2))
+print(paceline.launch(main, Point(4), workers=1))
+"""
+
+
+def test_a_script_needs_no_main_guard(tmp_path):
+    script = tmp_path / "no_guard.py"
+    script.write_text(SCRIPT)
+    ended = subprocess.run(
+        [sys.executable, str(script), "word"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [
+        "in rank 0",
+        "((0, 'word', 'Point', 3), (1, 'word', 'Point', 3))",
+        "in rank 0",
+        "((0, 'word', 'Point', 4),)",
+    ]
+    assert [path.name for path in Path(tmp_path).iterdir()] == ["no_guard.py"]

@@ -1,0 +1,89 @@
+"""A loop of the user's own on `Run` gives what a Task gives; a loop that gets it wrong is told what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import paceline
+from paceline.errors import InputError
+from tests.contract.jobs import Job
+from tests.contract.training import train
+from tests.dist.training import loops
+
+WAYS = [("single", 1), ("dp", 2), ("ddp", 2)]
+
+
+def same(left: loops.Weights, right: loops.Weights) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize(("strategy", "workers"), WAYS)
+def test_the_loop_of_the_design_is_the_task(strategy: str, workers: int) -> None:
+    # Two shards, so that ddp with two workers is bit-equal too.
+    jobs = {
+        "plain": Job(options={"shards": 2}),
+        "clipped": Job(options={"shards": 2}, settings={"clip": "0.05"}),
+    }
+    wanted = train(jobs, strategy, workers)
+    for name, clip in (("plain", None), ("clipped", 0.05)):
+        results = paceline.launch(
+            loops.design, clip, 20, workers=workers, strategy=strategy, shards=2, threads=1
+        )
+        for weights, loss, number in results:
+            assert same(weights, wanted[name].weights)
+            assert (loss, number) == (wanted[name].result["loss"], 20)
+
+
+def test_evaluate() -> None:
+    one = paceline.launch(loops.measure, strategy="single", shards=4, threads=1)
+    three = paceline.launch(loops.measure, workers=3, shards=4, threads=1)
+    assert one[0]["samples"] == 103
+    assert three == one * 3
+
+
+def test_a_skipped_batch_has_no_weight() -> None:
+    # 16 samples in 4 shards of 4: the batch of number 5 stays out, which is all that its worker had to do.
+    one = paceline.launch(loops.skip, 5, strategy="single", shards=4, threads=1)[0]
+    four = paceline.launch(loops.skip, 5, workers=4, threads=1)
+    everything = paceline.launch(loops.skip, -1, strategy="single", shards=4, threads=1)[0]
+    assert (one[1], everything[1]) == (36.0, 48.0)
+    for weights, total in four:
+        assert total == 36.0
+        # Three sums of four numbers each, at most 16 * 16 * 2 in size, in another order, times lr and steps.
+        assert all(
+            torch.allclose(weights[name], one[0][name], rtol=0, atol=3 * 0.01 * 512 * 4 * 2**-23)
+            for name in weights
+        )
+    assert not same(one[0], everything[0])
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("apply", r"step 0 was left without step.apply\(\)"),
+        ("once", r"step 0.*apply.*once"),
+        ("backward", "step.backward was never called"),
+        ("batches", r"step 1.*batches"),
+        ("rest", r"step 0.*batches"),
+        ("weight", "a sum and its weight"),
+        ("sum", r"shape \(\d,\); it must be one number"),
+    ],
+)
+def test_a_loop_that_gets_it_wrong(what: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        paceline.launch(loops.forget, what, strategy="single", shards=2)
+
+
+def test_more_ways_to_get_it_wrong() -> None:
+    with pytest.raises(InputError, match="Prepare first"):
+        paceline.launch(loops.unprepared)
+    with pytest.raises(InputError, match=r"metrics\(\) must return a dict of paceline.Mean"):
+        paceline.launch(loops.measure_wrongly)
+    with pytest.raises(InputError, match=r"Loss.total is a float"):
+        paceline.launch(loops.forget, "loss")
+
+
+def test_a_loop_on_two_workers_that_leaves_the_rest_of_its_batches() -> None:
+    with pytest.raises(InputError, match=r"step 0.*batches"):
+        paceline.launch(loops.forget, "rest", workers=2, shards=4)

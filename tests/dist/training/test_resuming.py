@@ -1,0 +1,106 @@
+"""Taking up a run: what does not fit is refused, what is damaged is told and passed over."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline
+from paceline.errors import InputError
+from paceline.training import trainer
+from paceline.training.spec import TrainSpec
+
+
+def train(
+    out: Path, task: str = "tests.contract.tasks:Classify", *, steps: int = 8, **given: Any
+) -> dict[str, Any]:
+    spec = TrainSpec(
+        task=task,
+        name="task",
+        steps=steps,
+        batch_size=given.pop("batch_size", None),
+        overrides={"seed": given.pop("seed", 0)},
+    )
+    options = {"strategy": "single", "threads": 1, "out": out, **given}
+    result: dict[str, Any] = paceline.launch(trainer.main, spec, **options)[0]
+    return result
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a run of 6 steps in 2 shards that saved every second one, and nobody may change."""
+    out = tmp_path_factory.mktemp("resuming") / "run"
+    train(out, steps=6, shards=2, save_every="2")
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-2", "step-4", "step-6"]
+    return out
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"resume": True, "seed": 1}, "has seed 0, not 1"),
+        ({"resume": True, "shards": 3}, "has shards 2, not 3"),
+        ({"resume": True, "batch_size": 9}, "has batches of 8 samples, this one of 9"),
+        ({"resume": True, "strategy": "ddp", "workers": 3}, "has 2 shards, so at most 2 workers"),
+        ({}, "already holds a run. Add --resume"),
+        (
+            {"resume": True, "task": "tests.dist.training.broken:Wider"},
+            r"another model: missing 4.weight, 4.bias, shape of 0.weight is \(16, 6\) there and \(20, 6\) here",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(run: Path, given: dict[str, Any], words: str) -> None:
+    spec = (run / "spec.json").read_text()
+    before = sorted(path.name for path in (run / "checkpoints").iterdir())
+    with pytest.raises(InputError, match=words) as caught:
+        train(run, **given)
+    assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == before
+    assert (run / "spec.json").read_text() == spec, "what was refused must not speak for the run"
+
+
+def test_nothing_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no checkpoint in"):
+        train(tmp_path / "none", resume=True)
+
+
+def test_a_damaged_newest_checkpoint_is_told_and_passed_over(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(run, out)
+    weights = out / "checkpoints" / "step-6" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-3])
+    resumed = train(out, resume=True)
+    whole = train(tmp_path / "whole", shards=2)
+    assert resumed["weights_sha256"] == whole["weights_sha256"]
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    told = [event for event in events if "reason" in event]
+    assert [event["reason"] for event in told] == ["model.safetensors is 3 bytes short"]
+    assert told[0]["path"].endswith("step-6")
+
+
+def test_all_damaged(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(run, out)
+    for manifest in out.glob("checkpoints/*/manifest.json"):
+        manifest.write_text("{}")
+    with pytest.raises(InputError, match="is whole, so there is nothing to resume from"):
+        train(out, resume=True)
+
+
+def test_a_mistake_late_in_a_run_does_not_cost_its_checkpoints(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(InputError, match=r"not a paceline\.Loss"):
+        train(out, "tests.dist.training.broken:BareTensorLater", save_every="2")
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-2", "step-4"]
+    assert json.loads((out / "spec.json").read_text())["options"]["save_every"] == "2"
+
+
+def test_a_mistake_before_the_first_step_leaves_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(InputError, match=r"not a paceline\.Loss"):
+        train(out, "tests.dist.training.broken:BareTensor", save_every="2")
+    assert not out.exists()

@@ -1,0 +1,78 @@
+"""No worker outlives its launcher, in whatever manner that one goes."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from tests.dist.launch.processes import PACELINE, started
+
+TASK = """
+import time
+import torch, paceline
+from torch import nn
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 1000
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return torch.ones(3)
+
+class Endless(paceline.Task):
+    batch_size, epochs, loader_workers = 8, 1000, 1
+    def model(self): return nn.Linear(3, 1)
+    def optimizer(self, model): return torch.optim.SGD(model.parameters(), lr=1e-3)
+    def train_data(self): return Slow()
+    def loss(self, model, batch): return paceline.Loss.mean(model(batch).squeeze(-1))
+"""
+ENDLESS = ("train", "task.py:Endless", "--workers", "2", "--out", "run")
+EVERYBODY = 7
+"""The command, the fork server, the store, two workers, two processes that load data."""
+
+
+@pytest.fixture
+def training(tmp_path):
+    """A training under way, with a process that loads data beside each worker."""
+    (tmp_path / "task.py").write_text(TASK)
+    events = tmp_path / "run" / "events.jsonl"
+    with started(*PACELINE, *ENDLESS, folder=tmp_path) as command:
+        command.wait_until(lambda: events.exists() and '"kind":"step"' in events.read_text())
+        assert len(command.left()) == EVERYBODY
+        yield command
+
+
+def test_nothing_is_left_of_a_training_whose_launcher_was_killed(training):
+    training.process.kill()
+    training.wait_until(lambda: not training.left(), seconds=5)
+
+
+def test_killing_the_fork_server_ends_the_run_with_one_line(training):
+    os.kill(training.fork_server(), signal.SIGKILL)
+    status, _, err = training.end()
+    assert status == 1
+    assert "Traceback" not in err
+    assert "the fork server" in err.splitlines()[-1]
+    assert "was killed by signal 9" in err.splitlines()[-1]
+    training.wait_until(lambda: not training.left(), seconds=5)
+
+
+def test_killing_one_worker_is_reported_and_ends_the_others(training, tmp_path):
+    roster = json.loads((tmp_path / "run" / "workers.json").read_text())
+    assert [worker["rank"] for worker in roster] == [0, 1]
+    os.kill(roster[1]["pid"], signal.SIGKILL)
+    status, _, err = training.end()
+    assert status == 1
+    assert err.splitlines()[-1] == f"rank 1 on {roster[1]['host']} was killed by SIGKILL."
+    training.wait_until(lambda: not training.left(), seconds=5)
+
+
+@pytest.mark.parametrize("after_s", [0.3, 1.0])
+def test_nothing_is_left_of_a_launcher_that_was_killed_very_early(after_s, tmp_path):
+    (tmp_path / "task.py").write_text(TASK)
+    with started(*PACELINE, *ENDLESS, folder=tmp_path) as command:
+        command.wait_until(command.forked)
+        time.sleep(after_s)
+        command.process.kill()
+        command.wait_until(lambda: not command.left(), seconds=5)

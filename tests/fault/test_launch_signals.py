@@ -1,0 +1,54 @@
+"""Ctrl-C and SIGTERM: all workers end within two seconds, with one line and no traceback."""
+
+import signal
+import time
+
+import pytest
+
+from tests.dist.launch.processes import PACELINE, started
+
+WAITING = """
+import os, pathlib, signal, sys, time
+if "--stubborn" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+pathlib.Path(f"ready-{os.environ['RANK']}").touch()
+time.sleep(600)
+"""
+
+
+def ready(folder):
+    return len(list(folder.glob("ready-*"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("stop", "arguments", "status"),
+    [
+        (signal.SIGINT, [], 130),
+        (signal.SIGINT, ["--stubborn"], 130),
+        (signal.SIGTERM, [], 143),
+    ],
+    ids=["ctrl-c", "ctrl-c for the deaf", "terminate"],
+)
+def test_a_stopped_command_ends_all_workers_at_once(stop, arguments, status, tmp_path):
+    (tmp_path / "waiting.py").write_text(WAITING)
+    with started(*PACELINE, "run", "-n", "2", "waiting.py", *arguments, folder=tmp_path) as command:
+        command.wait_until(lambda: ready(tmp_path))
+        assert len(command.left()) == 5  # the command, the fork server, the store, two workers
+        before = time.monotonic()
+        command.interrupt() if stop == signal.SIGINT else command.process.send_signal(stop)
+        ended = command.end()
+        assert time.monotonic() - before < 2.0
+        assert ended == (status, "", "interrupted: all workers have ended.\n")
+        assert command.left() == {}
+
+
+def test_ctrl_c_while_torch_is_still_loading(tmp_path):
+    (tmp_path / "waiting.py").write_text(WAITING)
+    with started(*PACELINE, "run", "-n", "2", "waiting.py", folder=tmp_path) as command:
+        command.wait_until((tmp_path / "runs").exists)
+        command.interrupt()
+        status, _, err = command.end()
+        assert (status, "Traceback" in err) == (130, False)
+        assert command.left() == {}
+        assert not list(tmp_path.glob("ready-*"))

@@ -1,0 +1,79 @@
+"""Which of several failures began it, and how it is told."""
+
+import runpy
+
+import pytest
+
+from paceline.errors import InputError
+from paceline.launch import failures
+
+
+def caught(error):
+    try:
+        raise error
+    except BaseException as seen:  # noqa: BLE001
+        return failures.from_exception(seen, 0, "host")
+
+
+LOST = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "status"),
+    [
+        (InputError("no"), "input", 2),
+        (ValueError("no"), "code", 1),
+        (LOST, "peer", 1),
+        (ConnectionResetError("connection reset by peer"), "code", 1),
+        (RuntimeError("shapes differ"), "code", 1),
+    ],
+)
+def test_an_exception_is_of_a_kind(error, kind, status):
+    failure = caught(error)
+    assert (failure.kind, failure.status) == (kind, status)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "cause"),
+    [
+        (-9, "signal", "was killed by SIGKILL"),
+        (-11, "signal", "was killed by SIGSEGV"),
+        (3, "exit", "exited with status 3"),
+    ],
+)
+def test_a_status_is_put_into_words(status, kind, cause):
+    failure = failures.from_status(status, 1, "host")
+    assert (failure.kind, failure.cause()) == (kind, cause)
+
+
+def test_a_real_time_signal_has_a_number_only():
+    assert failures.from_status(-40, 0, "host").cause() == "was killed by signal 40"
+
+
+def test_losing_a_peer_is_never_the_cause_while_there_is_another():
+    lost, broken, killed = caught(LOST), caught(ValueError("no")), failures.from_status(-9, 1, "host")
+    assert failures.first_cause([lost, broken]) is broken
+    assert failures.first_cause([lost, killed, broken]) is killed
+    assert failures.first_cause([lost]) is lost
+    assert failures.first_cause([broken, caught(InputError("no"))]).kind == "input"
+
+
+def test_the_way_to_the_users_code_is_cut_off_and_nothing_else(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("def inner():\n    raise ValueError('no')\ninner()\n")
+    with pytest.raises(ValueError, match="no") as seen:
+        runpy.run_path(str(script))
+    # As if the launcher had called runpy: this test's own frame goes, runpy's go with it.
+    error = seen.value.with_traceback(seen.value.__traceback__.tb_next)
+    assert failures.user_traceback(error).splitlines()[1].strip() == f'File "{script}", line 3, in <module>'
+
+
+def test_code_that_comes_back_through_the_launcher_keeps_its_frames():
+    def theirs():
+        failures.from_status("not a status", 0, "host")
+
+    with pytest.raises(TypeError) as seen:
+        theirs()
+    text = failures.user_traceback(seen.value)
+    assert "in theirs" in text
+    assert "in from_status" in text

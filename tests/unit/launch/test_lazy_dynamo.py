@@ -1,0 +1,45 @@
+"""The stand-in for torch's compiler: unnoticed until it is needed, and then gone."""
+
+import subprocess
+import sys
+
+BEGIN = """
+import sys
+import torch
+from torch import nn
+from paceline.launch import lazy_dynamo
+assert "torch._dynamo" not in sys.modules
+lazy_dynamo.install()
+def loaded(): return type(sys.modules["torch._dynamo"]).__name__ != "_StandIn"
+"""
+QUIET = """
+model = nn.Linear(2, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+optimizer.load_state_dict(optimizer.state_dict())
+# Asks every module for its __file__, in the middle of imports that the compiler itself needs.
+torch.testing.assert_close(torch.ones(2), torch.ones(2))
+import torch.distributed.tensor
+assert not loaded()
+"""
+NEEDED = """
+import torch._dynamo.config
+assert loaded()
+assert torch._dynamo is sys.modules["torch._dynamo"]
+assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item() == 2
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+"""
+
+
+def test_the_compiler_is_loaded_only_when_it_is_needed():
+    ended = subprocess.run(
+        [sys.executable, "-c", BEGIN + QUIET + NEEDED],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr

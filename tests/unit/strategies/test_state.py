@@ -1,0 +1,92 @@
+"""The state of an optimizer by name fits any optimizer over the same parameters, in whatever order."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from paceline.errors import CheckpointError
+from paceline.strategies.state import load_optimizer_state, optimizer_state, plain
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+
+def grouped(net: nn.Module, order: Iterable[int] = (0, 1)) -> torch.optim.AdamW:
+    """Weights decay, biases do not; `order` is that of the layers."""
+    layers = [net[number] for number in order]  # type: ignore[index]
+    return torch.optim.AdamW(
+        [
+            {"params": [layer.weight for layer in layers], "weight_decay": 0.1},
+            {"params": [layer.bias for layer in layers], "weight_decay": 0.0, "lr": 0.5},
+        ],
+        lr=0.01,
+    )
+
+
+def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    net(torch.ones(5, 3)).square().sum().backward()
+    optimizer.step()
+
+
+def test_round_trip_into_another_order_of_parameters() -> None:
+    net, other = model(), model()
+    optimizer, reordered = grouped(net), grouped(other, (1, 0))
+    step(net, optimizer)
+    saved = copy.deepcopy(plain(optimizer_state(net, optimizer)))
+    assert set(saved["state"]) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert [group["params"] for group in saved["groups"]] == [["0.weight", "1.weight"], ["0.bias", "1.bias"]]
+    other.load_state_dict(net.state_dict())
+    load_optimizer_state(other, reordered, saved)
+    assert [(group["lr"], group["weight_decay"]) for group in reordered.param_groups] == [
+        (0.01, 0.1),
+        (0.5, 0.0),
+    ]
+    step(net, optimizer)
+    step(other, reordered)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
+
+
+def test_other_groups_are_refused() -> None:
+    net = model()
+    saved = optimizer_state(net, grouped(net))
+    with pytest.raises(CheckpointError, match=r"groups of \[2, 2\] parameters, this one of \[4\]"):
+        load_optimizer_state(net, torch.optim.AdamW(net.parameters()), saved)
+
+
+def test_the_same_numbers_of_other_parameters_are_refused() -> None:
+    net, other = model(), nn.ModuleDict({"a": nn.Linear(3, 4), "b": nn.Linear(4, 2)})
+    saved = optimizer_state(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+    with pytest.raises(CheckpointError, match="parameter"):
+        load_optimizer_state(other, torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9), saved)
+
+
+def test_tied_weights_and_frozen_ones() -> None:
+    net = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+    net["b"].weight = net["a"].weight  # type: ignore[union-attr, assignment]
+    net["b"].bias.requires_grad_(False)  # type: ignore[union-attr]
+    names = [
+        group["params"] for group in optimizer_state(net, torch.optim.SGD(net.parameters(), lr=1.0))["groups"]
+    ]
+    assert names == [["a.weight", "a.bias", "b.bias"]]
+
+
+def test_plain_keeps_what_a_checkpoint_can_hold() -> None:
+    tensor = torch.ones(2)
+    value = {"f": print, "n": [1, {"g": len, "t": tensor}], "b": (0.9, 0.999), "none": None}
+    assert plain(value) == {"n": [1, {"t": tensor}], "b": (0.9, 0.999), "none": None}
+    optimizer = torch.optim.SGD(model().parameters(), lr=0.1)
+    schedule = LambdaLR(optimizer, lambda step: 0.5**step)
+    optimizer.step()
+    schedule.step()
+    fresh = LambdaLR(torch.optim.SGD(model().parameters(), lr=0.1), lambda step: 0.5**step)
+    fresh.load_state_dict(plain(schedule.state_dict()))
+    assert fresh.last_epoch == 1

@@ -1,0 +1,58 @@
+"""The public face: exactly these names, each importable, none of them at the price of loading torch."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import paceline
+from paceline import errors
+
+PUBLIC = [
+    "Comm",
+    "InputError",
+    "Loss",
+    "Mean",
+    "PacelineError",
+    "Run",
+    "Step",
+    "Task",
+    "World",
+    "__version__",
+    "launch",
+]
+
+
+def test_the_list_is_the_documented_one():
+    assert paceline.__all__ == PUBLIC
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_each_name_is_there(name):
+    namespace = {}
+    exec(f"from paceline import {name}", namespace)  # noqa: S102
+    assert namespace[name] is getattr(paceline, name)
+    assert name in dir(paceline) or name in ("__version__", "launch")
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        paceline.nothing  # noqa: B018
+
+
+def test_launch_is_a_verb_and_a_room():
+    room = importlib.import_module("paceline.launch")
+    assert paceline.launch is room
+    assert callable(room)
+
+
+def test_every_error_is_in_one_tree():
+    made = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, Exception)]
+    assert len(made) == 7
+    assert all(issubclass(one, paceline.PacelineError) for one in made)
+
+
+def test_importing_the_package_loads_no_torch():
+    check = "import sys, paceline, paceline.launch; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], timeout=30, check=False).returncode == 0

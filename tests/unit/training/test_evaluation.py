@@ -1,0 +1,34 @@
+"""Evaluation adds up rows of (step, shard, batch) in one order, whatever order they came in."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.strategies.base import Rows
+from paceline.task import Mean
+from paceline.training.evaluation import combine
+from paceline.world import Identity, connect
+
+WORLD = connect(Identity(rank=0, size=1, local_rank=0, local_size=1), device="cpu")
+
+
+@given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(1, 9)), min_size=1, max_size=30), st.randoms())
+def test_the_order_of_rows_does_not_matter(values: list[tuple[float, int]], source: random.Random) -> None:
+    rows: Rows = {(place // 4, place % 4, 0): {"m": Mean(*value)} for place, value in enumerate(values)}
+    shuffled = list(rows.items())
+    source.shuffle(shuffled)
+    assert combine(dict(shuffled), WORLD) == combine(rows, WORLD)
+
+
+def test_means_of_sums_and_weights() -> None:
+    rows: Rows = {
+        (0, 0, 0): {"accuracy": Mean(torch.tensor(3), 4), "loss": Mean(1.5, torch.tensor(2.0))},
+        (0, 1, 0): {"accuracy": Mean(1, torch.tensor(1))},
+        (1, 0, 0): {"loss": Mean(torch.tensor(0.5), 2)},
+    }
+    assert combine(rows, WORLD) == {"accuracy": 4 / 5, "loss": 0.5}
+    assert combine({}, WORLD) == {}

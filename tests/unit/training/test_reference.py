@@ -1,0 +1,129 @@
+"""Finding the user's Task, and reading `--set key=value` as what its constructor takes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import Task
+from paceline.errors import InputError
+from paceline.training.reference import arguments, load_task
+
+ONE = "import paceline\nclass Mine(paceline.Task):\n    def __init__(self, lr: float = 0.1) -> None:\n        self.lr = lr\n"
+
+
+@pytest.fixture(autouse=True)
+def imports_undone() -> Iterator[None]:
+    """Forget what a test imported, and where from."""
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.startswith("user_task"):
+            del sys.modules[name]
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "user_task.py"
+    path.write_text(text)
+    return str(path)
+
+
+def test_by_file_with_or_without_the_class(tmp_path: Path) -> None:
+    path = written(tmp_path, ONE)
+    assert load_task(f"{path}:Mine", {"lr": "3e-4"}).lr == 3e-4  # type: ignore[attr-defined]
+    assert type(load_task(path, {})).__name__ == "Mine"
+
+
+def test_a_file_beside_it_can_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "user_task_parts.py").write_text("LR = 7.0\n")
+    path = written(tmp_path, "from user_task_parts import LR\n" + ONE.replace("0.1", "LR"))
+    assert load_task(path, {}).lr == 7.0  # type: ignore[attr-defined]
+
+
+def test_by_module() -> None:
+    assert load_task("tests.contract.tasks:Classify", {"samples": "5"}).samples == 5  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("nowhere.py:Mine", "there is no file nowhere.py"),
+        ("no_such_module:Mine", "there is no module 'no_such_module'"),
+        ("tests.contract.nothing:Mine", "there is no module 'tests.contract.nothing'"),
+        ("tests.contract.tasks:Clasify", "unknown class .*'Clasify'. Did you mean 'Classify'"),
+        ("tests.contract.tasks:drawn", "is a function, not a paceline.Task"),
+        ("tests.contract.jobs:Job", "is a type, not a paceline.Task. Write class Job"),
+        ("tests.contract.tasks", r"holds 4 tasks \(Classify, Scheduled, Tokens, Balanced\). Say which one"),
+        ("tests.contract.jobs", r"holds 0 tasks \(none\)"),
+    ],
+)
+def test_what_is_not_a_task(reference: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        load_task(reference, {})
+
+
+def test_a_module_that_fails_by_itself_is_not_missing(tmp_path: Path) -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
+        load_task(written(tmp_path, "import no_such_dependency\n"), {})
+
+
+class Taking(Task):
+    """One argument of each kind."""
+
+    def __init__(
+        self,
+        needed: Any,
+        lr: float = 0.1,
+        width: int = 8,
+        deep: bool = False,
+        kind: str = "a",
+        sizes: tuple[int, ...] = (1, 2),
+        other: Any = None,
+    ) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("needed", "3", 3),
+        ("needed", "text with spaces", "text with spaces"),
+        ("lr", "3e-4", 3e-4),
+        ("lr", "1", 1.0),
+        ("width", "16", 16),
+        ("deep", "true", True),
+        ("deep", "False", False),
+        ("kind", "7", "7"),
+        ("kind", "none", "none"),
+        ("sizes", "(3, 4)", (3, 4)),
+        ("other", "[1, 'x']", [1, "x"]),
+        ("other", "None", None),
+        ("other", "{[1]}", "{[1]}"),  # no literal, though it looks like one
+    ],
+)
+def test_a_setting(name: str, text: str, value: Any) -> None:
+    made = arguments(Taking, {"needed": "0", name: text})
+    assert made[name] == value
+    assert type(made[name]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "Taking needs needed. Give --set needed=VALUE"),
+        ({"needed": "1", "lrr": "1"}, "unknown option of Taking 'lrr'. Did you mean 'lr'"),
+        ({"needed": "1", "lr": "fast"}, "--set lr=fast: Taking wants a float like 0.1"),
+        ({"needed": "1", "lr": "true"}, "--set lr=true: Taking wants a float"),
+        ({"needed": "1", "width": "1.5"}, "--set width=1.5: Taking wants a int like 8"),
+        ({"needed": "1", "width": "True"}, "--set width=True: Taking wants a int"),
+        ({"needed": "1", "deep": "maybe"}, "--set deep=maybe: Taking wants a bool like False"),
+    ],
+)
+def test_settings_that_do_not_fit(settings: dict[str, str], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        arguments(Taking, settings)
