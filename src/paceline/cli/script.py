@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from paceline.cli.folders import new_folder
 from paceline.cli.outcome import report
 from paceline.errors import InputError
 
@@ -41,12 +40,11 @@ def run(
 
     if not module and not Path(target).is_file():
         raise InputError(f"there is no script {target}. With -m it would be taken for a module.")
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", target if module else Path(target).stem)
     spec = LaunchSpec(
         call=ScriptCall(target=target if module else str(Path(target).resolve()), is_module=module),
         workers=workers,
         threads=threads,
-        out=out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}",
+        out=out or new_folder(target.replace(".", "-") if module else Path(target).stem),
         arguments=[target, *context.args],
         record={"script": target, "arguments": context.args, "workers": workers},
     )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.folders import new_folder
 from paceline.cli.outcome import print_json, report
 from paceline.cli.reference import resolve
 from paceline.errors import InputError
@@ -54,6 +53,10 @@ def train(
     ] = None,
     compile_: Annotated[
         bool, typer.Option("--compile", help="Compile the model with torch.compile.")
+    ] = False,
+    sync_batchnorm: Annotated[
+        bool,
+        typer.Option("--sync-batchnorm", help="Batch statistics of the whole global batch; level numeric."),
     ] = False,
     micro_batch: Annotated[
         int | None, typer.Option(help="Most samples in one forward pass; the rest is accumulated.")
@@ -135,11 +138,12 @@ def train(
         shards=shards,
         exact=exact,
         compile=compile_,
+        sync_batchnorm=sync_batchnorm,
         device=device,
         backend=backend,
         lane=lane,
         check_collectives=check_collectives,
-        out=out or Path("runs") / f"{_plain(name)}-{time.strftime('%Y%m%d-%H%M%S')}",
+        out=out or new_folder(name),
         save_every=save_every,
         keep=keep,
         resume=resume,
@@ -186,8 +190,3 @@ def setting(text: str) -> tuple[str, str]:
     if not equals or not key.strip():
         raise InputError(f"--set {text!r} is not KEY=VALUE, such as --set lr=0.001.")
     return key.strip(), value.strip()
-
-
-def _plain(name: str) -> str:
-    """Give a task's name as part of a folder's."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")

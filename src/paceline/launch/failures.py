@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import InputError
+from paceline.errors import InputError, PacelineError
 
 _CALLERS = (str(Path(__file__).resolve().parent), "<frozen runpy")
 _LOST_PEER = (
@@ -42,13 +42,18 @@ class Failure:
 
     def cause(self) -> str:
         """Say in one clause what happened."""
-        return {"signal": self.message, "exit": self.message}.get(self.kind, "failed")
+        if self.kind in ("signal", "exit"):
+            return self.message
+        return "failed" if self.trace else f"stopped: {self.message}"
 
 
 def from_exception(error: BaseException, rank: int, host: str) -> Failure:
     """Describe an exception that ended a worker."""
     if isinstance(error, InputError):
         return Failure(rank=rank, host=host, kind="input", message=str(error))
+    if isinstance(error, PacelineError):
+        # What we raise on purpose says all there is to say; where in our code it was raised helps nobody.
+        return Failure(rank=rank, host=host, kind="code", message=str(error))
     text = str(error).lower()
     lost = isinstance(error, RuntimeError) and any(phrase in text for phrase in _LOST_PEER)
     return Failure(

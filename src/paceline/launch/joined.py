@@ -53,8 +53,10 @@ class JoinedLauncher:
         """Do the work here; what goes wrong is raised here, for the launcher above to see."""
         import torch
 
+        from paceline.launch import lazy_dynamo
         from paceline.launch.worker import Worker
 
+        lazy_dynamo.install()
         job = plan.jobs[0]
         torch.set_num_threads(job.threads)
         if plan.out is not None and job.identity.rank == 0:

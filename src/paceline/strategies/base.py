@@ -54,6 +54,8 @@ class Parts:
     """The level this run promises: a strategy may take a cheaper way to a lower one."""
     buffer_rules: Mapping[str, Rule] = field(default_factory=dict)
     """How buffers that shards make differ are combined, by name or pattern."""
+    sync_batchnorm: bool = False
+    """Whether batch normalisation takes the statistics of the whole global batch."""
     lane: str = "auto"
     """How workers of one host exchange sums: through shared memory, over sockets (gloo), or what serves best."""
     compile: bool = False

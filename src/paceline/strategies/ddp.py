@@ -19,6 +19,7 @@ from paceline.data import owned_shards
 from paceline.errors import InputError
 from paceline.strategies import gradients
 from paceline.strategies.base import Exactness, OpenReplica, Parts, ShardWork
+from paceline.strategies.batchnorm import synchronise
 from paceline.strategies.buffers import Rows as BufferRows
 from paceline.strategies.buffers import gather_rows
 from paceline.strategies.combination import Combination
@@ -47,6 +48,8 @@ class Ddp:
 
     def prepare(self, parts: Parts, world: World) -> OpenReplica:
         """Wrap the model; a world of one has nobody to sum with."""
+        if parts.sync_batchnorm:
+            synchronise(parts.model, world.comm, parts.shards)
         return DdpReplica(parts, world) if world.size > 1 else SequentialReplica(parts, world)
 
 

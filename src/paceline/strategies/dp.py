@@ -40,6 +40,10 @@ class DataParallel:
         """Make one replica a thread."""
         if world.size > 1:
             raise InputError(f"--strategy dp is one process, but this is one of {world.size}. Use ddp.")
+        if parts.sync_batchnorm:
+            raise InputError(
+                "--sync-batchnorm needs workers that can exchange sums in mid-pass: use --strategy ddp."
+            )
         return ThreadedReplica(parts, world)
 
 

@@ -39,7 +39,8 @@ class SequentialReplica:
             raise InputError(
                 "the model has no trainable parameters: nothing would be learned. Set requires_grad on some."
             )
-        self.forward: nn.Module = torch.compile(self.model) if parts.compile else self.model  # type: ignore[assignment]
+        if parts.compile:
+            self.model.compile()  # in place: the module keeps its type and its names
         self.optimizer = parts.make_optimizer(self.model)
         self.scheduler = parts.make_scheduler(self.optimizer)
         self.precision = parts.precision
@@ -66,7 +67,7 @@ class SequentialReplica:
         for shard in work.shards:
             for batch in self.shard(shard):
                 with self.precision.autocast():
-                    value = loss(self.forward, batch)
+                    value = loss(self.model, batch)
                 self.backward(value)
         return self.apply(clip)
 
@@ -213,7 +214,7 @@ class SequentialReplica:
                         for part, batch in enumerate(shard.batches):
                             with self.precision.autocast():
                                 rows[work.number, shard.index, part] = metrics(
-                                    self.forward, to_device(batch, self.world.device)
+                                    self.model, to_device(batch, self.world.device)
                                 )
         finally:
             self.model.train()

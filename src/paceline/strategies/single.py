@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.errors import InputError
 from paceline.strategies.base import Exactness, OpenReplica, Parts
+from paceline.strategies.batchnorm import synchronise
 from paceline.strategies.sequential import SequentialReplica
 from paceline.world import World
 
@@ -21,4 +22,6 @@ class Single:
             raise InputError(
                 f"--strategy single is one process, but {world.size} workers were asked for. Use ddp."
             )
+        if parts.sync_batchnorm:
+            synchronise(parts.model, world.comm, parts.shards)
         return SequentialReplica(parts, world)

@@ -55,6 +55,7 @@ class RunOptions:
     seed: int = 0
     precision: str = "fp32"
     compile: bool = False
+    sync_batchnorm: bool = False
     micro_batch: int | None = None
     loader_workers: int = 0
     allow_unused: bool = False

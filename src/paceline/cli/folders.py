@@ -1,0 +1,18 @@
+"""Names a run folder that nobody has yet."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+
+def new_folder(name: str) -> Path:
+    """Give runs/NAME-TIME, with a number behind it when that is taken."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")
+    first = Path("runs") / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}"
+    chosen, number = first, 1
+    while chosen.exists():
+        number += 1
+        chosen = first.with_name(f"{first.name}-{number}")
+    return chosen

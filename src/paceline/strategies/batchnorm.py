@@ -1,0 +1,101 @@
+"""Batch normalisation over the whole global batch, on any device: `--sync-batchnorm`.
+
+Each worker adds up its own sums and sums of squares, one small all-reduce makes them the global batch's, and the
+same happens to their gradients on the way back. (torch's SyncBatchNorm does that on GPUs only.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline.errors import InputError
+from paceline.world import Comm
+
+
+class _Sum(torch.autograd.Function):
+    """A sum over all workers, whose gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(context: Any, comm: Comm, value: Tensor) -> Tensor:
+        context.comm = comm
+        total: Tensor = comm.all_reduce(value)
+        return total
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        return None, context.comm.all_reduce(gradient.contiguous())
+
+
+class GlobalBatchNorm(nn.Module):
+    """A BatchNorm layer whose statistics in training are those of all workers' samples together."""
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(self, layer: _BatchNorm, comm: Comm) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(layer, name))
+        self._eps, self._momentum, self._comm = layer.eps, layer.momentum, comm
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Normalise each channel (dimension 1)."""
+        if not self.training:
+            return F.batch_norm(
+                values,
+                self.running_mean,
+                self.running_var,
+                self.weight,
+                self.bias,
+                training=False,
+                eps=self._eps,
+            )
+        others = [axis for axis in range(values.dim()) if axis != 1]
+        wide = values.float()
+        count = values.new_tensor([values.numel() / values.shape[1]], dtype=torch.float32)
+        sums = torch.cat([wide.sum(others), wide.square().sum(others), count])
+        total = _Sum.apply(self._comm, sums)  # type: ignore[no-untyped-call]
+        channels, count = values.shape[1], total[-1]
+        mean = total[:channels] / count
+        variance = total[channels : 2 * channels] / count - mean.square()
+        self._remember(mean.detach(), variance.detach(), float(count.detach()))
+        shape = [1, -1] + [1] * (values.dim() - 2)
+        scale = (variance + self._eps).rsqrt()
+        shift = -mean * scale
+        if self.weight is not None:
+            scale, shift = scale * self.weight, shift * self.weight + self.bias
+        normal: Tensor = (wide * scale.view(shape) + shift.view(shape)).to(values.dtype)
+        return normal
+
+    @torch.no_grad()
+    def _remember(self, mean: Tensor, variance: Tensor, count: float) -> None:
+        """Move the running statistics, by the rule of torch's own layer."""
+        if self.running_mean is None or self.running_var is None:
+            return
+        share = self._momentum or 0.0
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked += 1
+            if self._momentum is None:
+                share = 1.0 / float(self.num_batches_tracked)
+        self.running_mean.lerp_(mean, share)
+        self.running_var.lerp_(variance * count / max(count - 1, 1), share)
+
+
+def synchronise(model: nn.Module, comm: Comm, shards: int) -> None:
+    """Replace every BatchNorm layer of a model, in place; parameters and buffers keep their names and tensors."""
+    if shards != comm.size:
+        raise InputError(
+            f"--sync-batchnorm takes one shard a worker, because a worker's shards go through the model one after the other: "
+            f"there are {shards} shards for {comm.size} workers. Use --workers {shards}, or --shards {comm.size}."
+        )
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, _BatchNorm):
+                setattr(parent, name, GlobalBatchNorm(child, comm))
