@@ -8,22 +8,21 @@ All contenders live in the same workers and take turns, a block of steps each. O
   numeric        paceline --exact numeric: torch's own all-reduce
   bitwise        paceline's default: the canonical tree through shared memory
   bitwise gloo   paceline --lane gloo: the same tree over sockets
-On one GPU, V = 4 shards in one process: the tree of four shards against four accumulated backward passes, and the
-most gradient memory held for V = 1, 2, 4, 8 in multiples of the parameters.
+On one GPU, V = 4 shards in one process (bitwise) against the same four backward passes accumulated plainly (hand), and
+the most gradient memory held for V = 1, 2, 4, 8 in multiples of the parameters.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from models import CASES, Case
-from step_overhead import hand, interleave, optimizer_for, ours, show, summarise
+from models import CASES
+from step_overhead import hand, interleave, ours, show, summarise
 from torch import nn
 
 import paceline
@@ -33,33 +32,21 @@ RESULT = Path(__file__).with_name("results") / "exactness_cost.json"
 
 def on_cpu(run: paceline.Run, name: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
     case = CASES[name]
-    variants = {"numeric": {"exact": "numeric"}, "bitwise": {"lane": "memory"}, "bitwise gloo": {"lane": "gloo"}}
+    variants = {
+        "numeric": {"exact": "numeric"},
+        "bitwise": {"lane": "memory"},
+        "bitwise gloo": {"lane": "gloo"},
+    }
     contenders = {"hand": hand(case, run, loader=False)}
     for key, changes in variants.items():
         contenders[key] = ours(case, paceline.Run(run.world, replace(run.options, **changes)))
     return interleave(run, contenders, case.steps, rounds)
 
 
-def accumulate(case: Case, device: torch.device, shards: int) -> Iterator[None]:
-    """Plain accumulation: one backward pass a shard into the same gradients, on the GPU, without a word between."""
-    model = case.make_model().to(device)
-    optimizer = optimizer_for(model)
-    columns = [column.to(device) for column in case.make_data().tensors]
-    while True:
-        order = torch.randperm(len(columns[0]), device=device)
-        for chosen in order.split(case.batch_size):
-            optimizer.zero_grad(set_to_none=True)
-            for part in chosen.chunk(shards):
-                loss = case.losses(model, tuple(column[part] for column in columns)).sum() / len(chosen)
-                loss.backward()
-            optimizer.step()
-            yield
-        torch.cuda.synchronize()
-
-
 def on_gpu(run: paceline.Run, name: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
     case = replace(CASES[name], batch_size=CASES[name].batch_size * 8, steps=30)
-    contenders = {"hand": accumulate(case, run.world.device, 4), "bitwise": ours(case, run)}
+    plain = replace(run.options, shards=1, micro_batch=case.batch_size // 4)
+    contenders = {"hand": ours(case, paceline.Run(run.world, plain)), "bitwise": ours(case, run)}
     return interleave(run, contenders, case.steps, rounds)
 
 
@@ -82,7 +69,9 @@ def gradient_memory(run: paceline.Run) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--workers", default="2,4")
     parser.add_argument("--cases", default="mlp,gpt")
@@ -95,7 +84,11 @@ def main() -> None:
             seen = paceline.launch(on_gpu, name, options.rounds, strategy="single", shards=4, device="cuda")
             results[name] = summarise(seen[0])
             show(f"{name}, one GPU, 4 shards", results[name])
-        held = {shards: paceline.launch(gradient_memory, strategy="single", shards=shards, device="cuda")[0] for shards in (1, 2, 4, 8)}
+        held = {}
+        for shards in (1, 2, 4, 8):
+            (held[shards],) = paceline.launch(
+                gradient_memory, strategy="single", shards=shards, device="cuda"
+            )
         print("\ngradient memory held, in multiples of the parameters, by shards a worker:", held)
         results["gradient memory by shards a worker"] = held
     else:
@@ -106,6 +99,7 @@ def main() -> None:
                 show(f"{name}, {workers} workers", results[f"{name}, {workers} workers"])
     if options.write:
         about = {"torch": torch.__version__, "rounds": options.rounds, "device": options.device}
+        RESULT.parent.mkdir(exist_ok=True)
         target = RESULT if options.device == "cpu" else RESULT.with_stem("exactness_cost_gpu")
         target.write_text(json.dumps({"about": about, "cases": results}, indent=1) + "\n")
 

@@ -67,12 +67,22 @@ def _classify(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
 def _next_token(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     ids = batch[0]
     logits = model(ids[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(ids), -1).mean(1)
+    return (
+        F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+        .view(len(ids), -1)
+        .mean(1)
+    )
 
 
 def _mlp() -> nn.Module:
     return nn.Sequential(
-        nn.Linear(1024, 1600), nn.ReLU(), nn.Linear(1600, 1600), nn.ReLU(), nn.Linear(1600, 512), nn.ReLU(), nn.Linear(512, 10)
+        nn.Linear(1024, 1600),
+        nn.ReLU(),
+        nn.Linear(1600, 1600),
+        nn.ReLU(),
+        nn.Linear(1600, 512),
+        nn.ReLU(),
+        nn.Linear(512, 10),
     )
 
 

@@ -29,7 +29,9 @@ BIN = Path(sys.executable).absolute().parent
 def timed(command: list[str], mark: Path) -> float:
     """Give the seconds from the start of a command to the moment written into `mark`."""
     started = time.time()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tempfile.gettempdir())
+    subprocess.run(
+        command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tempfile.gettempdir()
+    )
     if mark.suffix == ".jsonl":
         events = (json.loads(line) for line in mark.read_text().splitlines())
         return next(event["time"] for event in events if event["kind"] == "step") - started
@@ -45,7 +47,17 @@ def contenders(workers: int, folder: Path) -> dict[str, tuple[list[str], Path]]:
         ),
         "paceline run": ([str(BIN / "paceline"), "run", "-n", str(workers), script, str(mark)], mark),
         "paceline train": (
-            [str(BIN / "paceline"), "train", "dense4096", "--workers", str(workers), "--steps", "1", "--out", str(run)],
+            [
+                str(BIN / "paceline"),
+                "train",
+                "dense4096",
+                "--workers",
+                str(workers),
+                "--steps",
+                "1",
+                "--out",
+                str(run),
+            ],
             run / "events.jsonl",
         ),
     }
@@ -62,14 +74,18 @@ def measure(workers: int, rounds: int) -> dict[str, dict[str, float]]:
     return {
         name: {
             "seconds": round(statistics.median(values), 3),
-            "ratio": round(statistics.median(a / b for a, b in zip(values, seen["torchrun"], strict=True)), 3),
+            "ratio": round(
+                statistics.median(a / b for a, b in zip(values, seen["torchrun"], strict=True)), 3
+            ),
         }
         for name, values in seen.items()
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", default="2,4")
     parser.add_argument("--write", action="store_true", help="write the result beside this script")
@@ -81,7 +97,9 @@ def main() -> None:
         for name, row in results[f"{workers} workers"].items():
             print(f"  {name:15} {row['seconds']:6.2f} s  {row['ratio']:5.2f} of torchrun")
     if options.write:
-        RESULT.write_text(json.dumps({"about": {"torch": torch.__version__, "rounds": options.rounds}, "cases": results}, indent=1) + "\n")
+        about = {"torch": torch.__version__, "rounds": options.rounds}
+        RESULT.parent.mkdir(exist_ok=True)
+        RESULT.write_text(json.dumps({"about": about, "cases": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -113,8 +113,12 @@ def summarise(seen: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
         result[key] = {
             "wall_ms": round(statistics.median(wall) * 1e3, 4),
             "cpu_ms": round(statistics.median(cpu) * 1e3, 4),
-            "wall_ratio": round(statistics.median(a / b for a, b in zip(wall, pick("hand", 0), strict=True)), 4),
-            "cpu_ratio": round(statistics.median(a / b for a, b in zip(cpu, pick("hand", 1), strict=True)), 4),
+            "wall_ratio": round(
+                statistics.median(a / b for a, b in zip(wall, pick("hand", 0), strict=True)), 4
+            ),
+            "cpu_ratio": round(
+                statistics.median(a / b for a, b in zip(cpu, pick("hand", 1), strict=True)), 4
+            ),
         }
     return result
 
@@ -124,11 +128,15 @@ def show(title: str, rows: dict[str, Any]) -> None:
     print(f"\n{title}")
     print(f"  {'':12} {'wall ms':>9} {'cpu ms':>9} {'wall':>7} {'cpu':>7}")
     for key, row in rows.items():
-        print(f"  {key:12} {row['wall_ms']:9.3f} {row['cpu_ms']:9.3f} {row['wall_ratio']:7.3f} {row['cpu_ratio']:7.3f}")
+        print(
+            f"  {key:12} {row['wall_ms']:9.3f} {row['cpu_ms']:9.3f} {row['wall_ratio']:7.3f} {row['cpu_ratio']:7.3f}"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--write", action="store_true", help="write the result beside this script")

@@ -6,8 +6,13 @@ import ctypes
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests import leaks
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 # Orphans come to us instead of to init, so that a worker whose parent died is seen as well.
 _PR_SET_CHILD_SUBREAPER = 36

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import collectives, export, script, tasks, train
+from paceline.cli import audit, collectives, export, script, tasks, train, verify
 from paceline.version import __version__
 
 app = typer.Typer(
@@ -38,6 +38,8 @@ def _root(
 
 app.command("train")(train.train)
 app.command("run", context_settings=PASS_ON)(script.run)
+app.command("verify", context_settings={"allow_extra_args": True})(verify.verify)
+app.command("audit")(audit.audit)
 app.command("tasks")(tasks.tasks)
 app.command("export")(export.export)
 app.command("collectives")(collectives.collectives)

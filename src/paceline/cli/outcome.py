@@ -17,13 +17,8 @@ def report(outcome: Outcome) -> int:
     elif failure is not None and failure.kind == "input":
         _say(f"error: {failure.message}")
     elif failure is not None:
-        _say(
-            f"\nrank {failure.rank} on {failure.host} {failure.cause()}:"
-            if failure.trace
-            else f"\nrank {failure.rank} on {failure.host} {failure.cause()}."
-        )
-        if failure.trace:
-            _say(failure.trace.rstrip())
+        who = f"\nrank {failure.rank} on {failure.host} {failure.cause()}"
+        _say(f"{who}:\n{failure.trace.rstrip()}" if failure.trace else f"{who.rstrip('.')}.")
     return outcome.status
 
 

@@ -73,7 +73,7 @@ class Auxiliary:
 
     def _shapes(self) -> list[Tensor]:
         return [
-            *map(torch.zeros_like, self._parameters),
+            *(torch.full_like(parameter, -0.0) for parameter in self._parameters),
             torch.zeros(2, device=self._parameters[0].device),
         ] * len(self.names)
 

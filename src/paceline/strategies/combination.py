@@ -61,7 +61,8 @@ class Combination:
 
 def _flat(held: Gradients | None, live: Sequence[Tensor], flat: Tensor, places: Sequence[int]) -> Tensor:
     """Lay a held sum out as the bucket is."""
-    made = torch.zeros_like(flat)
+    # Minus zero is what adds nothing to anything, a minus zero included.
+    made = torch.full_like(flat, -0.0)
     if held is not None:
         start = flat.storage_offset()
         for view, place in zip(live, places, strict=True):

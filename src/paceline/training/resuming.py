@@ -24,8 +24,8 @@ def save(
     world: World,
     meta: dict[str, Any],
     emit: Callable[[Event], None],
-) -> None:
-    """Write a checkpoint; all workers give their part of the state, the first one writes."""
+) -> dict[str, Any]:
+    """Write a checkpoint; all workers give their part of the state, the first one writes. Gives that state."""
     if options.out is None:
         raise InputError("run.save needs a folder. Give out= to paceline.launch, or --out.")
     started = time.perf_counter()
@@ -42,6 +42,7 @@ def save(
             position.number, {**state, "position": asdict(position), "meta": meta}
         )
         emit(CheckpointSaved(step=position.number, path=str(path), seconds=time.perf_counter() - started))
+    return state
 
 
 def load(

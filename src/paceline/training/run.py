@@ -32,6 +32,8 @@ from paceline.training.evaluation import evaluate
 from paceline.training.journal import Journal, open_sinks
 from paceline.training.options import RunOptions, SaveEvery
 from paceline.training.position import Position
+from paceline.training.receipt import Start
+from paceline.training.recorder import describe_start, open_records
 from paceline.training.step import Step
 from paceline.world import Identity, World, connect, determinism, seeds
 
@@ -56,6 +58,9 @@ class Run:
         self._journal = Journal(self.emit, world.device)
         self._feeds: list[Feed] = []
         self._meta: dict[str, Any] = {}
+        self._records = open_records(options, world)
+        self.about: dict[str, Any] = {}
+        """What the loop says of itself, for the receipt."""
         if self.exactness is Exactness.BITWISE:
             determinism.select_kernels(world.device)
         seeds.seed_everything(seeds.derive(options.seed, "model"))
@@ -105,6 +110,7 @@ class Run:
             threads=self.options.workers if self.strategy.threaded else 1,
             exactness=self.exactness,
             buffer_rules=buffers or {},
+            sync_batchnorm=self.options.sync_batchnorm,
             lane=self.options.lane,
             compile=self.options.compile,
             allow_unused=self.options.allow_unused,
@@ -157,6 +163,7 @@ class Run:
         last = _last_step(feed, epochs, steps)
         replica = self.replica
         self._announce(feed, epochs, last)
+        self._begin_records(feed, clip)
         due = SaveEvery.parse(self.options.save_every) if self.options.save_every else SaveEvery()
         while (epochs is None or self.position.epoch < epochs) and self.position.number < last:
             before = self.position
@@ -180,6 +187,7 @@ class Run:
         self._journal.settle()
         if self.options.out is not None and self.position.number > self.started_at:
             self.save()
+        self._records.finish()
 
     def _epoch(self, feed: Feed, replica: OpenReplica, clip: float | None, last: float) -> Iterator[Step]:
         seed = self.options.seed
@@ -212,8 +220,16 @@ class Run:
             raise InputError(
                 f"step {step.number} was left without step.apply(), so its batch would be lost. Call apply once a step."
             )
+        self._records.step(step, self.position)
         self.position = self.position.after_step()
         self._journal.step(step, self.position, self.replica.optimizer)
+
+    def _begin_records(self, feed: Feed, clip: float | None) -> None:
+        def describe() -> Start:
+            facts: dict[str, Any] = {"exactness": str(self.exactness), "clip": clip, "about": self.about}
+            return describe_start(self.options, self.world, self.position, feed, **facts)
+
+        self._records.begin(self.name, self.options.seed, feed.batch_size, describe)
 
     def _announce(self, feed: Feed, epochs: int | None, last: float) -> None:
         world, options = self.world, self.options
@@ -244,10 +260,12 @@ class Run:
     # Keeping and telling.
 
     def save(self) -> None:
-        """Write a checkpoint of where the run stands; one worker writes, all wait for nothing."""
+        """Write a checkpoint of where the run stands; one worker writes it, when all have kept their part of the ledger."""
         self._journal.settle()
         meta = {"task": self.name, "batch_size": self._meta.get("batch_size")}
-        resuming.save(self.replica, self.options, self.position, self.world, meta, self.emit)
+        self._records.before_save()
+        state = resuming.save(self.replica, self.options, self.position, self.world, meta, self.emit)
+        self._records.after_save(self.position.number, state["model"])
 
     def emit(self, event: Event) -> None:
         """Tell everyone who listens; only rank 0 has listeners."""
@@ -262,6 +280,7 @@ class Run:
         """Let go of data, listeners and the world."""
         for feed in self._feeds:
             feed.close()
+        self._records.close()
         self._sink.close()
         self.world.close()
 
@@ -273,6 +292,8 @@ class Run:
 def _promise(level: Exactness, options: RunOptions) -> Exactness:
     """Give the level this run promises, or refuse to promise more than the strategy can give."""
     order = list(Exactness)
+    if options.sync_batchnorm and level is Exactness.BITWISE:
+        level = Exactness.NUMERIC  # sums over a whole batch depend on how it is spread
     if options.exact is None:
         return level
     asked = Exactness(options.exact)

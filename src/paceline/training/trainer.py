@@ -8,6 +8,7 @@ from typing import Any
 from paceline.checkpoint import weights_sha256
 from paceline.observe import Evaluated, RunFinished
 from paceline.task import Task
+from paceline.training.recorder import about_task
 from paceline.training.reference import load_task
 from paceline.training.run import Run
 from paceline.training.spec import OVERRIDES, TrainSpec
@@ -31,7 +32,7 @@ class Trainer:
     """A task on its way: data, replica and metrics."""
 
     def __init__(self, task: Task, spec: TrainSpec, run: Run) -> None:
-        self.task, self.run = task, run
+        self.task, self.spec, self.run = task, spec, run
         self.steps = spec.steps
         self.epochs = spec.epochs if spec.epochs is not None else task.epochs
         self.clip = spec.clip if spec.clip is not None else task.clip
@@ -46,22 +47,27 @@ class Trainer:
             if held_out is None
             else run.feed(held_out, batch_size=self.batch_size, shuffle=False, **loading)
         )
+        self.horizon = self._horizon()
 
     def train(self) -> dict[str, Any]:
         """Take every step, measure after every epoch and at the end."""
-        run, task = self.run, self.task
+        self.prepare()
+        epochs = None if self.steps is not None else self.epochs
+        for step in self.run.steps(
+            self.feed, epochs=epochs, steps=self.steps, clip=self.clip, after_epoch=self._measure
+        ):
+            step.compute(self.task.loss)
+        self._measure(self.run.position.epoch)
+        return self._result()
+
+    def prepare(self) -> None:
+        """Make the model and hand it to the strategy."""
+        run, task, horizon = self.run, self.task, self.horizon
         seeds.seed_everything(seeds.derive(run.options.seed, "model"))
-        horizon = self._horizon()
+        run.about = about_task(task, self.spec, horizon)
         run.prepare_replica(
             task.model(), task.optimizer, lambda optimizer: task.scheduler(optimizer, horizon), task.buffers()
         )
-        epochs = None if self.steps is not None else self.epochs
-        for step in run.steps(
-            self.feed, epochs=epochs, steps=self.steps, clip=self.clip, after_epoch=self._measure
-        ):
-            step.compute(task.loss)
-        self._measure(run.position.epoch)
-        return self._result()
 
     def _horizon(self) -> int | None:
         """Give the number of steps a schedule is laid out for: the whole run's, wherever --steps cuts it."""

@@ -15,7 +15,7 @@ class Difference:
 
     step: int
     kind: str
-    """samples, data, starting weight, loss of a shard, loss, gradient, learning rate, weight, optimizer state or buffer."""
+    """samples, data, starting weight, loss, gradient, learning rate, weight, optimizer state or buffer."""
     name: str
     """Which tensor, or which shard."""
     rank: int
@@ -53,36 +53,61 @@ def first_difference(reference: Record, ranks: Sequence[Record]) -> Difference |
 def _of_step(
     step: StepRecord, there: Sequence[tuple[int, StepRecord]], place: Mapping[str, int]
 ) -> Iterator[Difference]:
-    number = step.number
-    for kind, attribute in (("samples", "samples"), ("data", "data"), ("loss of a shard", "shard_losses")):
-        for rank, other in there:
-            mine, theirs = getattr(step, attribute), getattr(other, attribute)
-            wrong = [shard for shard in theirs if theirs[shard] != mine.get(shard)]
-            if wrong:
-                yield Difference(
-                    step=number, kind=kind, name=f"of shard {wrong[0]}", rank=rank, others=len(wrong) - 1
-                )
-        served = {shard for _, other in there for shard in getattr(other, attribute)}
-        lost = [shard for shard in getattr(step, attribute) if shard not in served]
-        if lost:
-            yield Difference(step=number, kind=kind, name=f"of shard {lost[0]} (missing)", rank=there[0][0])
-    for rank, other in there:
-        found = _named("gradient", number, rank, step.gradients, other.gradients, place)
-        if found:
-            yield found
+    """Give the differences of one step, causes before effects."""
+    for kind, attribute in (("samples", "samples"), ("data", "data"), ("loss", "shard_losses")):
+        yield from _by_shard(kind, attribute, step, there)
+    yield from _by_name("gradient", "gradients", step, there, place)
     for rank, other in there:
         # The mean loss comes behind the gradients: it is combined with them, and says less about where.
         if other.loss.hex() != step.loss.hex():
-            yield Difference(step=number, kind="loss", name="of the global batch", rank=rank)
+            losses = f"of the global batch ({other.loss:.8g} not {step.loss:.8g})"
+            yield Difference(step=step.number, kind="loss", name=losses, rank=rank)
         if other.rates != step.rates:
-            yield Difference(
-                step=number, kind="learning rate", name=f"{other.rates[0]:g} not {step.rates[0]:g}", rank=rank
-            )
+            rates = f"{_shown(other.rates)} not {_shown(step.rates)}"
+            yield Difference(step=step.number, kind="learning rate", name=rates, rank=rank)
     for kind, attribute in (("weight", "weights"), ("optimizer state", "optimizer"), ("buffer", "buffers")):
-        for rank, other in there:
-            found = _named(kind, number, rank, getattr(step, attribute), getattr(other, attribute), place)
-            if found:
-                yield found
+        yield from _by_name(kind, attribute, step, there, place)
+
+
+def _by_shard(
+    kind: str, attribute: str, step: StepRecord, there: Sequence[tuple[int, StepRecord]]
+) -> Iterator[Difference]:
+    mine = getattr(step, attribute)
+    served = set()
+    for rank, other in there:
+        theirs = getattr(other, attribute)
+        served |= theirs.keys()
+        wrong = [shard for shard in theirs if theirs[shard] != mine.get(shard)]
+        if wrong:
+            shard, more = wrong[0], len(wrong) - 1
+            name = f"of shard {shard}"
+            if kind == "loss":
+                name += f" ({_total(theirs[shard])} not {_total(mine.get(shard, ()))})"
+            yield Difference(step=step.number, kind=kind, name=name, rank=rank, others=more)
+    lost = [shard for shard in mine if shard not in served]
+    if lost:
+        yield Difference(step=step.number, kind=kind, name=f"of shard {lost[0]} (missing)", rank=there[0][0])
+
+
+def _shown(rates: Sequence[float]) -> str:
+    return ", ".join(f"{rate:g}" for rate in rates) or "(no update)"
+
+
+def _total(losses: Sequence[str]) -> str:
+    return f"{sum(float.fromhex(loss) for loss in losses):.8g}"
+
+
+def _by_name(
+    kind: str,
+    attribute: str,
+    step: StepRecord,
+    there: Sequence[tuple[int, StepRecord]],
+    place: Mapping[str, int],
+) -> Iterator[Difference]:
+    for rank, other in there:
+        found = _named(kind, step.number, rank, getattr(step, attribute), getattr(other, attribute), place)
+        if found:
+            yield found
 
 
 def _named(

@@ -11,9 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from paceline.checkpoint.fingerprint import raw_bytes
-
-Digests = dict[str, str]
-"""Digest by name."""
+from paceline.verify.record import Digests
 
 
 def of_tensor(tensor: Tensor) -> str:
@@ -28,13 +26,26 @@ def of_named(tensors: Iterable[tuple[str, Tensor]]) -> Digests:
     return {name: of_tensor(tensor) for name, tensor in tensors}
 
 
+def of_values(tensors: Iterable[tuple[str, Tensor]]) -> Digests:
+    """Digest each tensor under its name, a zero being a zero whatever its sign.
+
+    A shard without samples adds nothing on one process and +0.0 on several, which turns a gradient's -0.0 into
+    +0.0. No weight can tell; weights themselves are compared to the very bit.
+    """
+    return {
+        name: of_tensor(tensor + 0.0 if tensor.is_floating_point() else tensor) for name, tensor in tensors
+    }
+
+
 def of_optimizer(state: Mapping[str, Any]) -> Digests:
-    """Digest the optimizer's state: `parameter: key` for each entry."""
-    made: Digests = {}
-    for parameter, entries in state["state"].items():
-        for key, value in entries.items():
-            made[f"{parameter}: {key}"] = of_tensor(value) if isinstance(value, Tensor) else repr(value)
-    return made
+    """Digest the optimizer's state, signs of zeros left out: `parameter: key` for each entry."""
+    entries = [
+        (f"{parameter}: {key}", value)
+        for parameter, held in state["state"].items()
+        for key, value in held.items()
+    ]
+    plain = {name: repr(value) for name, value in entries if not isinstance(value, Tensor)}
+    return plain | of_values([(name, value) for name, value in entries if isinstance(value, Tensor)])
 
 
 def of_batch(batch: Any) -> str:

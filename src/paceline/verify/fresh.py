@@ -6,16 +6,19 @@ them; on another machine, or tomorrow, they do not. Run as `python -m paceline.v
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from paceline.launch import forkserver
 from paceline.verify.record import Record
 from paceline.verify.request import REFERENCE, Request
 from paceline.world import env
+from paceline.world.lifeline import die_with_parent
 
 STEPS = 2
 _HASH_SEEDS = ("1", "2")
@@ -30,7 +33,13 @@ class FreshRun:
         spec = replace(request.spec, steps=min(STEPS, request.spec.steps or STEPS))
         question.write_bytes(
             pickle.dumps(
-                (replace(request, spec=spec), forkserver.search_path(), sys.argv, str(self._answer))
+                (
+                    replace(request, spec=spec),
+                    forkserver.search_path(),
+                    sys.argv,
+                    str(self._answer),
+                    os.getpid(),
+                )
             )
         )
         self._errors = (folder / "fresh-errors.txt").open("wb+")
@@ -42,8 +51,9 @@ class FreshRun:
             stderr=self._errors,
         )
 
-    def record(self) -> tuple[Record | None, str]:
-        """Wait for it, and give its record; or None and the last line of what went wrong."""
+    @cached_property
+    def answer(self) -> tuple[Record | None, str]:
+        """Its record, waited for; or None and the last line of what went wrong."""
         status = self._process.wait()
         if status == 0:
             made: Record = pickle.loads(self._answer.read_bytes())  # noqa: S301  (written by our own process)
@@ -69,7 +79,8 @@ def _main(path: str) -> None:
     import torch
 
     question = Path(path)
-    request, search_path, arguments, answer = pickle.loads(question.read_bytes())  # noqa: S301  (from our own launcher)
+    request, search_path, arguments, answer, parent = pickle.loads(question.read_bytes())  # noqa: S301  (from our own launcher)
+    die_with_parent(parent)
     sys.path[:], sys.argv[:] = search_path, arguments
     from paceline.training.run import Run
     from paceline.verify import recording

@@ -1,10 +1,12 @@
-"""What a run leaves for the comparison: a digest of every tensor at every step, and where each came from."""
+"""What a run leaves for the comparison: a digest of every tensor at every step, and where each came from. Imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from paceline.verify.digests import Digests
+Digests = dict[str, str]
+"""Digest by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,3 +55,15 @@ class Record:
     modules: list[str] = field(default_factory=list)
     """Modules in the order in which the first forward pass came to them; only where that was asked for."""
     seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dump:
+    """Which steps' tensors are to be written down, and where."""
+
+    folder: Path
+    steps: tuple[int, ...]
+
+    def path(self, rank: int, step: int) -> Path:
+        """Give the file of one step of one worker."""
+        return self.folder / f"rank-{rank}-step-{step}.pt"

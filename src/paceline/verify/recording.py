@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,20 +15,8 @@ from paceline.training.run import Run
 from paceline.training.spec import TrainSpec
 from paceline.training.step import Step
 from paceline.verify import digests
-from paceline.verify.record import Record, StepRecord
+from paceline.verify.record import Digests, Dump, Record, StepRecord
 from paceline.verify.subject import Subject
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dump:
-    """Which steps' tensors are to be written down, and where."""
-
-    folder: Path
-    steps: tuple[int, ...]
-
-    def path(self, rank: int, step: int) -> Path:
-        """Give the file of one step of one worker."""
-        return self.folder / f"rank-{rank}-step-{step}.pt"
 
 
 def main(run: Run, spec: TrainSpec, dump: Dump | None = None, order: bool = False) -> Record:
@@ -41,6 +27,8 @@ def main(run: Run, spec: TrainSpec, dump: Dump | None = None, order: bool = Fals
     replica = subject.prepare()
     start = digests.of_named(replica.model.state_dict().items())
     watch = _Watch(replica, run, dump)
+    if dump is not None:
+        watch.start = {name: value.clone() for name, value in replica.model.state_dict().items()}
     for step in run.steps(subject.feed, steps=spec.steps, clip=subject.clip):
         watch.step(step, subject.task.loss)
     return Record(
@@ -62,11 +50,13 @@ class _Watch:
     def __init__(self, replica: OpenReplica, run: Run, dump: Dump | None) -> None:
         self._replica, self._run, self._dump = replica, run, dump
         self._gradients: dict[str, Tensor] = {}
-        self._gradient_digests: digests.Digests = {}
+        self._gradient_digests: Digests = {}
         self._rates: tuple[float, ...] = ()
         self._moved = False
         self._number = 0
         self.steps: list[StepRecord] = []
+        self.start: dict[str, Tensor] = {}
+        """The model as the first step found it, where tensors are to be written down."""
         replica.optimizer.register_step_pre_hook(self._before_update)
 
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
@@ -75,7 +65,7 @@ class _Watch:
             for name, parameter in self._replica.model.named_parameters()
             if parameter.grad is not None
         }
-        self._gradient_digests = digests.of_named(held.items())
+        self._gradient_digests = digests.of_values(held.items())
         self._rates = rates(optimizer)
         if self._dumping():
             self._gradients = {name: gradient.detach().clone() for name, gradient in held.items()}
@@ -86,6 +76,7 @@ class _Watch:
     def step(self, step: Step, loss: Any) -> None:
         """Compute one step and write down what it was."""
         self._number, self._moved = step.number, False
+        self._gradient_digests, self._rates = {}, ()  # a step that overflowed in fp16 makes no update
         shards = {shard.index: shard for shard in step.work.shards}
         before = {index: digests.of_batch(shard.batches) for index, shard in shards.items()}
 
@@ -128,6 +119,7 @@ class _Watch:
     def _write(self, dump: Dump, state: dict[str, Any], names: set[str], loss: float) -> None:
         torch.save(
             {
+                "starting weight": self.start,
                 "gradient": self._gradients,
                 "weight": {name: value for name, value in state["model"].items() if name in names},
                 "buffer": {name: value for name, value in state["model"].items() if name not in names},

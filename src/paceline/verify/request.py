@@ -33,6 +33,8 @@ class Request:
     exact: str | None = None
     device: str = "auto"
     threads: int | None = None
+    hash_seed: bool = True
+    """Whether to take the first steps in a process with another hash seed as well, which has to load torch anew."""
 
     def __post_init__(self) -> None:
         if not self.strategies or not self.workers:

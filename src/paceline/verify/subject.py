@@ -11,7 +11,8 @@ from paceline.strategies.base import OpenReplica
 from paceline.training.reference import load_task
 from paceline.training.run import Run
 from paceline.training.spec import OVERRIDES, TrainSpec
-from paceline.verify.digests import Digests, of_named
+from paceline.verify.digests import of_named
+from paceline.verify.record import Digests
 from paceline.world import seeds
 
 
@@ -43,7 +44,10 @@ class Subject:
         """Hand model, optimizer and schedule to the strategy."""
         horizon = self._horizon()
         return self.run.prepare_replica(
-            self.model, self.task.optimizer, lambda optimizer: self.task.scheduler(optimizer, horizon)
+            self.model,
+            self.task.optimizer,
+            lambda optimizer: self.task.scheduler(optimizer, horizon),
+            self.task.buffers(),
         )
 
     def _horizon(self) -> int | None:

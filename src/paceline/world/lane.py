@@ -74,10 +74,10 @@ class Lane:
         futex.wake(self._address + 4 * word)
 
     def wait(self, flag: int, value: int) -> None:
-        """Wait until everybody's flag has reached `value`."""
+        """Wait until everybody else's flag has reached `value`."""
         for other in range(self.size):
             word = self._word(flag, other)
-            if self._flags[word] < value:
+            if other != self.rank and self._flags[word] < value:
                 self._wait_word(word, value, other)
 
     def close(self) -> None:

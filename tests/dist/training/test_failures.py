@@ -49,26 +49,20 @@ def test_nan_in_a_task_on_threads() -> None:
     step, shard, _ = place_of_poison()
     with pytest.raises(WorkerFailedError) as caught:
         train("NotANumber", "dp", 3)
-    assert (
-        f"NonFiniteLossError: step {step}: the loss is nan. It comes from shard {shard},"
-        in caught.value.trace
-    )
+    assert f"stopped: step {step}: the loss is nan. It comes from shard {shard}," in str(caught.value)
 
 
 @pytest.mark.parametrize(("strategy", "workers"), [("single", 1), ("dp", 2), ("ddp", 2)])
 def test_an_infinite_auxiliary_term_stops_the_run_too(strategy: str, workers: int) -> None:
     with pytest.raises(WorkerFailedError) as caught:
         train("InfiniteTerm", strategy, workers)
-    assert (
-        "NonFiniteLossError: step 0: the auxiliary term size is inf. It comes from shard 0,"
-        in caught.value.trace
-    )
+    assert "stopped: step 0: the auxiliary term size is inf. It comes from shard 0," in str(caught.value)
 
 
 def test_a_batch_without_any_weight() -> None:
     with pytest.raises(WorkerFailedError) as caught:
         train("WithoutWeight")
-    assert "step 0: the weight of the whole global batch is 0." in caught.value.trace
+    assert "step 0: the weight of the whole global batch is 0." in str(caught.value)
 
 
 def test_an_exception_in_the_data_set_of_one_worker_arrives_as_it_is() -> None:

@@ -18,6 +18,7 @@ from paceline.strategies.sequential import check_loss
 from paceline.task import as_float
 from paceline.verify import digests
 from paceline.verify.lab.notes import Attempt
+from paceline.verify.record import Digests
 from paceline.verify.recording import rates
 from paceline.verify.subject import Subject
 from paceline.world import seeds
@@ -39,7 +40,7 @@ class Bench:
         """Compute a shard; `scale` is what the backward pass starts from."""
         self._restore()
         seeds.seed_everything(shard.seed)
-        before = rates(self._optimizer)
+        before, hidden = rates(self._optimizer), _attributes(self.model)
         totals, weights = [], []
         with _outputs(self.model) as modules:
             for batch in self._copied(shard):
@@ -61,8 +62,10 @@ class Bench:
             gradients=digests.of_named(found.items()),
             unused=tuple(name for name, gradient in held.items() if gradient is None),
             buffers=self._changed_buffers(),
-            seed_given=shard.seed,
-            seed_left=torch.initial_seed(),
+            hidden=tuple(
+                name for name, value in _attributes(self.model).items() if hidden.get(name) != value
+            ),
+            seed_left=torch.cuda.initial_seed() if self._device.type == "cuda" else torch.initial_seed(),
             rates_moved=moved,
         )
         self._restore()
@@ -89,12 +92,15 @@ class Bench:
         return [pair for pair in self.model.named_parameters() if pair[1].requires_grad]
 
     def measure(self, batch: Any) -> tuple[float, float]:
-        """Give total and weight of a batch, without dropout and batch statistics."""
+        """Give total and weight of a batch, without dropout and batch statistics; a model that draws all the same is refused."""
         self._restore()
         self.model.eval()
         try:
             with torch.no_grad(), seeds.preserved(), self._precision.autocast():
+                before = torch.get_rng_state()
                 value = self._task.loss(self.model, to_device(batch, self._device))
+                if not torch.equal(before, torch.get_rng_state()):
+                    raise ValueError("the model draws random numbers in evaluation mode too")
         finally:
             self.model.train()
         return float(value.total), as_float(value.weight)
@@ -109,12 +115,22 @@ class Bench:
         for parameter in self.model.parameters():
             parameter.grad = None
 
-    def _changed_buffers(self) -> digests.Digests:
+    def _changed_buffers(self) -> Digests:
         return {
             name: digests.of_tensor(buffer)
             for name, buffer in self.model.named_buffers()
             if not torch.equal(buffer, self._buffers[name])
         }
+
+
+def _attributes(model: nn.Module) -> dict[str, str]:
+    """Digest the numbers and tensors that modules keep as plain attributes."""
+    return {
+        f"{name}.{key}" if name else key: digests.of_batch(value)
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if not key.startswith("_") and isinstance(value, (Tensor, bool, int, float))
+    }
 
 
 @contextmanager

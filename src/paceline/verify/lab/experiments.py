@@ -50,8 +50,9 @@ def parts(bench: Bench, subject: Subject) -> Parts:
 
 def no_kernel(bench: Bench, shard: ShardWork) -> str | None:
     """Name the first operation of a step that torch has no deterministic kernel for."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
+    before = torch.get_deterministic_debug_mode()
+    # The same switch as torch.use_deterministic_algorithms(True), which would import the compiler (5 s) to tell it too.
+    torch.set_deterministic_debug_mode("error")
     try:
         bench.attempt(shard)
     except RuntimeError as error:
@@ -60,7 +61,7 @@ def no_kernel(bench: Bench, shard: ShardWork) -> str | None:
             raise
         return name
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.set_deterministic_debug_mode(before)
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.verify.digests import Digests
+from paceline.verify.record import Digests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +20,16 @@ class Attempt:
     """Parameters that got no gradient."""
     buffers: Digests
     """Buffers that the forward pass changed."""
-    seed_given: int
+    hidden: tuple[str, ...]
+    """Attributes of modules that the forward pass changed and that are no buffers."""
     seed_left: int
     """What torch's generator had been seeded with when the loss was done."""
     rates_moved: tuple[float, float] | None
     """A learning rate before and after, where the loss function changed one."""
+
+    def same_answer(self, other: Attempt) -> bool:
+        """Tell whether another attempt came to the same loss and gradients, to the bit."""
+        return self.totals == other.totals and self.gradients == other.gradients
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,9 +23,7 @@ _Result = TypeVar("_Result")
 
 def main(run: Run, spec: TrainSpec, step: int) -> Notes:
     """Make every experiment on step number `step`, and give the notes."""
-    own = Run(
-        alone(run.world.device.type), replace(run.options, strategy="single", workers=1, exact=None)
-    )
+    own = Run(alone(run.world.device.type), replace(run.options, strategy="single", workers=1, exact=None))
     try:
         subject = Subject(own, replace(spec, steps=step + 1))
         return _experiment(subject, run)
@@ -74,10 +72,13 @@ def _notes(
         attempts=attempts,
         repeated=repeated,
         bent=_tried(
-            unchecked, "linearity of the backward pass", lambda: experiments.bent(bench, first, plain[first.index])
+            unchecked,
+            "linearity of the backward pass",
+            lambda: experiments.bent(bench, first, plain[first.index]),
         )
         or (),
-        touched=_tried(unchecked, "whether the loss leaves gradients alone", lambda: bench.touched(first)) or (),
+        touched=_tried(unchecked, "whether the loss leaves gradients alone", lambda: bench.touched(first))
+        or (),
         parts=_tried(unchecked, "whether the loss is a sum", lambda: experiments.parts(bench, subject)),
         no_kernel=_tried(unchecked, "deterministic kernels", lambda: experiments.no_kernel(bench, first)),
         unchecked=tuple(unchecked),
@@ -89,7 +90,9 @@ def _tried(unchecked: list[str], what: str, experiment: Callable[[], _Result]) -
     try:
         return experiment()
     except Exception as error:  # noqa: BLE001  (told to the user as something that was not checked)
-        unchecked.append(f"{what} ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})")
+        unchecked.append(
+            f"{what} ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
+        )
         return None
 
 

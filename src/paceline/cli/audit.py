@@ -1,0 +1,25 @@
+"""`paceline audit`: show from a run's ledgers that every sample was used exactly once an epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.outcome import print_json
+
+
+def audit(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run (--out).")],
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Check that every sample was used exactly once an epoch, whatever happened to the workers."""
+    from paceline.verify.audit import audit as check
+
+    found = check(folder)
+    if json_:
+        print_json(found.as_json())
+    else:
+        print("\n".join(found.lines()))  # noqa: T201
+    return 0 if found.holds else 1

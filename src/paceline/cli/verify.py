@@ -1,0 +1,170 @@
+"""`paceline verify`: prove on the user's own task or script that several workers compute what one process computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from paceline.cli.outcome import print_json
+from paceline.cli.outcome import report as report_failure
+from paceline.cli.reference import resolve
+from paceline.cli.train import setting
+from paceline.errors import InputError, WorkerFailedError
+from paceline.launch.base import Outcome
+from paceline.launch.failures import Failure
+
+
+def verify(
+    context: typer.Context,
+    task: Annotated[
+        str | None,
+        typer.Argument(help="A built-in task (see `paceline tasks`), path.py:Class or package.module:Class."),
+    ] = None,
+    strategy: Annotated[str, typer.Option(help="Strategies to verify, with commas between.")] = "ddp,dp",
+    workers: Annotated[str, typer.Option(help="Numbers of workers to verify, with commas between.")] = "1,2",
+    steps: Annotated[int, typer.Option(help="Steps to compare.")] = 20,
+    shards: Annotated[
+        int | None,
+        typer.Option(help="Logical shards of a global batch, for all runs. Default: the most workers."),
+    ] = None,
+    exact: Annotated[
+        str | None, typer.Option(help="Verify the runs at this level. Default: the strategy's own.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Samples of the GLOBAL batch. Default: the task's.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Where all randomness comes from. Default: the task's.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="An argument of the task's constructor; may be repeated."
+        ),
+    ] = None,
+    script: Annotated[
+        str | None,
+        typer.Option(help="Verify a script of your own instead: --script train.py -n 2 -- ITS ARGUMENTS."),
+    ] = None,
+    number: Annotated[int, typer.Option("-n", help="Workers for --script.")] = 2,
+    receipt: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Verify a run that is recorded in DIR: take its first --steps again, or those --from a checkpoint to the next.",
+        ),
+    ] = None,
+    from_: Annotated[
+        int | None, typer.Option("--from", metavar="STEP", help="For --receipt: the checkpoint to begin at.")
+    ] = None,
+    hash_seed: Annotated[
+        bool, typer.Option(help="Also take the first steps in a fresh process with another hash seed.")
+    ] = True,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of each worker. Default: cores / shards.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Compare runs with one process, step by step and bit by bit; name the cause where they part."""
+    if receipt is not None:
+        if task is not None or script is not None or context.args:
+            raise InputError("--receipt DIR says what is verified: give neither a TASK nor --script with it.")
+        said = {name: value for name, value in context.params.items() if _was_given(context, name)}
+        return _receipt(receipt, said, start=from_, threads=threads, device=device, as_json=json_)
+    if script is None and (task is None or context.args):
+        extra = f", not also {' '.join(context.args)}" if context.args else ""
+        raise InputError(f"give one TASK to verify, or --script SCRIPT{extra}.")
+    try:
+        if script is not None:
+            # Behind `--` the first argument of the script lands where a task would be.
+            arguments = ([task] if task is not None else []) + context.args
+            return _script(script, arguments, workers=number, threads=threads, as_json=json_)
+        return _task(
+            task or "",
+            as_json=json_,
+            said={
+                "settings": dict(setting(text) for text in set_ or []),
+                "steps": steps,
+                "batch_size": batch_size,
+                "overrides": {} if seed is None else {"seed": seed},
+            },
+            strategies=tuple(part.strip() for part in strategy.split(",") if part.strip()),
+            workers=_numbers(workers),
+            shards=shards,
+            exact=exact,
+            device=device,
+            threads=threads,
+            hash_seed=hash_seed,
+        )
+    except WorkerFailedError as error:
+        return _failed(error)
+
+
+def _task(task: str, *, as_json: bool, said: dict[str, Any], **options: Any) -> int:
+    from paceline.training.spec import TrainSpec
+    from paceline.verify.check import verify as check
+    from paceline.verify.request import Request
+    from paceline.verify.table import render
+
+    reference, name = resolve(task)
+    report = check(Request(spec=TrainSpec(task=reference, name=name, **said), **options))
+    return _end(report.as_json(), render(report), holds=report.holds, as_json=as_json)
+
+
+def _script(script: str, arguments: list[str], *, workers: int, threads: int | None, as_json: bool) -> int:
+    from paceline.verify.script.check import ScriptRequest, verify_script
+
+    request = ScriptRequest(script=script, arguments=arguments, workers=workers, threads=threads)
+    report = verify_script(request)
+    return _end(report.as_json(), report.render(), holds=report.holds, as_json=as_json)
+
+
+def _receipt(folder: Path, said: dict[str, Any], *, as_json: bool, **options: Any) -> int:
+    from paceline.verify.receipt import Replay, verify_receipt
+
+    workers = _numbers(said["workers"]) if "workers" in said else (None,)
+    if len(workers) > 1:
+        raise InputError("--receipt re-runs on one number of workers. Give --workers 2, say.")
+    try:
+        report = verify_receipt(
+            Replay(
+                folder=folder,
+                steps=said.get("steps"),
+                strategy=said.get("strategy"),
+                workers=workers[0],
+                **options,
+            )
+        )
+    except WorkerFailedError as error:
+        return _failed(error)
+    return _end(report.as_json(), "\n".join(report.lines()), holds=report.holds, as_json=as_json)
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _failed(error: WorkerFailedError) -> int:
+    """Show a failure of the user's own code as `paceline train` does: its traceback, last."""
+    failure = Failure(rank=error.rank, host=error.host, kind="code", message=error.cause, trace=error.trace)
+    return report_failure(Outcome(results=(), failure=failure))
+
+
+def _end(plain: dict[str, Any], shown: Any, *, holds: bool, as_json: bool) -> int:
+    if as_json:
+        print_json(plain)
+    else:
+        Console(highlight=False).print(shown, soft_wrap=True)  # a sentence stays one line, to be searched for
+    return 0 if holds else 1
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--workers {text!r} is no list of numbers, such as 1,2,4.") from None

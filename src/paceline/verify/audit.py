@@ -1,0 +1,289 @@
+"""Audits a run from its ledgers: was every sample used exactly once an epoch, whatever happened to the workers?
+
+The receipt says which samples each shard of each step must have held; the ledgers say what was served, and by whom.
+Distinct positions of an epoch hold distinct samples, so if each (step, shard) was served once, with the digest that
+its place in the order gives, then each sample was used once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data.order import Order
+from paceline.data.shards import owned_shards, steps_per_epoch
+from paceline.errors import InputError
+from paceline.training import ledger
+from paceline.training.receipt import FIRST_LINK, Receipt, Start
+from paceline.verify.audit_report import Audit
+
+BLOCK_SAMPLES = 2**20
+"""The order is computed for about so many samples at once: 8 MB of ids, whatever the size of the data set."""
+
+_Whole: TypeAlias = NDArray[np.int64]
+
+
+def audit(folder: Path) -> Audit:
+    """Compare the ledgers of a run folder with the order of its data, up to the last checkpoint."""
+    receipt = Receipt.read(folder)
+    if not receipt.steps:
+        raise InputError(
+            f"the run in {folder} has no checkpoint yet, so no step of it is kept and there is nothing to audit. "
+            "Train with --save-every, or wait for its end."
+        )
+    return _Audit(receipt, _Book.read(folder, receipt)).report()
+
+
+@dataclass
+class _Book:
+    """The records of all ranks that led to the last checkpoint, in order of (step, shard)."""
+
+    records: ledger.Records
+    ranks: _Whole
+    superseded: int
+    """Records of steps that a resumed run took again."""
+    beyond: int
+    """Steps after the last checkpoint."""
+    ledgers: int
+    misplaced: int
+    """Records of a shard that the run does not have."""
+
+    @classmethod
+    def read(cls, folder: Path, receipt: Receipt) -> _Book:
+        """Read every ledger; what belongs to no kept step is only counted."""
+        found = {rank: ledger.read(path) for rank, path in ledger.paths(folder).items()}
+        if not found:
+            raise InputError(f"there is no ledger in {folder / ledger.FOLDER}, so nothing can be audited.")
+        records = np.concatenate(list(found.values()))
+        ranks = np.repeat(np.array(list(found), dtype=np.int64), [len(one) for one in found.values()])
+        stretches = receipt.stretches
+        led = ledger.belonging(
+            records, [start.step for start in stretches], [start.generation for start in stretches]
+        )
+        behind = records["number"] >= receipt.steps
+        placed = records["shard"] < receipt.shards
+        kept = np.flatnonzero(led & ~behind & placed)
+        kept = kept[np.lexsort((records["shard"][kept], records["number"][kept]))]
+        return cls(
+            records=records[kept],
+            ranks=ranks[kept],
+            superseded=int((~led).sum()),
+            beyond=len(np.unique(records["number"][led & behind])),
+            ledgers=len(found),
+            misplaced=int((led & ~behind & ~placed).sum()),
+        )
+
+    def between(self, first: int, last: int) -> slice:
+        """Give the place of the records of the steps [first, last)."""
+        low, high = np.searchsorted(self.records["number"], np.array([first, last], dtype=np.uint64))
+        return slice(int(low), int(high))
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Some consecutive steps of one epoch, and how large each was."""
+
+    number: int
+    epoch: int
+    step: int
+    sizes: _Whole
+
+
+@dataclass
+class _Audit:
+    """One audit under way."""
+
+    receipt: Receipt
+    book: _Book
+    problems: list[str] = field(default_factory=list)
+    samples: int = 0
+    lost: int = 0
+    repeated: int = 0
+    twice: int = 0
+    wrong: int = 0
+
+    def report(self) -> Audit:
+        """Check every stretch, then the chain."""
+        receipt, book = self.receipt, self.book
+        starts = receipt.stretches
+        ends = [*(start.step for start in starts[1:]), receipt.steps]
+        if starts[0].step > 0:
+            self.problems.append(
+                f"steps 0 to {starts[0].step - 1} are on no ledger: the receipt begins at step {starts[0].step}"
+            )
+        if book.misplaced:
+            self.problems.append(f"{book.misplaced} records name a shard beyond the run's {receipt.shards}")
+        position = (0, 0)
+        for start, end in zip(starts, ends, strict=True):
+            for piece in self._pieces(start, min(end, receipt.steps)):
+                self._check(piece, start)
+                position = (piece.epoch, piece.step + len(piece.sizes))
+        self._check_chain()
+        last = starts[-1]
+        if not last.stream and last.samples:
+            per_epoch = steps_per_epoch(last.samples, receipt.batch_size)
+            position = (position[0] + position[1] // per_epoch, position[1] % per_epoch)
+        by_rank = np.bincount(book.ranks, weights=book.records["count"])
+        return Audit(
+            name=receipt.name,
+            steps=receipt.steps,
+            epochs=position[0],
+            steps_of_next_epoch=position[1],
+            shards=receipt.shards,
+            samples=self.samples,
+            lost=self.lost,
+            repeated=self.repeated,
+            served_twice=self.twice,
+            served_wrongly=self.wrong,
+            by_rank={rank: int(count) for rank, count in enumerate(by_rank.tolist()) if count},
+            workers=[(start.step, start.workers, start.strategy) for start in starts],
+            superseded=book.superseded,
+            beyond=book.beyond,
+            stream=any(start.stream for start in starts),
+            finished=receipt.finished,
+            problems=self.problems,
+        )
+
+    # What must have been served.
+
+    def _pieces(self, start: Start, end: int) -> Iterator[_Piece]:
+        """Cut a stretch into pieces of one epoch and a bounded number of samples each."""
+        batch = self.receipt.batch_size
+        most = max(1, BLOCK_SAMPLES // batch)
+        if start.stream:
+            yield from self._stream_pieces(start, end, most)
+            return
+        samples = start.samples or 0
+        per_epoch = steps_per_epoch(samples, batch)
+        number = start.step
+        while number < end:
+            offset = start.step_of_epoch + number - start.step
+            epoch, step = start.epoch + offset // per_epoch, offset % per_epoch
+            steps = min(most, per_epoch - step, end - number)
+            begins = np.arange(step, step + steps, dtype=np.int64) * batch
+            yield _Piece(number, epoch, step, np.minimum(batch, samples - begins))
+            number += steps
+
+    def _stream_pieces(self, start: Start, end: int, most: int) -> Iterator[_Piece]:
+        """Take epochs and the size of each epoch's last step from the ledger: only the stream knew where it ended."""
+        # One step further than the stretch: whether its last step may be a short one depends on what follows.
+        records = self.book.records[self.book.between(start.step, end + 1)]
+        numbers, first = np.unique(records["number"], return_index=True)
+        seen = dict(zip(numbers.tolist(), records[["epoch", "step"]][first].tolist(), strict=True))
+        epoch, step = start.epoch, start.step_of_epoch
+        piece: list[tuple[int, int, int]] = []
+        for number in range(start.step, end):
+            there = seen.get(number, (epoch, step))
+            closes_epoch = there[0] == epoch + 1
+            if closes_epoch and there[1]:
+                self.problems.append(
+                    f"step {number}: epoch {there[0]} begins at its step {there[1]}, so what came before is lost"
+                )
+            if piece and (closes_epoch or len(piece) == most):
+                yield self._sized(piece, closes_epoch=closes_epoch)
+                piece = []
+            if closes_epoch:
+                epoch, step = there
+            piece.append((number, epoch, step))
+            step += 1
+        if piece:
+            yield self._sized(piece, closes_epoch=seen.get(end, (-1, 0))[0] != epoch)
+
+    def _sized(self, steps: Sequence[tuple[int, int, int]], *, closes_epoch: bool) -> _Piece:
+        sizes = np.full(len(steps), self.receipt.batch_size, dtype=np.int64)
+        last = steps[-1][0]
+        served = self.book.records[self.book.between(last, last + 1)]
+        if closes_epoch and len(served):
+            _, once = np.unique(served["shard"], return_index=True)
+            if len(once) == self.receipt.shards:
+                sizes[-1] = min(self.receipt.batch_size, int(served["count"][once].sum()))
+        return _Piece(*steps[0], sizes)
+
+    def _expected(self, piece: _Piece, start: Start) -> tuple[_Whole, NDArray[np.uint64]]:
+        """Give how many samples each (step, shard) must have held, and their digests."""
+        batch, shards = self.receipt.batch_size, self.receipt.shards
+        low = piece.step * batch
+        high = low + (len(piece.sizes) - 1) * batch + int(piece.sizes[-1])
+        order = Order(high if start.stream else start.samples or 0, start.order_seed, start.shuffle)
+        ids = memoryview(order.indices(piece.epoch, low, high).tobytes())
+        begins = np.arange(len(piece.sizes), dtype=np.int64)[:, None] * batch
+        cuts = begins + np.arange(shards + 1, dtype=np.int64) * piece.sizes[:, None] // shards
+        places = (cuts * 8).tolist()
+        digests = b"".join(
+            ledger.digest(ids[row[shard] : row[shard + 1]]) for row in places for shard in range(shards)
+        )
+        return np.diff(cuts, axis=1).ravel(), np.frombuffer(digests, dtype="<u8").reshape(-1, 2)
+
+    # What was served.
+
+    def _check(self, piece: _Piece, start: Start) -> None:
+        shards = self.receipt.shards
+        counts, digests = self._expected(piece, start)
+        place = self.book.between(piece.number, piece.number + len(piece.sizes))
+        records, ranks = self.book.records[place], self.book.ranks[place]
+        steps = records["number"].astype(np.int64) - piece.number
+        cells = steps * shards + records["shard"]
+        right = (
+            (records["digest"] == digests[cells]).all(axis=1)
+            & (records["count"] == counts[cells])
+            & (records["epoch"] == piece.epoch)
+            & (records["step"].astype(np.int64) == piece.step + steps)
+        )
+        times = np.bincount(cells, minlength=len(counts))
+        rightly = np.bincount(cells[right], minlength=len(counts))
+        self.samples += int(counts[rightly > 0].sum())
+        self.lost += int(counts[rightly == 0].sum())
+        self.repeated += int((counts * np.maximum(rightly - 1, 0)).sum())
+        self.twice += int((times > 1).sum())
+        self.wrong += int((~right).sum())
+        faults = [
+            *((cell, self._missing(cell, counts, start)) for cell in np.flatnonzero(times == 0).tolist()),
+            *((cell, _twice(cell, cells, ranks)) for cell in np.flatnonzero(times > 1).tolist()),
+            *(
+                (int(cells[index]), _fault(records[index], int(ranks[index]), int(counts[cells[index]])))
+                for index in np.flatnonzero(~right).tolist()
+            ),
+        ]
+        for cell, fault in sorted(faults):
+            step, shard = divmod(cell, shards)
+            self.problems.append(f"step {piece.number + step}, shard {shard}: {fault}")
+
+    def _missing(self, cell: int, counts: _Whole, start: Start) -> str:
+        shards = self.receipt.shards
+        ranks = range(start.processes)
+        owner = next(rank for rank in ranks if cell % shards in owned_shards(rank, len(ranks), shards))
+        return f"on no ledger, so {counts[cell]} samples are lost; it was for rank {owner} to serve"
+
+    def _check_chain(self) -> None:
+        link, number = FIRST_LINK, 0
+        for step, point in sorted(self.receipt.checkpoints.items()):
+            records = self.book.records[self.book.between(number, step)]
+            made = ledger.chain(link, records, self.receipt.shards, range(number, step))
+            if made is None:
+                self.problems.append(f"the chain of samples cannot be followed up to step {step}: see above")
+                return
+            if point.chain is None:
+                self.problems.append(f"the receipt holds no chain at step {step}")
+            elif made.hex() != point.chain:
+                self.problems.append(
+                    f"the chain of samples at step {step} is not the one in the receipt: one of them was changed"
+                )
+                return
+            link, number = made, step
+
+
+def _twice(cell: int, cells: _Whole, ranks: _Whole) -> str:
+    low, high = np.searchsorted(cells, [cell, cell + 1]).tolist()
+    by = " and ".join(f"rank {rank}" for rank in ranks[low:high].tolist())
+    return f"served {high - low} times, by {by}"
+
+
+def _fault(record: np.void, rank: int, wanted: int) -> str:
+    if int(record["count"]) != wanted:
+        return f"rank {rank} served {record['count']} samples where the order gives {wanted}"
+    return f"rank {rank} served other samples than the order gives"

@@ -1,0 +1,93 @@
+"""What an audit found, for a program and for a person. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """The whole finding, up to the last checkpoint of a run."""
+
+    name: str
+    steps: int
+    epochs: int
+    """Whole ones."""
+    steps_of_next_epoch: int
+    shards: int
+    samples: int
+    """Uses of a sample that are as they must be."""
+    lost: int
+    repeated: int
+    served_twice: int
+    """Pairs of step and shard that are recorded more than once."""
+    served_wrongly: int
+    """Records with other samples than the order gives."""
+    by_rank: dict[int, int]
+    """Samples that each rank served."""
+    workers: list[tuple[int, int, str]]
+    """From which step on, how many workers, with which strategy."""
+    superseded: int
+    """Records of steps that a resumed run took again."""
+    beyond: int
+    """Steps after the last checkpoint, which no kept weights have seen."""
+    stream: bool
+    finished: bool
+    problems: list[str]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every sample was used exactly once an epoch."""
+        return not self.problems
+
+    def as_json(self) -> dict[str, Any]:
+        """Give it as plain data."""
+        return {
+            **vars(self),
+            "by_rank": {str(rank): count for rank, count in self.by_rank.items()},
+            "workers": [
+                {"step": step, "workers": workers, "strategy": strategy}
+                for step, workers, strategy in self.workers
+            ],
+            "holds": self.holds,
+        }
+
+    def lines(self) -> list[str]:
+        """Say it for a person."""
+        epochs = f"{self.epochs} whole epoch{'' if self.epochs == 1 else 's'}"
+        more = f" and {self.steps_of_next_epoch} steps of the next" if self.steps_of_next_epoch else ""
+        lines = [
+            f"{self.name}: {self.steps:,} steps ({epochs}{more}), {self.shards} shards, {self.samples:,} samples",
+            "workers: "
+            + ", then ".join(f"{workers} ({name}) from step {step}" for step, workers, name in self.workers),
+            "served: " + ", ".join(f"rank {rank} {count:,}" for rank, count in self.by_rank.items()),
+            f"lost {self.lost:,}, repeated {self.repeated:,}",
+        ]
+        if self.superseded:
+            lines.append(
+                f"{self.superseded:,} records left out: a resumed run took their steps again, or they belong to none"
+            )
+        if self.beyond:
+            lines.append(
+                f"{self.beyond:,} steps after the last checkpoint left out: no kept weights have seen them"
+            )
+        lines += [f"  {problem}" for problem in self.problems[:_SHOWN]]
+        if len(self.problems) > _SHOWN:
+            lines.append(f"  and {len(self.problems) - _SHOWN:,} more (--json lists all)")
+        if self.stream:
+            lines.append(
+                "a stream: checked is that each of its positions was served once and in order; what it gave there, "
+                "and whether it ended where it should, no ledger can tell"
+            )
+        lines.append(self._verdict())
+        return lines
+
+    def _verdict(self) -> str:
+        if not self.holds:
+            return f"NOT every sample was used exactly once an epoch ({len(self.problems):,} faults)"
+        if self.stream:
+            return "every position of the stream was used exactly once an epoch"
+        return "every sample was used exactly once an epoch"

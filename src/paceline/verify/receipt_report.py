@@ -1,0 +1,128 @@
+"""Whether a re-run met the hashes of a receipt, for a program and for a person. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.training.receipt import Point, Start
+
+_SHOWN = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One recorded step: what the receipt says, and what came out here."""
+
+    step: int
+    there: Point
+    here: Point
+
+    @property
+    def weights(self) -> bool:
+        """Whether the weights are the same bits."""
+        return self.there.weights_sha256 == self.here.weights_sha256
+
+    @property
+    def samples(self) -> bool | None:
+        """Whether the same samples were served up to here; None where the receipt could not follow them."""
+        if self.there.chain is None or self.here.chain is None:
+            return None
+        return self.there.chain == self.here.chain
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing disagrees."""
+        return self.weights and self.samples is not False
+
+    def line(self) -> str:
+        """Say it for a person."""
+        there, here = self.there.weights_sha256[:_SHOWN], self.here.weights_sha256[:_SHOWN]
+        weights = (
+            f"weights agree ({there})" if self.weights else f"weights DIFFER ({there} there, {here} here)"
+        )
+        samples = {True: "samples agree", False: "samples DIFFER", None: "samples not on record"}[
+            self.samples
+        ]
+        return f"step {self.step}: {weights}, {samples}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceiptReport:
+    """The whole comparison."""
+
+    name: str
+    folder: str
+    first: int
+    """The step the re-run began at."""
+    strategy: str
+    workers: int
+    recorded: Start
+    compared: list[Compared]
+    differences: list[str]
+    """What the bits depend on and is not the same here."""
+    seconds: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the bits agree at every recorded step of the stretch."""
+        return all(one.holds for one in self.compared)
+
+    def as_json(self) -> dict[str, Any]:
+        """Give it as plain data."""
+        return {
+            "name": self.name,
+            "folder": self.folder,
+            "first": self.first,
+            "last": self.compared[-1].step,
+            "strategy": self.strategy,
+            "workers": self.workers,
+            "recorded": {
+                "strategy": self.recorded.strategy,
+                "workers": self.recorded.workers,
+                "exactness": self.recorded.exactness,
+            },
+            "compared": [
+                {
+                    "step": one.step,
+                    "weights": one.weights,
+                    "samples": one.samples,
+                    "there": vars(one.there),
+                    "here": vars(one.here),
+                }
+                for one in self.compared
+            ],
+            "differences": self.differences,
+            "holds": self.holds,
+            "wall_s": round(self.seconds, 3),
+        }
+
+    def lines(self) -> list[str]:
+        """Say it for a person."""
+        recorded = self.recorded
+        lines = [
+            f"{self.name}: steps {self.first} to {self.compared[-1].step} of {self.folder} once more",
+            f"by {self.strategy} x {self.workers}; recorded: {recorded.strategy} x {recorded.workers}",
+            *(one.line() for one in self.compared),
+        ]
+        if self.differences:
+            lines += ["not the same here:", *(f"  {line}" for line in self.differences)]
+        if not self.holds:
+            lines += self._explained()
+        verdict = "the same bits" if self.holds else "NOT the same bits"
+        return [*lines, f"{verdict} ({self.seconds:.1f} s)"]
+
+    def _explained(self) -> list[str]:
+        recorded = self.recorded
+        if recorded.exactness != "bitwise":
+            return [
+                f"the run promised {recorded.exactness}, not bitwise: its bits may depend on the number of workers",
+                f"compare with --strategy {recorded.strategy} --workers {recorded.workers}",
+            ]
+        if self.differences:
+            return []
+        return [
+            "nothing that the receipt records is different here, so something else decides the bits:",
+            "data files, code that the task imports, or the task itself",
+            f"find out with: paceline verify {recorded.task}",
+        ]

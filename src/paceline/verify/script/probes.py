@@ -1,0 +1,156 @@
+"""Probes of a script's data and model: who read what, in which order, and from which weights it started."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.verify.report import Finding
+from paceline.verify.script.sight import Pass, Sight
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """The one-process run and every rank of the other."""
+
+    one: Sight
+    many: Sequence[Sight]
+    scale: int = 1
+    """By how much the one process's batches were enlarged to make up the same global batch."""
+
+    @property
+    def first_pass(self) -> list[list[list[int]]]:
+        """The batches of each rank in its first training pass."""
+        return [sight.training[0].batches for sight in self.many if sight.training]
+
+    @property
+    def shared(self) -> list[Pass]:
+        """The first training pass of each rank, where their ids mean the same samples; else nothing."""
+        passes = [sight.training[0] for sight in self.many if sight.training]
+        alike = {(one.samples, one.data) for one in passes}
+        return passes if len(passes) > 1 and len(alike) == 1 and passes[0].data else []
+
+
+def batch_of_world(seen: Seen) -> Finding | None:
+    """See whether the script's batches had to be enlarged for one process."""
+    if seen.scale == 1:
+        return None
+    local = len(seen.first_pass[0][0])
+    return Finding(
+        probe="batch_of_world",
+        cause=f"the global batch grows with the number of workers: {len(seen.many)} x {local} samples.",
+        evidence=f"each rank reads batches of {local}, and so does one process; for this comparison it was given "
+        f"{seen.scale * local}.",
+        remedy="if the answer is to be the same on any number of workers, divide the batch size by WORLD_SIZE.",
+        harmless=True,
+    )
+
+
+def every_rank_all_data(seen: Seen) -> Finding | None:
+    """Compare the samples of two ranks in the first epoch."""
+    passes = seen.shared
+    if not passes:
+        return None
+    sets = [set(one.indices) for one in passes]
+    shared = set.intersection(*sets)
+    if any(len(one) != passes[0].samples for one in sets) or len(shared) != passes[0].samples:
+        return None
+    return Finding(
+        probe="no_distributed_sampler",
+        cause="every rank goes through all the data: no sampler shares it out.",
+        evidence=f"in the first epoch each of {len(passes)} ranks read all {passes[0].samples} samples, through a "
+        f"{passes[0].sampler}.",
+        remedy="give the DataLoader sampler=DistributedSampler(dataset), and call sampler.set_epoch(epoch) each epoch.",
+    )
+
+
+def repeated_samples(seen: Seen) -> Finding | None:
+    """Count how often each sample of the first epoch was read by all ranks together."""
+    passes = seen.shared
+    if not passes or every_rank_all_data(seen) is not None:
+        return None
+    counts = Counter(index for one in passes for index in one.indices)
+    more = [index for index, count in counts.items() if count > 1]
+    if not more:
+        return None
+    return Finding(
+        probe="padding",
+        cause=f"{len(more)} sample(s) count twice in every epoch: {passes[0].sampler} pads the data until the ranks divide it.",
+        evidence=f"{passes[0].samples} samples on {len(passes)} ranks: sample {more[0]} was read by more than one of them, "
+        f"{sum(counts.values())} samples in all.",
+        remedy="weigh the padded samples with 0, or choose a number of workers that divides the data.",
+    )
+
+
+def unequal_batches(seen: Seen) -> Finding | None:
+    """Compare the sizes of the batches that all ranks put into the same step."""
+    for step, batches in enumerate(zip(*seen.first_pass, strict=False)):
+        sizes = [len(batch) for batch in batches]
+        if len(set(sizes)) > 1:
+            return Finding(
+                probe="mean_of_means",
+                cause="the gradient is a mean of means: DDP gives every rank the same weight, whatever the size of its batch.",
+                evidence=f"in step {step} the ranks have batches of {', '.join(map(str, sizes))} samples.",
+                remedy="sum the losses, divide by the samples of all ranks, and multiply by WORLD_SIZE; or keep batches equal.",
+            )
+    return None
+
+
+def same_order(seen: Seen) -> Finding | None:
+    """Compare the order of two epochs of the same loader."""
+    for sight in seen.many:
+        by_loader: dict[int, list[list[int]]] = {}
+        for one in sight.training:
+            if one.shuffles:
+                by_loader.setdefault(one.loader, []).append(one.indices)
+        for epochs in by_loader.values():
+            if len(epochs) > 1 and len(epochs[0]) > 3 and epochs[0] == epochs[1]:
+                return Finding(
+                    probe="same_order",
+                    cause="the order of the samples is the same in every epoch: sampler.set_epoch is not called.",
+                    evidence=f"rank {sight.rank} read the same {len(epochs[0])} samples in the same order in "
+                    f"{sum(order == epochs[0] for order in epochs)} of {len(epochs)} epochs, through a shuffling sampler.",
+                    remedy="call sampler.set_epoch(epoch) at the beginning of every epoch.",
+                )
+    return None
+
+
+def unseeded_weights(seen: Seen) -> Finding | None:
+    """Compare the weights that one process starts from with those that several start from."""
+    for alone, first in zip(seen.one.wrapped, seen.many[0].wrapped, strict=False):
+        name = next((name for name in first.before if alone.before.get(name) != first.before[name]), None)
+        if name is not None:
+            return Finding(
+                probe="unseeded_weights",
+                cause="the initial weights differ from run to run: no seed is set before the model is made.",
+                evidence=f"{name} of rank 0 starts from other values in one process than on {len(seen.many)} workers.",
+                remedy="call torch.manual_seed with a fixed number before the model is made.",
+            )
+    return None
+
+
+def initial_weights(seen: Seen) -> Finding | None:
+    """Compare the weights that each rank handed to DDP, and those it got back."""
+    first = seen.many[0]
+    for sight in seen.many[1:]:
+        for mine, theirs in zip(first.wrapped, sight.wrapped, strict=False):
+            if mine.before == theirs.before:
+                continue
+            name = next(name for name in mine.before if theirs.before.get(name) != mine.before[name])
+            hidden = mine.after == theirs.after
+            return Finding(
+                probe="initial_weights",
+                cause="the initial weights differ between ranks"
+                + (
+                    "; DDP's broadcast of rank 0's hides it."
+                    if hidden
+                    else ", and DDP was told not to make them agree."
+                ),
+                evidence=f"{name} of rank {sight.rank} is not that of rank 0 when DDP is made"
+                + ("; afterwards it is." if hidden else ", nor afterwards."),
+                remedy="call torch.manual_seed with the same number on every rank before the model is made"
+                + ("." if hidden else ", and leave init_sync alone."),
+                harmless=hidden,
+            )
+    return None

@@ -1,0 +1,133 @@
+"""Probes of a script's steps: learning rates, clipping, gradients that never met, randomness that cannot agree."""
+
+from __future__ import annotations
+
+from paceline.verify.report import Finding
+from paceline.verify.script.probes import Seen
+
+
+def schedule(seen: Seen) -> Finding | None:
+    """Compare the learning rates of the same step on all ranks, and in one process."""
+    first = seen.many[0]
+    for sight in seen.many[1:]:
+        for number, (mine, theirs) in enumerate(zip(first.steps, sight.steps, strict=False)):
+            if mine.rates != theirs.rates:
+                return Finding(
+                    probe="schedule",
+                    cause="the schedule is not stepped alike on all ranks.",
+                    evidence=f"in step {number} the learning rate is {mine.rates[0]:g} on rank 0 and {theirs.rates[0]:g} on "
+                    f"rank {sight.rank}.",
+                    remedy="call scheduler.step() on every rank, once an optimizer step (or once an epoch).",
+                )
+    if len(seen.one.steps) != len(first.steps):
+        return None
+    for number, (alone, mine) in enumerate(zip(seen.one.steps, first.steps, strict=True)):
+        if alone.rates != mine.rates:
+            return Finding(
+                probe="schedule",
+                cause="the schedule depends on the number of workers.",
+                evidence=f"in step {number} the learning rate is {alone.rates[0]:g} in one process and {mine.rates[0]:g} on "
+                f"{len(seen.many)} workers.",
+                remedy="step the schedule once an optimizer step, and lay it out for the steps that the run really makes.",
+            )
+    return None
+
+
+def clipped_early(seen: Seen) -> Finding | None:
+    """See whether the gradients that a clipping function is given agree on all ranks: only then are they reduced."""
+    for sight in seen.many:
+        if sight.bent_hooks:
+            return _clipping(
+                f"the gradient hook of {sight.bent_hooks[0]} is not linear, and hooks run before DDP reduces."
+            )
+    first = seen.many[0]
+    for sight in seen.many[1:]:
+        for number, (mine, theirs) in enumerate(zip(first.steps, sight.steps, strict=False)):
+            for here, there in zip(mine.clipped, theirs.clipped, strict=False):
+                if here != there:
+                    name = next((name for name in here if there.get(name) != here[name]), "(another set)")
+                    return _clipping(
+                        f"in step {number} clip_grad_norm_ found another gradient of {name} on rank {sight.rank} than on rank 0."
+                    )
+    return None
+
+
+def _clipping(seen: str) -> Finding:
+    return Finding(
+        probe="clipped_early",
+        cause="gradients are clipped before they are reduced: each rank clips its own part, not the whole.",
+        evidence=seen,
+        remedy="clip once, after the last loss.backward() outside no_sync() and before optimizer.step().",
+    )
+
+
+def not_reduced(seen: Seen) -> Finding | None:
+    """Compare the gradients that every rank's optimizer takes."""
+    first = seen.many[0]
+    for sight in seen.many[1:]:
+        for number, (mine, theirs) in enumerate(zip(first.steps, sight.steps, strict=False)):
+            if mine.gradients == theirs.gradients:
+                continue
+            name = next(
+                (name for name in mine.gradients if theirs.gradients.get(name) != mine.gradients[name]), ""
+            )
+            wrapped = any(one.wrapped for one in seen.many)
+            return Finding(
+                probe="not_reduced",
+                cause="the ranks update with different gradients, so their models drift apart.",
+                evidence=f"in step {number} the gradient of {name} is not the same on rank 0 and rank {sight.rank}; "
+                + ("DDP was in use." if wrapped else "no model was wrapped in DistributedDataParallel."),
+                remedy="call the DDP module (not .module), and make the last backward of a step outside no_sync()."
+                if wrapped
+                else "wrap the model: DistributedDataParallel(model).",
+            )
+    return None
+
+
+def steps_differ(seen: Seen) -> Finding | None:
+    """Count the optimizer steps."""
+    counts = sorted({len(sight.steps) for sight in seen.many})
+    if counts == [len(seen.one.steps)]:
+        return None
+    return Finding(
+        probe="steps",
+        cause="the number of optimizer steps depends on the number of workers.",
+        evidence=f"one process makes {len(seen.one.steps)} steps, {len(seen.many)} workers make "
+        f"{' or '.join(map(str, counts))} each.",
+        remedy="share the data out, and divide the batch size by WORLD_SIZE, so that a step covers the same samples.",
+    )
+
+
+def rows_differ(seen: Seen) -> Finding | None:
+    """Count the rows that the first step is made of."""
+    alone, together = seen.one.steps[0].rows, sum(sight.steps[0].rows for sight in seen.many if sight.steps)
+    if not alone or not together or alone == together:
+        return None
+    return Finding(
+        probe="rows",
+        cause="a step covers other samples than one process's step does.",
+        evidence=f"the model is called with {together} rows by {len(seen.many)} workers together in step 0, "
+        f"and with {alone} by one.",
+        remedy="share one global batch out: the same samples in a step, whatever the number of workers.",
+    )
+
+
+def randomness(seen: Seen) -> Finding | None:
+    """Look for layers whose result depends on who computes which sample."""
+    wrapped = [one for sight in seen.many for one in sight.wrapped]
+    dropout = next((one.dropout for one in wrapped if one.dropout), [])
+    statistics = next((one.batch_statistics for one in wrapped if one.batch_statistics), [])
+    if not dropout and not statistics:
+        return None
+    what = (
+        "dropout draws its own numbers on every rank"
+        if dropout
+        else "batch statistics are those of a rank's own part"
+    )
+    return Finding(
+        probe="randomness",
+        cause=f"{what}, so this script cannot give one process's answer.",
+        evidence=f"the wrapped model has {', '.join((dropout + statistics)[:3])}.",
+        remedy="compare with dropout 0 and SyncBatchNorm (or GroupNorm); as a paceline task both would agree.",
+        harmless=True,
+    )

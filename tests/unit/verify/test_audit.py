@@ -1,0 +1,313 @@
+"""The audit: sound ledgers pass, and every way to tamper with one is named with step, shard and rank."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.data.order import Order
+from paceline.data.shards import owned_shards, shard_bounds
+from paceline.errors import InputError
+from paceline.training import ledger
+from paceline.training.receipt import FIRST_LINK, Point, Receipt, Start
+from paceline.verify import audit as auditing
+from paceline.verify.audit import audit
+from paceline.verify.audit_report import Audit
+
+START = Start(
+    generation=0,
+    step=0,
+    epoch=0,
+    step_of_epoch=0,
+    strategy="ddp",
+    workers=2,
+    processes=2,
+    exactness="bitwise",
+    stream=False,
+    samples=45,
+    shuffle=True,
+    order_seed=5,
+    precision="fp32",
+    compile=False,
+    micro_batch=None,
+    loader_workers=0,
+    allow_unused=False,
+    sync_batchnorm=False,
+    lane="auto",
+    clip=None,
+    horizon=None,
+    task=None,
+    settings={},
+    sources={},
+    device="cpu",
+    device_name="",
+    threads=1,
+    versions={},
+    paceline_sha256="",
+)
+BATCH, SHARDS = 10, 4
+
+
+@dataclass(frozen=True)
+class Shard:
+    index: int
+    samples: Any
+
+
+def serve(folder: Path, start: Start, until: int, batch: int = BATCH, shards: int = SHARDS) -> None:
+    """Write the ledgers of one start, as its workers would."""
+    samples = start.samples or 0
+    order = Order(samples, start.order_seed, start.shuffle)
+    books = [ledger.Ledger(folder, rank, start.generation) for rank in range(start.processes)]
+    epoch, step = start.epoch, start.step_of_epoch
+    for number in range(start.step, until):
+        if step * batch >= samples:
+            epoch, step = epoch + 1, 0
+        ids = order.indices(epoch, step * batch, min((step + 1) * batch, samples))
+        for rank, book in enumerate(books):
+            owned = owned_shards(rank, len(books), shards)
+            parts = [Shard(index, ids[slice(*shard_bounds(index, shards, len(ids)))]) for index in owned]
+            book.step(number, epoch, step, parts)
+        step += 1
+    for book in books:
+        book.close()
+
+
+def close(folder: Path, *starts: Start, steps: int, batch: int = BATCH, shards: int = SHARDS) -> None:
+    """Write the receipt of a run that ended well."""
+    receipt = Receipt(name="task", seed=5, shards=shards, batch_size=batch, history=starts, finished=True)
+    records = np.concatenate([ledger.read(path) for path in ledger.paths(folder).values()])
+    led = receipt.stretches
+    mine = ledger.belonging(records, [one.step for one in led], [one.generation for one in led])
+    link = ledger.chain(FIRST_LINK, records[mine], shards, range(steps))
+    assert link is not None
+    receipt.saved(steps, Point(weights_sha256="", chain=link.hex())).write(folder)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two epochs of five steps and two steps more, by two workers."""
+    serve(tmp_path, START, 12)
+    close(tmp_path, START, steps=12)
+    return tmp_path
+
+
+def rewrite(folder: Path, rank: int, change: Callable[[ledger.Records], ledger.Records]) -> None:
+    path = ledger.paths(folder)[rank]
+    path.write_bytes(ledger.MAGIC + change(ledger.read(path).copy()).tobytes())
+
+
+def row(records: ledger.Records, number: int, shard: int) -> int:
+    return int(np.flatnonzero((records["number"] == number) & (records["shard"] == shard))[0])
+
+
+def test_a_sound_run(run: Path) -> None:
+    found = audit(run)
+    assert found.holds
+    assert (found.steps, found.epochs, found.steps_of_next_epoch) == (12, 2, 2)
+    assert (found.samples, found.lost, found.repeated) == (2 * 45 + 20, 0, 0)
+    assert sum(found.by_rank.values()) == found.samples
+    assert set(found.by_rank) == {0, 1}
+    assert found.lines()[-1] == "every sample was used exactly once an epoch"
+
+
+def test_a_record_that_is_missing(run: Path) -> None:
+    rewrite(run, 1, lambda records: np.delete(records, row(records, 7, 2)))
+    found = audit(run)
+    assert (found.lost, found.repeated) == (2, 0)
+    missing, chain = found.problems
+    assert missing == "step 7, shard 2: on no ledger, so 2 samples are lost; it was for rank 1 to serve"
+    assert chain.startswith("the chain of samples cannot be followed up to step 12")
+    assert found.samples == 110 - 2
+
+
+def test_a_record_that_is_there_twice(run: Path) -> None:
+    def take_over(records: ledger.Records) -> ledger.Records:
+        theirs = ledger.read(ledger.paths(run)[1])
+        return np.concatenate([records, theirs[[row(theirs, 3, 3)]]])
+
+    rewrite(run, 0, take_over)
+    found = audit(run)
+    assert (found.lost, found.repeated, found.served_twice) == (0, 3, 1)
+    assert found.problems[0] == "step 3, shard 3: served 2 times, by rank 0 and rank 1"
+
+
+@pytest.mark.parametrize("field", ["digest", "epoch", "step"])
+def test_a_record_that_was_changed(run: Path, field: str) -> None:
+    def change(records: ledger.Records) -> ledger.Records:
+        records[field][row(records, 4, 1)] += 1
+        return records
+
+    rewrite(run, 0, change)
+    found = audit(run)
+    assert found.served_wrongly == 1
+    assert found.lost == shard_bounds(1, SHARDS, 5)[1] - shard_bounds(1, SHARDS, 5)[0]
+    assert found.problems[0] == "step 4, shard 1: rank 0 served other samples than the order gives"
+    assert "is not the one in the receipt" in found.problems[1]
+
+
+def test_a_count_that_was_changed(run: Path) -> None:
+    def change(records: ledger.Records) -> ledger.Records:
+        records["count"][row(records, 0, 0)] = 1
+        return records
+
+    rewrite(run, 0, change)
+    assert audit(run).problems[0] == "step 0, shard 0: rank 0 served 1 samples where the order gives 2"
+
+
+def test_a_ledger_that_is_gone(run: Path) -> None:
+    ledger.paths(run)[1].unlink()
+    found = audit(run)
+    assert len(found.problems) == 12 * 2 + 1
+    assert found.lines()[-2] == "  and 5 more (--json lists all)"
+    assert found.lost + found.samples == 110
+
+
+def test_a_receipt_with_another_chain(run: Path) -> None:
+    receipt = Receipt.read(run)
+    receipt.saved(12, Point(weights_sha256="", chain="00" * 32)).write(run)
+    (problem,) = audit(run).problems
+    assert problem.startswith("the chain of samples at step 12 is not the one in the receipt")
+
+
+def test_steps_taken_again_by_other_workers_count_once(tmp_path: Path) -> None:
+    """Killed at step 9, resumed at 6 by three workers; killed at 11, resumed at 10 by one."""
+    second = replace(START, generation=1, step=6, epoch=1, step_of_epoch=1, workers=3, processes=3)
+    # As a checkpoint after the last step of an epoch has it: behind the epoch's end.
+    third = replace(START, generation=2, step=10, epoch=1, step_of_epoch=5, workers=1, processes=1)
+    for start, until in ((START, 9), (second, 11), (third, 15)):
+        serve(tmp_path, start, until)
+    close(tmp_path, START, second, third, steps=14)
+    found = audit(tmp_path)
+    assert found.holds, found.problems
+    assert (found.samples, found.epochs, found.steps_of_next_epoch) == (90 + 40, 2, 4)
+    assert (found.superseded, found.beyond) == ((3 + 1) * SHARDS, 1)
+    assert found.workers == [(0, 2, "ddp"), (6, 3, "ddp"), (10, 1, "ddp")]
+
+
+def test_what_the_receipt_does_not_know_is_no_success(tmp_path: Path) -> None:
+    late = replace(START, step=3, step_of_epoch=3)
+    serve(tmp_path, late, 9)
+    receipt = Receipt(name="task", seed=5, shards=SHARDS, batch_size=BATCH, history=(late,))
+    receipt.saved(9, Point(weights_sha256="", chain=None)).write(tmp_path)
+    found = audit(tmp_path)
+    assert found.problems[0] == "steps 0 to 2 are on no ledger: the receipt begins at step 3"
+    assert found.lost == 0
+
+
+def test_nothing_to_audit(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"there is no receipt\.json in"):
+        audit(tmp_path)
+    Receipt(name="task", seed=5, shards=SHARDS, batch_size=BATCH, history=(START,)).write(tmp_path)
+    with pytest.raises(InputError, match="has no checkpoint yet"):
+        audit(tmp_path)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    samples=st.integers(1, 60),
+    batch=st.integers(1, 12),
+    shards=st.integers(1, 5),
+    steps=st.integers(1, 30),
+    workers=st.integers(1, 5),
+    shuffle=st.booleans(),
+    block=st.sampled_from([1, 20, 2**20]),
+)
+def test_any_cut_of_any_data(
+    samples: int, batch: int, shards: int, steps: int, workers: int, shuffle: bool, block: int
+) -> None:
+    batch = max(batch, shards)
+    start = replace(START, samples=samples, shuffle=shuffle, processes=min(workers, shards))
+    found, left = _audited(start, steps, batch, shards, block)
+    assert found.holds, found.problems
+    whole, rest = divmod(steps, -(-samples // batch))
+    assert (found.epochs, found.steps_of_next_epoch) == (whole, rest)
+    assert found.samples == whole * samples + min(rest * batch, samples)
+    assert left.lost + left.samples == found.samples
+    assert not left.holds
+
+
+def _audited(start: Start, steps: int, batch: int, shards: int, block: int) -> tuple[Audit, Audit]:
+    """Audit a run as it is, and once more without one of its records."""
+    before, auditing.BLOCK_SAMPLES = auditing.BLOCK_SAMPLES, block
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            serve(folder, start, steps, batch, shards)
+            close(folder, start, steps=steps, batch=batch, shards=shards)
+            found = audit(folder)
+            rewrite(folder, 0, lambda records: records[:-1])
+            return found, audit(folder)
+    finally:
+        auditing.BLOCK_SAMPLES = before
+
+
+def test_a_million_samples(tmp_path: Path) -> None:
+    start = replace(START, samples=10**6, processes=1)
+    serve(tmp_path, start, 10**6 // 500, batch=500)
+    close(tmp_path, start, steps=10**6 // 500, batch=500)
+    found = audit(tmp_path)
+    assert found.holds
+    assert (found.epochs, found.samples) == (1, 10**6)
+
+
+class TestStreams:
+    """Only the stream knew where an epoch ended; the ledger says how far it was read."""
+
+    START = replace(START, stream=True, samples=23, shuffle=False)
+
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> Path:
+        """Two epochs of 23 items in batches of 10 and one step more."""
+        serve(tmp_path, self.START, 7)
+        close(tmp_path, self.START, steps=7)
+        return tmp_path
+
+    def test_a_sound_one(self, run: Path) -> None:
+        found = audit(run)
+        assert found.holds, found.problems
+        assert (found.samples, found.epochs, found.steps_of_next_epoch) == (56, 2, 1)
+        assert "no ledger can tell" in found.lines()[-2]
+        assert found.lines()[-1] == "every position of the stream was used exactly once an epoch"
+
+    def test_resumed_within_an_epoch_and_at_its_end(self, tmp_path: Path) -> None:
+        second = replace(self.START, generation=1, step=1, step_of_epoch=1, processes=3)
+        third = replace(self.START, generation=2, step=3, step_of_epoch=3, processes=1)
+        for start, until in ((self.START, 2), (second, 4), (third, 7)):
+            serve(tmp_path, start, until)
+        close(tmp_path, self.START, second, third, steps=7)
+        found = audit(tmp_path)
+        assert found.holds, found.problems
+        assert found.samples == 56
+
+    def test_a_missing_record(self, run: Path) -> None:
+        rewrite(run, 0, lambda records: np.delete(records, row(records, 4, 0)))
+        found = audit(run)
+        assert found.lost == 2
+        assert found.problems[0].startswith("step 4, shard 0: on no ledger")
+
+    def test_a_short_step_that_is_not_the_last_of_its_epoch(self, run: Path) -> None:
+        def shorten(records: ledger.Records) -> ledger.Records:
+            records["count"][row(records, 1, 3)] = 2
+            return records
+
+        rewrite(run, 1, shorten)
+        assert audit(run).problems[0] == "step 1, shard 3: rank 1 served 2 samples where the order gives 3"
+
+    def test_an_epoch_that_begins_in_the_middle(self, run: Path) -> None:
+        for rank in (0, 1):
+
+            def skip(records: ledger.Records) -> ledger.Records:
+                records["step"][records["epoch"] == 1] += 1
+                return records
+
+            rewrite(run, rank, skip)
+        assert audit(run).problems[0].startswith("step 3: epoch 1 begins at its step 1")

@@ -1,0 +1,78 @@
+"""What can be verified, and when a promise holds."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from paceline.errors import InputError
+from paceline.training.spec import TrainSpec
+from paceline.verify.report import Finding, Report, Row
+from paceline.verify.request import Candidate, Request
+
+SPEC = TrainSpec(task="digits", name="digits", steps=2)
+
+
+def test_pairs_that_cannot_be_run_are_left_out_with_a_word() -> None:
+    request = Request(spec=SPEC, strategies=("single", "ddp"), workers=(1, 2, 4), shards=3)
+    able, unable = request.candidates()
+    assert able == [Candidate("single", 1), Candidate("ddp", 1), Candidate("ddp", 2)]
+    reasons = {str(candidate): reason for candidate, reason in unable}
+    assert reasons["single x 2"] == "single is one process"
+    assert reasons["ddp x 4"] == "4 workers cannot share 3 shards"
+
+
+def test_all_runs_have_the_same_shards_and_threads() -> None:
+    request = Request(spec=SPEC, workers=(1, 3), threads=2)
+    assert {request.options(one).total_shards for one in request.candidates()[0]} == {3}
+    assert request.worker_threads == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"strategies": ()}, "nothing to verify"),
+        ({"workers": (0,)}, "is no number of workers"),
+        ({"strategies": ("dpd",)}, "Did you mean 'dp'"),
+        ({"spec": TrainSpec(task="digits", name="digits")}, "--steps"),
+    ],
+)
+def test_what_cannot_be_asked_for(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Request(**{"spec": SPEC, **changes})
+
+
+def test_nothing_that_can_be_run() -> None:
+    with pytest.raises(InputError, match="single x 2: single is one process"):
+        Request(spec=SPEC, strategies=("single",), workers=(2,)).candidates()
+
+
+@pytest.mark.parametrize(
+    ("promised", "found", "holds"),
+    [
+        ("bitwise", "bitwise", True),
+        ("bitwise", "numeric", False),
+        ("numeric", "bitwise", True),
+        ("numeric", "numeric", True),
+        ("numeric", "diverged", False),
+        ("statistical", "diverged", True),
+        ("statistical", "failed", False),
+        ("", "skipped", True),
+    ],
+)
+def test_when_a_promise_holds(promised: str, found: str, holds: bool) -> None:
+    assert Row(strategy="ddp", workers=2, promised=promised, found=found).holds is holds
+    assert not Row(strategy="ddp", workers=2, promised="bitwise", found="bitwise", lost=1).holds
+
+
+def test_a_fault_fails_a_report_whose_rows_all_hold() -> None:
+    row = Row(strategy="ddp", workers=2, promised="bitwise", found="bitwise", relative=math.inf)
+    facts: dict[str, Any] = {"task": "t", "steps": 1, "shards": 2, "loss": 0.5, "bound": 1e-5, "rows": [row]}
+    harmless = Finding(probe="p", cause="c", evidence="e", remedy="r", harmless=True)
+    fault = Finding(probe="p", cause="c", evidence="e", remedy="r")
+    assert Report(**facts, findings=[harmless]).holds
+    assert not Report(**facts, findings=[harmless, fault]).holds
+    assert json.loads(json.dumps(Report(**facts).as_json(), allow_nan=False))["rows"][0]["relative"] is None
