@@ -6,10 +6,16 @@ import re
 import time
 from pathlib import Path
 
+from paceline.world import env
+
 
 def new_folder(name: str) -> Path:
     """Give runs/NAME-TIME, with a number behind it when that is taken."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")
+    identity = env.identity()
+    if identity is not None:
+        # Every rank of a world that somebody else started must come to the same name, whatever its clock says.
+        return Path("runs") / f"{plain}-{env.read('TORCHELASTIC_RUN_ID') or 'world'}-{identity.master_port}"
     first = Path("runs") / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}"
     chosen, number = first, 1
     while chosen.exists():

@@ -40,7 +40,7 @@ def _command(arguments: list[str]) -> int:
 
 
 def _start_early(arguments: list[str]) -> None:
-    if not arguments or arguments[0] not in WORKING or "--help" in arguments:
+    if not arguments or arguments[0] not in WORKING or {"-h", "--help"} & set(arguments):
         return
     from paceline.world import env
 

@@ -21,7 +21,8 @@ def run(
         ),
     ],
     workers: Annotated[
-        int, typer.Option("-n", "--workers", "--nproc-per-node", help="How many processes.")
+        int,
+        typer.Option("-n", "--workers", "--nproc-per-node", "--nproc_per_node", help="How many processes."),
     ] = 1,
     module: Annotated[
         bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")
@@ -38,6 +39,10 @@ def run(
     from paceline.launch.job import ScriptCall
     from paceline.launch.local import LocalLauncher
 
+    if target.startswith("-"):
+        raise InputError(
+            f"paceline run has no option {target}. See paceline run --help; a script's own come behind its name."
+        )
     if not module and not Path(target).is_file():
         raise InputError(f"there is no script {target}. With -m it would be taken for a module.")
     spec = LaunchSpec(

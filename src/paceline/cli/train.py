@@ -70,7 +70,9 @@ def train(
     save_every: Annotated[
         str | None, typer.Option(help="Checkpoint every so many steps (100) or epochs (1epoch).")
     ] = None,
-    keep: Annotated[int, typer.Option(help="How many checkpoints are kept.")] = 3,
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="How many checkpoints are kept. Default: 3.")
+    ] = None,
     resume: Annotated[
         bool,
         typer.Option(
@@ -85,16 +87,16 @@ def train(
         ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="Threads of each worker. Default: cores / workers.")
+        int | None, typer.Option(help="Threads of each worker. Default: cores / shards.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     backend: Annotated[str, typer.Option(help="auto, gloo or nccl.")] = "auto",
     lane: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="How workers of one host exchange gradients: auto, memory (shared) or gloo (sockets)."
         ),
-    ] = "auto",
+    ] = None,
     check_collectives: Annotated[
         bool,
         typer.Option(
@@ -124,6 +126,7 @@ def train(
         raise InputError("--resume needs the folder of the run to resume. Give --out.")
     before = folder.read_spec(out) if resume and out is not None else {}
     kept = before.get("options", {})
+    threads = threads if threads is not None else before.get("threads")
     reference, name = resolve(task)
     said = {
         "seed": seed,
@@ -136,18 +139,18 @@ def train(
         strategy=strategy or kept.get("strategy", "ddp"),
         workers=workers if workers is not None else kept.get("workers", 1),
         shards=shards,
-        exact=exact,
-        compile=compile_,
-        sync_batchnorm=sync_batchnorm,
+        exact=exact or kept.get("exact"),
+        compile=compile_ or kept.get("compile", False),
+        sync_batchnorm=sync_batchnorm or kept.get("sync_batchnorm", False),
         device=device,
         backend=backend,
-        lane=lane,
+        lane=lane or kept.get("lane", "auto"),
         check_collectives=check_collectives,
         out=out or new_folder(name),
-        save_every=save_every,
-        keep=keep,
+        save_every=save_every or kept.get("save_every"),
+        keep=keep or kept.get("keep", 3),
         resume=resume,
-        tensorboard=tensorboard,
+        tensorboard=tensorboard or kept.get("tensorboard", False),
         **overrides,
     )
     ends = {"epochs": epochs, "steps": steps}
@@ -166,7 +169,9 @@ def train(
     if dry_run:
         print(api.plan(api.choose(), *call, threads=threads).describe())  # noqa: T201
         return 0
-    outcome = api.start(*call, threads=threads, console=Console(open_progress()), record=asdict(spec))
+    outcome = api.start(
+        *call, threads=threads, console=Console(open_progress()), record={**asdict(spec), "threads": threads}
+    )
     status = report(outcome)
     identity = env.identity()
     if status == 0 and (identity is None or identity.rank == 0):

@@ -126,9 +126,9 @@ def _check_cut(batch_size: int, shards: int, owned: range) -> None:
 
 def _check_at_least(least: int, **options: int | None) -> None:
     for name, value in options.items():
-        if value is not None and value < least:
+        if value is not None and (not isinstance(value, int) or value < least):
             raise InputError(
-                f"{name} is {value}, but must be at least {least}. Set {name} to {least} or more."
+                f"{name} is {value}, but must be a whole number of at least {least}. Set {name} to {least} or more."
             )
 
 
@@ -147,7 +147,7 @@ def _map_style_length(dataset: Any) -> int:
             "Give it a __len__, or make it an IterableDataset."
         ) from error
     if samples == 0:
-        raise InputError(f"the training set is empty: len() of this {kind} is 0. Give one with samples.")
+        raise InputError(f"the data set is empty: len() of this {kind} is 0. Give one with samples.")
     return samples
 
 

@@ -130,6 +130,8 @@ def _loader(
         num_workers=options.workers,
         collate_fn=_as_it_is,
         pin_memory=options.pin_memory,
+        # Not the platform's default: a loading process must be this one's own child to die with it.
+        multiprocessing_context="fork" if options.workers else None,
         worker_init_fn=_Start(options.worker_init, os.getpid()),
         prefetch_factor=options.prefetch,
         persistent_workers=persistent,

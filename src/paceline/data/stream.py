@@ -70,7 +70,7 @@ class Stream:
                 batch = self._next_batch(items, epoch, step)
                 data = self._step_data(epoch, step, batch) if batch and step >= start_step else None
             if not batch and step == 0:
-                raise InputError("the training set is empty: its stream gave no item. Give one with samples.")
+                raise InputError("the data set is empty: its stream gave no item. Give one with samples.")
             if data is not None:
                 yield data
             if len(batch) < self._batch_size:

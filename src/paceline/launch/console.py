@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 from typing import Any
 
@@ -15,11 +16,15 @@ class Console:
     def __init__(self, progress: Progress | None = None) -> None:
         self._progress = progress
         self._rest = b""
+        # A chunk may end in the middle of a character.
+        self._decoders = {
+            name: codecs.getincrementaldecoder("utf-8")(errors="replace") for name in ("out", "err")
+        }
         self.result: dict[str, Any] | None = None
 
     def output(self, stream: str, chunk: bytes) -> None:
         """Show bytes that rank 0 wrote to its standard output ("out") or error ("err")."""
-        text = chunk.decode(errors="replace")
+        text = self._decoders[stream].decode(chunk)
         if self._progress is not None:
             self._progress.print(text, error=stream == "err")
             return

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import InputError, PacelineError
+from paceline.errors import InputError, NonFiniteLossError
 
 _CALLERS = (str(Path(__file__).resolve().parent), "<frozen runpy")
 _LOST_PEER = (
@@ -51,8 +51,8 @@ def from_exception(error: BaseException, rank: int, host: str) -> Failure:
     """Describe an exception that ended a worker."""
     if isinstance(error, InputError):
         return Failure(rank=rank, host=host, kind="input", message=str(error))
-    if isinstance(error, PacelineError):
-        # What we raise on purpose says all there is to say; where in our code it was raised helps nobody.
+    if isinstance(error, NonFiniteLossError):
+        # Its words name step, shard and samples; where in our loop it was raised helps nobody.
         return Failure(rank=rank, host=host, kind="code", message=str(error))
     text = str(error).lower()
     lost = isinstance(error, RuntimeError) and any(phrase in text for phrase in _LOST_PEER)

@@ -32,7 +32,7 @@ class JoinedLauncher:
             raise InputError(
                 f"--strategy {options.strategy} is one process, but {size} were launched. Use ddp."
             )
-        return replace(options, workers=size, shards=options.shards or size)
+        return options if strategies.entry(options.strategy).threaded else replace(options, workers=size)
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """There is one job: this process's."""

@@ -8,10 +8,13 @@ from pathlib import Path
 from paceline.launch import forkserver
 from paceline.launch.base import LaunchPlan, LaunchSpec, Outcome
 from paceline.launch.console import Console
+from paceline.launch.failures import Failure
 from paceline.launch.job import Job
 from paceline.launch.run_folder import RunFolder
 from paceline.launch.store import listen
 from paceline.launch.supervisor import Supervisor
+from paceline.observe import JsonlSink, RunFailed
+from paceline.training.folder import EVENTS
 from paceline.training.options import RunOptions
 from paceline.world import env
 from paceline.world.env import Identity
@@ -79,4 +82,13 @@ class LocalLauncher:
                 supervisor.close()
                 self._console.close()
             folder.settle(outcome)
+            if plan.out is not None and outcome.failure is not None and outcome.failure.kind != "input":
+                _record_failure(plan.out, outcome.failure)
         return outcome
+
+
+def _record_failure(out: Path, failure: Failure) -> None:
+    """Close the run's events with what ended it: the workers that would have are gone."""
+    sink = JsonlSink(out / EVENTS)
+    sink.emit(RunFailed(rank=failure.rank, host=failure.host, reason=failure.message))
+    sink.close()

@@ -14,7 +14,7 @@ from paceline.errors import InputError
 from paceline.launch.base import Outcome
 from paceline.training import folder
 
-_OURS = ("logs", folder.SPEC, "receipt.json", "ledger")
+_OURS = ("logs", folder.SPEC, "receipt.json", "ledger", "workers.json", "events.jsonl")
 """What a run that was never begun takes away again."""
 
 
@@ -31,11 +31,11 @@ class RunFolder:
 
     def __enter__(self) -> RunFolder:
         missing = [one for one in (self.path, *self.path.parents) if not one.exists()]
+        # Only what was not there before is ours to take away again.
+        self._made = missing or [self.path / name for name in _OURS if not (self.path / name).exists()]
         try:
             (self.path / "logs").mkdir(parents=True, exist_ok=True)
             if not self._temporary:
-                fresh = not folder.has_run(self.path)
-                self._made = missing or ([self.path / name for name in _OURS] if fresh else [])
                 spec = self.path / folder.SPEC
                 self._spec_before = spec.read_bytes() if spec.exists() else None
                 folder.write_spec(self.path, self._record)
@@ -66,7 +66,3 @@ class RunFolder:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-        if not self._temporary and self.path.is_dir():
-            for name in ("workers.json", "events.jsonl"):
-                if self._made:
-                    (self.path / name).unlink(missing_ok=True)

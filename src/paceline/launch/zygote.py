@@ -52,6 +52,7 @@ def main() -> None:
                     _reap(channel, children)
                 elif not _serve(channel, children, [channel, wake_read, wake_write]):
                     _kill(children)
+                    signal.set_wakeup_fd(-1)  # their ends have nobody left to be told to
                     return
 
 

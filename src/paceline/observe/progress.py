@@ -61,6 +61,7 @@ class PlainProgress:
         self._lock = threading.Lock()
         self._shown = float("-inf")
         self._behind = False
+        self._unfinished = False
 
     def emit(self, event: Event) -> None:
         """Take one event."""
@@ -85,9 +86,12 @@ class PlainProgress:
                 self._write(text)
 
     def print(self, text: str, *, error: bool = False) -> None:
-        """Put the user's own output between the lines."""
+        """Put the user's own output between the lines, as it is: a long line may come in several pieces."""
         with self._lock:
-            _put(self._stream if error else self._output, text)
+            stream = self._stream if error else self._output
+            stream.write(text)
+            stream.flush()
+            self._unfinished = error and not text.endswith("\n")
 
     def close(self) -> None:
         """Leave nothing unwritten."""
@@ -95,7 +99,8 @@ class PlainProgress:
             self._stream.flush()
 
     def _write(self, text: str) -> None:
-        _put(self._stream, text)
+        _put(self._stream, f"\n{text}" if self._unfinished else text)
+        self._unfinished = False
 
 
 class TerminalProgress:

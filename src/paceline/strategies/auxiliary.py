@@ -6,7 +6,7 @@ known that each must be divided by. A task without such terms pays nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ class Auxiliary:
         """Whether all workers have agreed on the names, so that no new one may come."""
         self._held: Gradients = []
 
-    def backward(self, terms: Mapping[str, Loss], scale: Tensor) -> None:
+    def backward(self, terms: Mapping[str, Loss], scale: Callable[[torch.dtype], Tensor]) -> None:
         """Add one batch's gradients of each term; the graph stays for the main term."""
         if not self.settled:
             self.names = self.names or sorted(terms)
@@ -42,7 +42,7 @@ class Auxiliary:
         for name in self.names:
             loss = terms[name]
             made += torch.autograd.grad(
-                loss.total, self._parameters, scale, retain_graph=True, allow_unused=True
+                loss.total, self._parameters, scale(loss.total.dtype), retain_graph=True, allow_unused=True
             )
             weight = torch.as_tensor(loss.weight, dtype=torch.float32, device=loss.total.device)
             made.append(torch.stack([loss.total.detach().float(), weight]))

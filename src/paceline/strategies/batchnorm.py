@@ -1,7 +1,7 @@
 """Batch normalisation over the whole global batch, on any device: `--sync-batchnorm`.
 
-Each worker adds up its own sums and sums of squares, one small all-reduce makes them the global batch's, and the
-same happens to their gradients on the way back. (torch's SyncBatchNorm does that on GPUs only.)
+Each worker adds up its own sums, a small all-reduce makes the mean the global batch's, another one the variance, and
+the same happens to their gradients on the way back. (torch's SyncBatchNorm does that on GPUs only.)
 """
 
 from __future__ import annotations
@@ -60,19 +60,23 @@ class GlobalBatchNorm(nn.Module):
         others = [axis for axis in range(values.dim()) if axis != 1]
         wide = values.float()
         count = values.new_tensor([values.numel() / values.shape[1]], dtype=torch.float32)
-        sums = torch.cat([wide.sum(others), wide.square().sum(others), count])
-        total = _Sum.apply(self._comm, sums)  # type: ignore[no-untyped-call]
-        channels, count = values.shape[1], total[-1]
-        mean = total[:channels] / count
-        variance = total[channels : 2 * channels] / count - mean.square()
-        self._remember(mean.detach(), variance.detach(), float(count.detach()))
+        channels = values.shape[1]
         shape = [1, -1] + [1] * (values.dim() - 2)
+        first = self._sum(torch.cat([wide.sum(others), count]))
+        count, mean = first[-1], first[:channels] / first[-1]
+        # About the mean, not E[x^2] - E[x]^2: that difference of large numbers would leave nothing of a small variance.
+        variance = self._sum((wide - mean.view(shape)).square().sum(others)) / count
+        self._remember(mean.detach(), variance.detach(), float(count.detach()))
         scale = (variance + self._eps).rsqrt()
         shift = -mean * scale
         if self.weight is not None:
             scale, shift = scale * self.weight, shift * self.weight + self.bias
         normal: Tensor = (wide * scale.view(shape) + shift.view(shape)).to(values.dtype)
         return normal
+
+    def _sum(self, value: Tensor) -> Tensor:
+        total: Tensor = _Sum.apply(self._comm, value)  # type: ignore[no-untyped-call]
+        return total
 
     @torch.no_grad()
     def _remember(self, mean: Tensor, variance: Tensor, count: float) -> None:
@@ -95,7 +99,11 @@ def synchronise(model: nn.Module, comm: Comm, shards: int) -> None:
             f"--sync-batchnorm takes one shard a worker, because a worker's shards go through the model one after the other: "
             f"there are {shards} shards for {comm.size} workers. Use --workers {shards}, or --shards {comm.size}."
         )
+    # A group of its own: these sums come in mid-pass, between the reductions of gradient buckets.
+    own = comm.split(0)
+    if own is None:
+        raise RuntimeError("a group of all workers without this one")
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, _BatchNorm):
-                setattr(parent, name, GlobalBatchNorm(child, comm))
+                setattr(parent, name, GlobalBatchNorm(child, own))

@@ -86,14 +86,16 @@ class Buffers:
         names = self.names
         if names is None:
             # By value: BatchNorm's kernels write to its statistics without counting it as a write.
-            names = [name for name, old in self._before.items() if not torch.equal(held[name], old)]
+            names = [
+                name for name, old in self._before.items() if not torch.equal(held[name].to(old.device), old)
+            ]
         late = [name for name in held if name not in self._before and versions.get(name) != _mark(held[name])]
         if late:
             raise InputError(
                 f"the buffer {late[0]} began to change after the first step, so its value before is gone. Give it a rule "
                 "in the task's buffers()."
             )
-        self._rows[index] = {name: held[name].clone() for name in names}
+        self._rows[index] = {name: held[name].clone().to(self._before[name].device) for name in names}
 
     def combine(self, agree: Callable[[list[str]], list[str]], gather: Gather) -> None:
         """Make one value of what all shards made; `agree` and `gather` reach the other workers."""
@@ -104,7 +106,6 @@ class Buffers:
             self.names = agree([name for name in self._before if name in mine])
             self._before = {name: self._before[name] for name in self.names}
         if not self.names:
-            self.active = False  # nothing in this model ever changes its buffers
             return
         rows = gather(
             {

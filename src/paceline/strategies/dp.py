@@ -1,12 +1,13 @@
 """One process, one thread a replica, a master that gathers: limited by the interpreter's lock, by design.
 
-Replicas on the master's device share its weights, so nothing is copied there; replicas on other devices are
-refreshed by torch's own broadcast before each step. Each shard's gradients are summed along the canonical tree,
-so the answer is that of one process.
+Replicas on the master's device share its weights, so nothing is copied there; replicas on other devices get a copy
+before each step. Each shard's gradients are summed along the canonical tree, so the answer is that of one process.
+(torch's own DataParallel splits a batch inside forward, and adds gradients in an order of its own.)
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 import threading
@@ -88,18 +89,18 @@ class ThreadedReplica(SequentialReplica):
         # torch.compile is not safe to call from several threads at once, so copies run eagerly.
         self._copies = [_Copy(self.model, device) for device in devices]
         self._pool = ThreadPoolExecutor(len(self._copies), thread_name_prefix="paceline-dp")
-        self._forward_lock: threading.Lock | None = None
+        self._turn: threading.Lock | None = None
 
     def step(self, work: StepWork, loss: LossFunction, clip: float | None) -> StepResult:
         """Compute all shards on the threads, gather, and update the master."""
         self.begin(work)
-        if self._forward_lock is None:
+        if self._turn is None:
             before = _generators()
             nodes = self._compute(work, loss)
             if not _same(before, _generators()):
                 # The model draws random numbers, and the generators belong to the whole process: from now on
-                # forward passes take turns, each with its shard's own streams, and backward passes overlap.
-                self._forward_lock = threading.Lock()
+                # shards take turns, each with its own streams. (Backward too: recomputed activations draw again.)
+                self._turn = threading.Lock()
                 self.totals = []
                 nodes = self._compute(work, loss)
         else:
@@ -121,17 +122,14 @@ class ThreadedReplica(SequentialReplica):
     def _share(self, replica: _Copy, shards: Sequence[ShardWork], loss: LossFunction) -> list[Any]:
         """Compute one thread's shards; gives the sums of the subtrees that they make up."""
         replica.refresh(self.model)
-        replica.model.train(self.model.training)
+        for copied, original in zip(replica.model.modules(), self.model.modules(), strict=True):
+            copied.training = original.training
         tree = TreeSum(self._shards)
         for shard in shards:
             versions = self.buffers.open_shard(replica.model) if shard.batches else {}
-            if self._forward_lock is not None:
-                with self._forward_lock:
+            with self._turn or contextlib.nullcontext():
+                if self._turn is not None:
                     seeds.seed_everything(shard.seed)
-                    losses = [(self._forward(replica, batch, loss)) for batch in shard.batches]
-                for value in losses:
-                    self._backward(replica, shard, value)
-            else:
                 for batch in shard.batches:
                     self._backward(replica, shard, self._forward(replica, batch, loss))
             if shard.batches:
@@ -147,10 +145,9 @@ class ThreadedReplica(SequentialReplica):
 
     def _backward(self, replica: _Copy, shard: ShardWork, loss: Any) -> None:
         self.totals += [(shard.index, part.total.detach()) for part in (loss, *loss.auxiliary.values())]
-        scale = self._scale().to(replica.device)
         if loss.auxiliary:
-            replica.auxiliary.backward(loss.auxiliary, scale)
-        run_backward([loss.total], [scale])
+            replica.auxiliary.backward(loss.auxiliary, lambda dtype: self._scale(dtype).to(replica.device))
+        run_backward([loss.total], [self._scale(loss.total.dtype).to(replica.device)])
         entry = self._entry(loss)
         replica.entry = entry if replica.entry is None else replica.entry + entry
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from paceline.data import to_device
 from paceline.errors import InputError
@@ -42,6 +43,10 @@ class SequentialReplica:
         if parts.compile:
             self.model.compile()  # in place: the module keeps its type and its names
         self.optimizer = parts.make_optimizer(self.model)
+        if not isinstance(self.optimizer, Optimizer):
+            raise InputError(
+                f"the optimizer is a {type(self.optimizer).__name__}, not a torch.optim.Optimizer. Return one."
+            )
         self.scheduler = parts.make_scheduler(self.optimizer)
         self.precision = parts.precision
         self.scaler = parts.precision.scaler()
@@ -57,7 +62,7 @@ class SequentialReplica:
         self._open = 0
         self._left = 0
         self._sent = False
-        self._seeds: dict[int, Tensor] = {}
+        self._seeds: dict[tuple[int, torch.dtype], Tensor] = {}
 
     # One step, as the loop of a Task takes it.
 
@@ -92,22 +97,27 @@ class SequentialReplica:
             versions = self.buffers.open_shard(self.model)
             seeds.seed_everything(work.seed)
             for batch in work.batches:
-                yield to_device(batch, self.world.device)
+                yield self._placed(batch)
             self.buffers.close_shard(work.index, self.model, versions)
         self._close_shard(work)
 
     def backward(self, loss: Loss) -> None:
         """Add one batch's gradients; the last one of the step sets off the combination with other workers."""
         check_loss(loss)
+        if self._left == 0:
+            raise InputError(
+                f"step {self._work.number}: backward was called more often than batches were given. Call it once for each batch, "
+                "with the sum of what belongs together."
+            )
         self._left -= 1
         self.totals += [(self._open, part.total.detach()) for part in (loss, *loss.auxiliary.values())]
         if loss.auxiliary:
-            self.auxiliary.backward(loss.auxiliary, self._scale())
+            self.auxiliary.backward(loss.auxiliary, self._scale)
         roots = [loss.total, self.ledger]
         self._sent = self._left == 0
         if self._sent:
             self._arm(roots, self._open)
-        gradients.run_backward(roots, [self._scale(), self._entry(loss)])
+        gradients.run_backward(roots, [self._scale(loss.total.dtype), self._entry(loss)])
         if self._sent:
             self._combined()
 
@@ -173,12 +183,16 @@ class SequentialReplica:
             parameter.grad = gradient
         self.auxiliary.give(summed[len(self.tracked) :])
 
-    def _scale(self) -> Tensor:
+    def _placed(self, batch: Any) -> Any:
+        """Give a batch on the device; from pinned memory the copy does not keep this process waiting."""
+        return to_device(batch, self.world.device, non_blocking=self.world.device.type == "cuda")
+
+    def _scale(self, dtype: torch.dtype) -> Tensor:
         """Give the gradient that the backward pass starts from: one over the samples of the global batch."""
-        size = self._work.size
-        if size not in self._seeds:
-            self._seeds[size] = torch.tensor(1.0 / size, device=self.world.device)
-        scale = self._seeds[size]
+        key = (self._work.size, dtype)
+        if key not in self._seeds:
+            self._seeds[key] = torch.tensor(1.0 / self._work.size, dtype=dtype, device=self.world.device)
+        scale = self._seeds[key]
         return scale if self.scaler is None else self.scaler.scale(scale)
 
     def _entry(self, loss: Loss) -> Tensor:
@@ -205,6 +219,7 @@ class SequentialReplica:
     def evaluate(self, works: Iterable[StepWork], metrics: MetricsFunction) -> Rows:
         """Measure this worker's shards without touching gradients or random streams."""
         rows: Rows = {}
+        modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
             with torch.no_grad(), seeds.preserved():
@@ -214,10 +229,11 @@ class SequentialReplica:
                         for part, batch in enumerate(shard.batches):
                             with self.precision.autocast():
                                 rows[work.number, shard.index, part] = metrics(
-                                    self.model, to_device(batch, self.world.device)
+                                    self.model, self._placed(batch)
                                 )
         finally:
-            self.model.train()
+            for module, mode in modes:
+                module.training = mode  # a layer that the user froze stays frozen
         return rows
 
     def state(self) -> dict[str, Any]:

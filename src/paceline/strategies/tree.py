@@ -7,7 +7,6 @@ log2(V) + 1 of them at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import zip_longest
 
@@ -74,11 +73,3 @@ def add(left: Gradients, right: Gradients) -> Gradients:
     if both:
         torch._foreach_add_([a for a, _ in both], [b for _, b in both])
     return [b if a is None else a for a, b in pairs]
-
-
-def fold(sums: Sequence[Gradients]) -> Gradients:
-    """Add sums from left to right."""
-    total, *rest = sums
-    for other in rest:
-        total = add(total, other)
-    return total

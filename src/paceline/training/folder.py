@@ -13,6 +13,7 @@ from paceline.training.options import RunOptions
 
 CHECKPOINTS = "checkpoints"
 SPEC = "spec.json"
+EVENTS = "events.jsonl"
 
 
 def has_run(folder: Path) -> bool:
@@ -25,10 +26,13 @@ def check(options: RunOptions) -> None:
     if options.out is None:
         return
     there = has_run(options.out)
-    if there and not options.resume:
-        raise InputError(
-            f"{options.out} already holds a run. Add --resume to go on with it, or choose another --out."
+    if not options.resume and (there or (options.out / EVENTS).exists()):
+        how = (
+            "Add --resume to go on with it, or choose"
+            if there
+            else "It has no checkpoint to go on from: choose"
         )
+        raise InputError(f"{options.out} already holds a run. {how} another --out.")
     if options.resume and not there:
         raise InputError(
             f"--resume: there is no checkpoint in {options.out}. Leave --resume out to start a run there."

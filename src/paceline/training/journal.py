@@ -32,7 +32,7 @@ class Journal:
     def __init__(self, emit: Callable[[Event], None], device: torch.device) -> None:
         self._emit = emit
         self._lag = device.type != "cpu"
-        self._waiting: tuple[StepResult, Position, float, float] | None = None
+        self._waiting: tuple[Step, StepResult, Position, float, float] | None = None
         self._clock = time.perf_counter()
         self._epoch_total = 0.0
         self._epoch_weight = 0.0
@@ -55,7 +55,7 @@ class Journal:
             raise RuntimeError("a step without a result")
         self.samples += result.size
         earlier = self._waiting
-        self._waiting = (result, position, seconds, optimizer.param_groups[0]["lr"])
+        self._waiting = (step, result, position, seconds, optimizer.param_groups[0]["lr"])
         if not self._lag:
             self.settle()
         elif earlier is not None:
@@ -83,9 +83,11 @@ class Journal:
             return seen[0] * 1e3
         return statistics.quantiles(seen, n=100, method="inclusive")[round(share * 100) - 1] * 1e3
 
-    def _tell(self, result: StepResult, position: Position, seconds: float, learning_rate: float) -> None:
+    def _tell(
+        self, step: Step, result: StepResult, position: Position, seconds: float, learning_rate: float
+    ) -> None:
         if self._lag:
-            result.check()
+            step.check()
         self.loss = result.loss
         self._epoch_total += result.loss * result.weight
         self._epoch_weight += result.weight

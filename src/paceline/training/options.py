@@ -86,6 +86,10 @@ class RunOptions:
                 f"{self.workers} workers for {self.total_shards} shards: some would have nothing to do. "
                 f"Use --workers {self.total_shards} or fewer, or --shards {self.workers} or more."
             )
+        if self.sync_batchnorm and self.micro_batch is not None:
+            raise InputError(
+                "--sync-batchnorm takes a worker's share in one pass, so --micro-batch cannot cut it. Leave one out."
+            )
         if self.save_every is not None:
             SaveEvery.parse(self.save_every)
             if self.out is None:

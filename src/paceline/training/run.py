@@ -53,6 +53,7 @@ class Run:
         self.started_at = 0
         """The step this process started from: above 0 in a resumed run."""
         self.name = "run"
+        self._saved_at = -1
         self._sink = Fanout(sinks)
         self._replica: OpenReplica | None = None
         self._journal = Journal(self.emit, world.device)
@@ -62,7 +63,7 @@ class Run:
         self.about: dict[str, Any] = {}
         """What the loop says of itself, for the receipt."""
         if self.exactness is Exactness.BITWISE:
-            determinism.select_kernels(world.device)
+            determinism.select_kernels(world.device, compiled=options.compile)
         seeds.seed_everything(seeds.derive(options.seed, "model"))
 
     @classmethod
@@ -100,7 +101,6 @@ class Run:
         """Do the same for a loop that hands the strategy its loss function instead of calling backward."""
         if not isinstance(model, nn.Module):
             raise InputError(f"the model is a {type(model).__name__}, not a torch.nn.Module.")
-        model.train()
         parts = Parts(
             model=model,
             make_optimizer=(lambda _: optimizer) if isinstance(optimizer, Optimizer) else optimizer,
@@ -162,6 +162,20 @@ class Run:
         self._check_batch_size(feed.batch_size)
         last = _last_step(feed, epochs, steps)
         replica = self.replica
+        if self.started_at < self.position.number >= last:
+            raise InputError(
+                f"this run has taken its {self.position.number} steps: epochs and steps count from the beginning of the run. "
+                "Call run.steps once, or give a larger number."
+            )
+        if (
+            self.options.sync_batchnorm
+            and feed.samples
+            and 0 < feed.samples % feed.batch_size < self.world.size
+        ):
+            raise InputError(
+                f"--sync-batchnorm needs a sample on each of {self.world.size} workers in every batch, but the last one has only "
+                f"{feed.samples % feed.batch_size}. Use another --batch-size."
+            )
         self._announce(feed, epochs, last)
         self._begin_records(feed, clip)
         due = SaveEvery.parse(self.options.save_every) if self.options.save_every else SaveEvery()
@@ -169,7 +183,10 @@ class Run:
             before = self.position
             for step in self._epoch(feed, replica, clip, last):
                 yield step
-                self._after(step)
+                if step.result is None:
+                    raise InputError(
+                        f"step {step.number} was left without step.apply(), so its batch would be lost. Call apply once a step."
+                    )
                 if self.position.number < last and due.after_step(self.position.number):
                     self.save()
             if self.position.number == last and self.position.step != feed.steps_per_epoch:
@@ -185,7 +202,7 @@ class Run:
             if self.position.number < last and due.after_epoch(self.position.epoch):
                 self.save()
         self._journal.settle()
-        if self.options.out is not None and self.position.number > self.started_at:
+        if self.options.out is not None and self._saved_at != self.position.number > self.started_at:
             self.save()
         self._records.finish()
 
@@ -203,7 +220,8 @@ class Run:
                 )
                 for shard in data.shards
             ]
-            yield Step(StepWork(number, data.size, shards), self.position.epoch, replica, self.world, clip)
+            work = StepWork(number, data.size, shards)
+            yield Step(work, self.position.epoch, replica, self.world, clip, self._after)
             if self.position.number >= last:
                 return
 
@@ -211,15 +229,12 @@ class Run:
         there = self._meta.setdefault("batch_size", batch_size)
         if there != batch_size:
             raise InputError(
-                f"the run being resumed has batches of {there} samples, this one of {batch_size}: the answer would be another. "
+                f"this run has batches of {there} samples, not of {batch_size}: the answer would be another. "
                 f"Use --batch-size {there}."
             )
 
     def _after(self, step: Step) -> None:
-        if step.result is None:
-            raise InputError(
-                f"step {step.number} was left without step.apply(), so its batch would be lost. Call apply once a step."
-            )
+        """Stand behind a step that has just been applied."""
         self._records.step(step, self.position)
         self.position = self.position.after_step()
         self._journal.step(step, self.position, self.replica.optimizer)
@@ -266,6 +281,7 @@ class Run:
         self._records.before_save()
         state = resuming.save(self.replica, self.options, self.position, self.world, meta, self.emit)
         self._records.after_save(self.position.number, state["model"])
+        self._saved_at = self.position.number
 
     def emit(self, event: Event) -> None:
         """Tell everyone who listens; only rank 0 has listeners."""

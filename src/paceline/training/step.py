@@ -19,7 +19,13 @@ class Step:
     """This worker's share of a step: iterate over its batches, call `backward` for each, then `apply` once."""
 
     def __init__(
-        self, work: StepWork, epoch: int, replica: OpenReplica, world: World, clip: float | None
+        self,
+        work: StepWork,
+        epoch: int,
+        replica: OpenReplica,
+        world: World,
+        clip: float | None,
+        applied: Callable[[Step], None],
     ) -> None:
         self.work = work
         self.epoch = epoch
@@ -27,6 +33,8 @@ class Step:
         self._replica = replica
         self._world = world
         self._clip = clip
+        self._applied = applied
+        self._totals: list[tuple[int, Tensor]] = []
         self._read = False
 
     @property
@@ -66,11 +74,21 @@ class Step:
         """Do the whole step with a loss function, in whatever way the strategy does it best."""
         return self._guarded(lambda: self._replica.step(self.work, loss, self._clip))
 
+    def check(self) -> None:
+        """Stop the run when the loss of this finished step is no number; for a device whose numbers come later."""
+        if self.result is not None:
+            try:
+                self.result.check()
+            except NonFiniteLossError as error:
+                raise explain(error, self.work, self._totals, self._world, untouched=False) from None
+
     def _guarded(self, action: Callable[[], StepResult]) -> StepResult:
         try:
             self.result = action()
         except NonFiniteLossError as error:
-            raise explain(error, self.work, self._replica, self._world) from None
+            raise explain(error, self.work, self._replica.totals, self._world, untouched=True) from None
         except RuntimeError as error:
             raise (determinism.named(error) or error) from None
+        self._totals = self._replica.totals
+        self._applied(self)
         return self.result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -91,6 +92,13 @@ class Trainer:
             )
         )
 
+    def _samples(self) -> int:
+        """Give the samples of the whole run, what came before a resume included."""
+        whole, position = self.feed.samples, self.run.position
+        if whole is None:
+            return self.run.journal.samples
+        return position.epoch * whole + min(position.step * self.batch_size, whole)
+
     def _result(self) -> dict[str, Any]:
         run, options = self.run, self.run.options
         journal = run.journal
@@ -101,8 +109,8 @@ class Trainer:
             "shards": options.total_shards,
             "exactness": str(run.exactness),
             "steps": run.position.number,
-            "samples": journal.samples,
-            "loss": journal.loss,
+            "samples": self._samples(),
+            "loss": None if math.isnan(journal.loss) else journal.loss,
             "metrics": self.metrics,
             "weights_sha256": weights_sha256(run.replica.state()["model"]),
             "step_ms_p50": round(journal.milliseconds(0.5), 4),

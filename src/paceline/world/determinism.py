@@ -13,15 +13,18 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _NO_KERNEL = re.compile(r"^(\S+) does not have a deterministic implementation")
 
 
-def select_kernels(device: torch.device) -> None:
+def select_kernels(device: torch.device, *, compiled: bool) -> None:
     """Let torch take deterministic kernels only; on a CPU all are. Call before CUDA computes anything."""
     if device.type != "cuda":
         return
     if env.read(_WORKSPACE) is None:
         env.export({_WORKSPACE: ":4096:8"})  # without it cuBLAS may pick another algorithm from run to run
     torch.backends.cudnn.benchmark = False
-    # The same switch as use_deterministic_algorithms(True), which would load the whole compiler to set one more.
-    torch.set_deterministic_debug_mode("error")
+    if compiled:
+        torch.use_deterministic_algorithms(mode=True)
+    else:
+        # The same switch without the compiler's own, which would be loaded only to set it.
+        torch.set_deterministic_debug_mode("error")
 
 
 def named(error: RuntimeError) -> InputError | None:

@@ -95,11 +95,6 @@ def identity() -> Identity | None:
     )
 
 
-def under_torchrun() -> bool:
-    """Say whether torchrun or `python -m torch.distributed.launch` started this worker."""
-    return read("TORCHELASTIC_RUN_ID") not in (None, _OWN_RUN)
-
-
 def read(name: str) -> str | None:
     """Give a variable's text, or None when it is not set."""
     return os.environ.get(name)

@@ -12,6 +12,7 @@ import mmap
 import os
 import select
 import time
+import weakref
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ HEADER = 1 << 16
 SPIN_S = 100e-6
 CHECK_S = 0.02
 """How long a sleeper goes without looking at its peers."""
+_NAME = "paceline-lane"
 _MAP_NORESERVE = 0x4000
 
 
@@ -50,6 +52,7 @@ class Lane:
         self._watched = {os.pidfd_open(pid): other for other, pid in enumerate(peers) if other != rank}
         for descriptor in self._watched:
             self._poll.register(descriptor, select.POLLIN)
+        weakref.finalize(self, _close_all, list(self._watched))
         # With more workers than cores, whoever spins keeps the one it waits for from running.
         self._spin_s = SPIN_S if self.size <= env.cores() else 0.0
         self._timeout_s = timeout_s
@@ -80,13 +83,6 @@ class Lane:
             if other != self.rank and self._flags[word] < value:
                 self._wait_word(word, value, other)
 
-    def close(self) -> None:
-        """Let go of the peers; the memory goes when the last tensor on it does."""
-        for descriptor in self._watched:
-            self._poll.unregister(descriptor)
-            os.close(descriptor)
-        self._watched = {}
-
     def _word(self, flag: int, rank: int) -> int:
         return (flag * self.size + rank) * (LINE // 4)
 
@@ -111,18 +107,31 @@ class Lane:
             )
 
 
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
 def open_lane(world: World, timeout_s: float = 300.0) -> Lane | None:
     """Open a lane among all workers, when they share one host and its kernel lets them; else give None.
 
     Every worker must call it: they agree on the outcome.
     """
-    mine = Path("/proc/sys/kernel/random/boot_id")
-    here = (world.host, mine.read_text() if mine.exists() else "", futex.available())
-    descriptor = os.memfd_create("paceline-lane") if world.is_first and futex.available() else -1
+    possible = world.device.type == "cpu" and futex.available()
+    # The same kernel, started the same time, and the same numbering of processes: a container has its own.
+    here = (
+        (Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink()))
+        if possible
+        else None
+    )
+    descriptor = -1
+    if possible and world.is_first:
+        descriptor = os.memfd_create(_NAME)
+        os.ftruncate(descriptor, SIZE)
     offers = all_gather_object(world.comm, (here, os.getpid(), descriptor))
     memory: mmap.mmap | None = None
-    if world.device.type == "cpu" and futex.available() and len({offer[0] for offer in offers}) == 1:
-        memory = _map(offers[0][1], offers[0][2], first=world.is_first)
+    if possible and {offer[0] for offer in offers} == {here}:
+        memory = _map(offers[0][1], offers[0][2])
     # Everyone has mapped it (or has failed to) when this returns: the descriptor can go.
     everyone = all(all_gather_object(world.comm, memory is not None))
     if descriptor >= 0:
@@ -132,11 +141,13 @@ def open_lane(world: World, timeout_s: float = 300.0) -> Lane | None:
     return Lane(memory, world.rank, [offer[1] for offer in offers], timeout_s)
 
 
-def _map(pid: int, descriptor: int, *, first: bool) -> mmap.mmap | None:
+def _map(pid: int, descriptor: int) -> mmap.mmap | None:
+    path = Path(f"/proc/{pid}/fd/{descriptor}")
     try:
-        own = os.dup(descriptor) if first else os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
+        if not str(path.readlink()).startswith(f"/memfd:{_NAME}"):
+            return None
+        own = os.open(path, os.O_RDWR)
         try:
-            os.ftruncate(own, SIZE)
             return mmap.mmap(own, SIZE, flags=mmap.MAP_SHARED | _MAP_NORESERVE)
         finally:
             os.close(own)

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 
 def derive(seed: int, *path: int | str) -> int:
@@ -23,16 +22,6 @@ def derive(seed: int, *path: int | str) -> int:
         f"i{part};" if isinstance(part, int) else f"s{len(part)}:{part};" for part in (seed, *path)
     )
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
-
-
-def mix(values: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
-    """Scramble an array of 64-bit numbers under a key (the splitmix64 finaliser): one to one for each key."""
-    mixed = values.astype(np.uint64) + np.uint64(
-        ((key * 0x9E3779B97F4A7C15) ^ (key >> 7)) & 0xFFFFFFFFFFFFFFFF
-    )
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
 
 
 def seed_everything(value: int) -> None:

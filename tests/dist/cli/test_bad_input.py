@@ -122,7 +122,7 @@ def test_a_run_folder_is_neither_overwritten_nor_resumed_as_something_else(comma
         ([*resume, "--seed", 7], "has seed 0"),
         ([*resume, "--shards", 4], "has shards 2"),
         ([*resume, "--workers", 3], "has 2 shards"),
-        ([*resume, "--batch-size", 4], "has batches of 8 samples, this one of 4"),
+        ([*resume, "--batch-size", 4], "has batches of 8 samples, not of 4"),
     ]:
         ended = command(*arguments)
         assert reason in ended.err

@@ -17,7 +17,7 @@ BOUND = 2e-5
 """Sums of 24 x 16 float32 numbers rounded in another order, eps 6e-8 each, through six steps of momentum SGD."""
 
 
-def train(run: Run) -> dict[str, Tensor]:
+def train(run: Run, batch_size: int = 24) -> dict[str, Tensor]:
     """Train a small CNN and give its state."""
     made = torch.Generator().manual_seed(3)
     data = TensorDataset(torch.randn(72, 1, 6, 6, generator=made), torch.randint(3, (72,), generator=made))
@@ -31,7 +31,7 @@ def train(run: Run) -> dict[str, Tensor]:
     replica = run.prepare_replica(
         model, lambda made: torch.optim.SGD(made.parameters(), lr=0.05, momentum=0.9)
     )
-    for step in run.steps(data, batch_size=24, steps=STEPS):
+    for step in run.steps(data, batch_size=batch_size, steps=STEPS):
         step.compute(loss)
     assert run.exactness == ("numeric" if run.options.sync_batchnorm else "bitwise")
     return replica.state()["model"]
@@ -57,3 +57,28 @@ def test_it_promises_no_more_than_numeric() -> None:
 def test_it_refuses_several_shards_a_worker() -> None:
     with pytest.raises(InputError, match="4 shards for 2 workers"):
         launch(train, workers=2, shards=4, sync_batchnorm=True, device="cpu")
+
+
+def far_from_zero(run: Run) -> float:
+    """Normalise numbers whose mean is large and whose spread is small; give the worst error against torch."""
+    values = 1000 + 0.01 * torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
+    whole = nn.BatchNorm1d(3)(values.double().float())
+    model = nn.Sequential(nn.BatchNorm1d(3))
+    run.prepare_replica(model, lambda made: torch.optim.SGD(made.parameters(), lr=0.1))
+    half = slice(32 * run.world.rank, 32 * (run.world.rank + 1))
+    return float((model(values[half]) - whole[half]).abs().max())
+
+
+def test_a_small_variance_far_from_zero_survives() -> None:
+    # Numbers near 1000 are rounded to 6e-5, a hundredth of their spread, in either way of computing.
+    assert max(launch(far_from_zero, workers=2, sync_batchnorm=True, threads=1, device="cpu")) < 0.05
+
+
+def test_it_refuses_a_batch_that_leaves_a_worker_without_samples() -> None:
+    with pytest.raises(InputError, match="--sync-batchnorm needs a sample on each of 5 workers"):
+        launch(train, workers=5, shards=5, sync_batchnorm=True, device="cpu", kwargs={"batch_size": 34})
+
+
+def test_it_refuses_micro_batches() -> None:
+    with pytest.raises(InputError, match="--micro-batch cannot cut it"):
+        launch(train, workers=2, sync_batchnorm=True, micro_batch=4, device="cpu")

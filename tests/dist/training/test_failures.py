@@ -79,7 +79,7 @@ def test_an_exception_in_the_data_set_of_one_worker_arrives_as_it_is() -> None:
     [
         ("BareTensor", r"loss\(\) returned a Tensor, not a paceline.Loss. Return paceline.Loss.mean"),
         ("Frozen", "the model has no trainable parameters"),
-        ("Empty", "the training set is empty"),
+        ("Empty", "the data set is empty"),
     ],
 )
 @pytest.mark.parametrize(("strategy", "workers"), [("dp", 2), ("ddp", 2)])

@@ -44,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ({"resume": True, "seed": 1}, "has seed 0, not 1"),
         ({"resume": True, "shards": 3}, "has shards 2, not 3"),
-        ({"resume": True, "batch_size": 9}, "has batches of 8 samples, this one of 9"),
+        ({"resume": True, "batch_size": 9}, "has batches of 8 samples, not of 9"),
         ({"resume": True, "strategy": "ddp", "workers": 3}, "has 2 shards, so at most 2 workers"),
         ({}, "already holds a run. Add --resume"),
         (

@@ -122,8 +122,8 @@ class Endless:
 @pytest.mark.parametrize(
     ("dataset", "options", "message"),
     [
-        (Squares(0), {}, "the training set is empty"),
-        (Stream(0), {}, "the training set is empty"),
+        (Squares(0), {}, "the data set is empty"),
+        (Stream(0), {}, "the data set is empty"),
         (Squares(9), {"batch_size": 3}, "a batch of 3 samples cannot be cut into 4 shards"),
         (Squares(9), {"batch_size": 0}, "batch_size is 0"),
         (Squares(9), {"micro_batch": 0}, "micro_batch is 0"),

@@ -92,9 +92,12 @@ def test_own_output_goes_to_its_own_stream():
     stream, output = io.StringIO(), io.StringIO()
     progress = open_progress(stream, output)
     assert isinstance(progress, PlainProgress)
-    progress.print("hello")
-    progress.print("careful\n", error=True)
-    assert (output.getvalue(), stream.getvalue()) == ("hello\n", "careful\n")
+    progress.print("hel")
+    progress.print("lo\n")
+    progress.print("careful", error=True)
+    progress.emit(Note("a line of its own"))
+    assert output.getvalue() == "hello\n"
+    assert stream.getvalue() == "careful\nnote: a line of its own\n"
 
 
 def test_pace_needs_no_every_step_and_ignores_the_pause_of_an_evaluation():
@@ -228,7 +231,7 @@ def test_on_a_terminal_one_line_lives_below_what_stays(columns):
 
 def test_a_terminal_that_cannot_move_its_cursor_gets_the_log():
     code = "from paceline.observe import *; p = open_progress(); p.emit(Note('x')); p.print(type(p).__name__)"
-    assert run_in_terminal(code, 80, "dumb") == "note: x\r\nPlainProgress\r\n"
+    assert run_in_terminal(code, 80, "dumb") == "note: x\r\nPlainProgress"
 
 
 @pytest.mark.parametrize(

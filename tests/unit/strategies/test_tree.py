@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.data import owned_shards
-from paceline.strategies.tree import Gradients, Node, TreeSum, add, cover, fold, splits
+from paceline.strategies.tree import Gradients, Node, TreeSum, add, cover, splits
 
 SHARDS = st.integers(1, 70)
 
@@ -104,14 +104,6 @@ def test_missing_gradients_add_nothing() -> None:
     summed = add(left, [two, two, None, one])
     assert [None if part is None else part.item() for part in summed] == [3.0, 2.0, None, 1.0]
     assert [part.item() for part in add([one.clone(), two.clone()], [two]) if part is not None] == [3.0, 2.0]
-
-
-def test_fold_goes_from_left_to_right() -> None:
-    big = 2.0**24  # in float32 the next number is big + 2
-    sums = [[torch.tensor(value)] for value in (1.0, 1.0, big)]
-    assert fold(sums)[0] == big + 2
-    sums = [[torch.tensor(value)] for value in (big, 1.0, 1.0)]
-    assert fold(sums)[0] == big
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 8])

@@ -23,7 +23,6 @@ def clean(monkeypatch):
 
 def test_nobody_launched_us(clean):
     assert env.identity() is None
-    assert not env.under_torchrun()
 
 
 def test_what_torchrun_sets(clean):
@@ -39,7 +38,6 @@ def test_what_torchrun_sets(clean):
         master_address="10.0.0.7",
         master_port=29501,
     )
-    assert env.under_torchrun()
 
 
 def test_a_bare_rank_and_size_mean_one_node(clean):
@@ -93,4 +91,3 @@ def test_what_a_worker_is_told_is_what_it_reads(clean, monkeypatch):
     told = env.Identity(rank=3, size=4, local_rank=1, local_size=2, node_rank=1, nodes=2, master_port=29500)
     clean(**told.variables())
     assert env.identity() == told
-    assert not env.under_torchrun()

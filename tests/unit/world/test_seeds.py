@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.world.seeds import derive, mix, preserved, seed_everything
+from paceline.world.seeds import derive, preserved, seed_everything
 
 parts = st.one_of(st.integers(), st.text())
 
@@ -80,17 +80,3 @@ def test_preserved_puts_them_back_after_a_failure():
     with pytest.raises(ZeroDivisionError), preserved():
         draw()[0][0] / 0
     assert draw() == expected
-
-
-@given(st.integers(min_value=0, max_value=2**63 - 1))
-def test_mixing_is_one_to_one_and_repeats(key):
-    values = np.arange(1000, dtype=np.uint64)
-    mixed = mix(values, key)
-    assert len(np.unique(mixed)) == 1000
-    assert np.array_equal(mixed, mix(values, key))
-    assert np.array_equal(values, np.arange(1000, dtype=np.uint64))
-
-
-def test_mixing_depends_on_the_key():
-    values = np.arange(1000, dtype=np.uint64)
-    assert not np.isin(mix(values, 1), mix(values, 2)).any()
