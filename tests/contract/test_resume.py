@@ -15,7 +15,10 @@ LIMIT = bound(8, STEPS, gain=LEARNING_RATE / ADAM_EPSILON)
 
 def test_one_process_began_it(compared: Compared) -> None:
     assert compared.many["resumed"].result["steps"] == STEPS
-    assert compared.many["resumed"].result["samples"] == 2 * 61 + 4 * 8 - (61 + 8), "the rest, and only that"
+    assert compared.many["resumed"].result["samples"] == 2 * 61 + 4 * 8, "of the whole run"
+    assert compared.many["resumed"].result["new_samples"] == 2 * 61 + 4 * 8 - (61 + 8), (
+        "the rest, and only that"
+    )
     assert_same(compared.case, compared.one["whole"].weights, compared.many["resumed"].weights, LIMIT)
 
 

@@ -93,7 +93,9 @@ def _time(result: Mapping[str, Any]) -> Text:
         return Text()
     text = Text(formats.duration(seconds))
     if seconds > 0:
-        text.append(f", {formats.count(result['samples'] / seconds)} samples/s over all")
+        # A resumed run took its earlier samples in somebody else's time.
+        new = result.get("new_samples", result["samples"])
+        text.append(f", {formats.count(new / seconds)} samples/s over all")
     return text
 
 

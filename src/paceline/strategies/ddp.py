@@ -23,12 +23,11 @@ from paceline.strategies.batchnorm import synchronise
 from paceline.strategies.buffers import Rows as BufferRows
 from paceline.strategies.buffers import gather_rows
 from paceline.strategies.combination import Combination
-from paceline.strategies.exchange import Exchange, Layout, SocketExchange, TorchExchange
-from paceline.strategies.lane_exchange import LaneExchange
+from paceline.strategies.exchange import Exchange, Layout, SocketExchange, TorchExchange, over_sockets
+from paceline.strategies.hosts import open_lanes
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.tree import TreeSum
 from paceline.world import World, all_gather_object
-from paceline.world.lane import open_lane
 
 if TYPE_CHECKING:
     from torch.distributed import GradBucket  # type: ignore[attr-defined]
@@ -78,7 +77,9 @@ class DdpReplica(SequentialReplica):
             process_group=world.comm.group,
             gradient_as_bucket_view=True,
             find_unused_parameters=parts.allow_unused,
-            bucket_cap_mb=LANE_BUCKET_MB if isinstance(self.exchange, LaneExchange) else None,
+            bucket_cap_mb=None
+            if isinstance(self.exchange, TorchExchange | SocketExchange)
+            else LANE_BUCKET_MB,
         )
         self._ddp.register_comm_hook(self, _sum_bucket)
 
@@ -176,14 +177,15 @@ class DdpReplica(SequentialReplica):
 def _open_exchange(parts: Parts, world: World) -> Exchange:
     """Choose how sums travel; all workers choose alike."""
     if parts.exactness is not Exactness.BITWISE:
-        return TorchExchange(world)
-    layout = Layout(world, parts.shards)
-    lane = open_lane(world) if parts.lane != "gloo" else None
-    if lane is not None:
-        return LaneExchange(lane, layout)
+        return TorchExchange(world.comm)
+    made = open_lanes(world, parts.shards) if parts.lane != "gloo" else None
+    if made is not None:
+        return made
     if parts.lane == "memory":
-        raise InputError("--lane memory needs CPU workers on one Linux host (x86-64). Use --lane gloo.")
-    return TorchExchange(world) if layout.counts == [1, 1] else SocketExchange(world, layout)
+        raise InputError(
+            "--lane memory needs CPU workers on Linux hosts (x86-64), as many on each. Use --lane gloo."
+        )
+    return over_sockets(world.comm, Layout.of_workers(world, parts.shards))
 
 
 def _sum_bucket(replica: DdpReplica, bucket: GradBucket) -> torch.futures.Future[Tensor]:

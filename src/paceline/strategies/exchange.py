@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.data import owned_shards
 from paceline.strategies.tree import Node, cover, splits
-from paceline.world import PendingReduction, World, compat
+from paceline.world import Comm, PendingReduction, World, compat
 
 Done = Callable[[], None]
 
@@ -35,20 +35,25 @@ class Exchange(Protocol):
 
 
 class Layout:
-    """Which subtrees each worker brings, and in which order they are added."""
+    """Which subtrees each member of a group brings, and in which order they are added.
 
-    def __init__(self, world: World, shards: int) -> None:
-        self.rank, self.size = world.rank, world.size
-        covers = [self._cover(rank, shards) for rank in range(world.size)]
+    A member carries a run of shards: one worker's, or all of one host's.
+    """
+
+    def __init__(self, rank: int, owned: Sequence[range], shards: int) -> None:
+        self.rank, self.size = rank, len(owned)
+        covers = [cover(carried.start, carried.stop, shards) for carried in owned]
         self.counts = [len(nodes) for nodes in covers]
-        """How many subtrees each worker holds."""
-        self.first = [sum(self.counts[:rank]) for rank in range(world.size)]
-        """The place of each worker's first one in the list of all."""
-        self.program = program([node for nodes in covers for node in nodes], shards)
+        """How many subtrees each member holds."""
+        self.first = [sum(self.counts[:member]) for member in range(self.size)]
+        """The place of each member's first one in the list of all."""
+        self.program, self.left = program([node for nodes in covers for node in nodes], shards)
+        """The additions, and the places that they leave: one when the members carry all shards."""
 
-    def _cover(self, rank: int, shards: int) -> list[Node]:
-        owned = owned_shards(rank, self.size, shards)
-        return cover(owned.start, owned.stop, shards)
+    @classmethod
+    def of_workers(cls, world: World, shards: int) -> Layout:
+        """Lay out the exchange of all workers with each other."""
+        return cls(world.rank, [owned_shards(rank, world.size, shards) for rank in range(world.size)], shards)
 
     def bounds(self, length: int) -> list[tuple[int, int]]:
         """Give each worker's chunk of a tensor: equal ones, the last ones shorter or empty."""
@@ -56,8 +61,8 @@ class Layout:
         return [(min(rank * chunk, length), min((rank + 1) * chunk, length)) for rank in range(self.size)]
 
 
-def program(nodes: Sequence[Node], shards: int) -> list[tuple[int, int]]:
-    """Give the additions (into, from) that turn the sums of `nodes` into the sum at the root, which ends up first."""
+def program(nodes: Sequence[Node], shards: int) -> tuple[list[tuple[int, int]], list[int]]:
+    """Give the additions (into, from) that bring the sums of `nodes` as far up the tree as they reach, and where they end."""
     table = splits(shards)
     stack: list[tuple[Node, int]] = []
     steps: list[tuple[int, int]] = []
@@ -70,14 +75,14 @@ def program(nodes: Sequence[Node], shards: int) -> list[tuple[int, int]]:
                 break
             stack[-2:] = [((low, high), into)]
             steps.append((into, source))
-    return steps
+    return steps, [place for _, place in stack]
 
 
 class SocketExchange:
     """Over the process group: one all-to-all of chunks, additions in tree order, one all-gather."""
 
-    def __init__(self, world: World, layout: Layout) -> None:
-        self._comm, self._layout = world.comm, layout
+    def __init__(self, comm: Comm, layout: Layout) -> None:
+        self._comm, self._layout = comm, layout
         self._pending: list[tuple[Tensor, Tensor, dist.Work, Done]] = []
 
     def start(self, key: int, parts: Sequence[Tensor], target: Tensor, done: Done) -> None:  # noqa: ARG002
@@ -130,8 +135,8 @@ class TorchExchange:
     For two workers with one subtree each that is the tree, since a + b is b + a to the bit; for more it is numeric.
     """
 
-    def __init__(self, world: World) -> None:
-        self._comm = world.comm
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
         self._pending: list[tuple[PendingReduction, Done]] = []
 
     def start(self, key: int, parts: Sequence[Tensor], target: Tensor, done: Done) -> None:  # noqa: ARG002
@@ -147,3 +152,8 @@ class TorchExchange:
         for reduction, done in pending:
             reduction.wait()
             done()
+
+
+def over_sockets(comm: Comm, layout: Layout) -> Exchange:
+    """Give the cheapest exchange over a process group that keeps to the tree."""
+    return TorchExchange(comm) if layout.counts == [1, 1] else SocketExchange(comm, layout)

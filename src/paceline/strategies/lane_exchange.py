@@ -79,7 +79,7 @@ class LaneExchange:
             address, like, plan = self._plans[key]
             if address == target.data_ptr() and like.shape == target.shape and like.dtype == target.dtype:
                 return plan
-        plan = self._make_plan(self._room(key, target), parts, target)
+        plan = self._make_plan(self.room(key, target), parts, target)
         if alone:
             self._plans[key] = (target.data_ptr(), target, plan)
         return plan
@@ -107,7 +107,7 @@ class LaneExchange:
         ]
         return _Plan(_filled(copy_in), pieces, _filled(copy_out))
 
-    def _room(self, key: int, like: Tensor) -> list[Tensor]:
+    def room(self, key: int, like: Tensor) -> list[Tensor]:
         """Give the slots for one tensor, one for each subtree of all workers; the same ones every step."""
         name = (key, like.numel(), like.dtype)
         if name not in self._slots:

@@ -110,6 +110,7 @@ class Trainer:
             "exactness": str(run.exactness),
             "steps": run.position.number,
             "samples": self._samples(),
+            "new_samples": journal.samples,
             "loss": None if math.isnan(journal.loss) else journal.loss,
             "metrics": self.metrics,
             "weights_sha256": weights_sha256(run.replica.state()["model"]),

@@ -112,18 +112,21 @@ def _close_all(descriptors: list[int]) -> None:
         os.close(descriptor)
 
 
+def machine() -> tuple[str, str]:
+    """Tell machines apart: by the start of the kernel and, as a container has its own, the numbering of processes."""
+    boot, space = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    if boot.exists() and space.is_symlink():
+        return boot.read_text().strip(), str(space.readlink())
+    return env.host(), ""
+
+
 def open_lane(world: World, timeout_s: float = 300.0) -> Lane | None:
     """Open a lane among all workers, when they share one host and its kernel lets them; else give None.
 
     Every worker must call it: they agree on the outcome.
     """
     possible = world.device.type == "cpu" and futex.available()
-    # The same kernel, started the same time, and the same numbering of processes: a container has its own.
-    here = (
-        (Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink()))
-        if possible
-        else None
-    )
+    here = machine() if possible else None
     descriptor = -1
     if possible and world.is_first:
         descriptor = os.memfd_create(_NAME)

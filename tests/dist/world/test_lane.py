@@ -15,6 +15,7 @@ from paceline import World
 from paceline.data import owned_shards
 from paceline.errors import WorkerFailedError
 from paceline.strategies.exchange import Exchange, Layout, SocketExchange
+from paceline.strategies.hosts import HostsExchange, open_lanes
 from paceline.strategies.lane_exchange import LaneExchange
 from paceline.strategies.tree import TreeSum, cover
 from paceline.world.lane import Lane, PeerLostError, open_lane
@@ -47,9 +48,14 @@ def lane_of(world: World) -> Lane:
 
 def sums(world: World, shards: int, way: str) -> list[list[float]]:
     """Sum tensors of several lengths, all started before the first is finished, twice over."""
-    layout = Layout(world, shards)
-    lane = lane_of(world) if way == "memory" else None
-    exchange: Exchange = LaneExchange(lane, layout) if lane else SocketExchange(world, layout)
+    layout = Layout.of_workers(world, shards)
+    exchange: Exchange | None = SocketExchange(world.comm, layout)
+    if way == "memory":
+        exchange = LaneExchange(lane_of(world), layout)
+    elif way == "hosts":  # as if the first half of the workers were on one machine and the rest on another
+        exchange = open_lanes(world, shards, [2 * rank // world.size for rank in range(world.size)])
+        assert isinstance(exchange, HostsExchange)
+    assert exchange is not None
     owned = owned_shards(world.rank, world.size, shards)
     nodes = cover(owned.start, owned.stop, shards)
     for _ in range(2):
@@ -64,7 +70,8 @@ def sums(world: World, shards: int, way: str) -> list[list[float]]:
 
 @pytest.mark.parametrize(
     ("way", "workers", "shards"),
-    [("memory", 2, 2), ("memory", 3, 8), ("memory", 4, 5), ("gloo", 3, 8), ("gloo", 2, 5), ("memory", 6, 6)],
+    [("memory", 2, 2), ("memory", 3, 8), ("memory", 4, 5), ("gloo", 3, 8), ("gloo", 2, 5), ("memory", 6, 6)]
+    + [("hosts", 4, 4), ("hosts", 4, 8), ("hosts", 4, 7), ("hosts", 6, 13)],
 )
 def test_the_sum_is_the_trees_on_every_worker(way: str, workers: int, shards: int) -> None:
     expected = [node_sum(0, shards, shards, length).tolist() for length in LENGTHS]
