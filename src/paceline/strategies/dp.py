@@ -89,22 +89,22 @@ class ThreadedReplica(SequentialReplica):
         # torch.compile is not safe to call from several threads at once, so copies run eagerly.
         self._copies = [_Copy(self.model, device) for device in devices]
         self._pool = ThreadPoolExecutor(len(self._copies), thread_name_prefix="paceline-dp")
-        self._turn: threading.Lock | None = None
+        # Generators belong to the whole process. A model that draws has its shards take turns, each with streams of its
+        # own, the backward pass included (recomputed activations draw again). The first step is taken in turns to see.
+        self._turn: threading.Lock | None = threading.Lock()
+        self._draws = False
 
     def step(self, work: StepWork, loss: LossFunction, clip: float | None) -> StepResult:
         """Compute all shards on the threads, gather, and update the master."""
         self.begin(work)
-        if self._turn is None:
-            before = _generators()
+        watched = None if self._turn is not None else _generators()
+        nodes = self._compute(work, loss)
+        if watched is not None and not _same(watched, _generators()):
+            # It began to draw random numbers just now: what the threads drew in parallel is worth nothing.
+            self._turn, self._draws, self.totals = threading.Lock(), True, []
             nodes = self._compute(work, loss)
-            if not _same(before, _generators()):
-                # The model draws random numbers, and the generators belong to the whole process: from now on
-                # shards take turns, each with its own streams. (Backward too: recomputed activations draw again.)
-                self._turn = threading.Lock()
-                self.totals = []
-                nodes = self._compute(work, loss)
-        else:
-            nodes = self._compute(work, loss)
+        elif not self._draws:
+            self._turn = None
         self._sent = True
         for node, gradients in nodes:
             self._tree.add(node, [None if one is None else one.to(self.world.device) for one in gradients])
@@ -131,7 +131,10 @@ class ThreadedReplica(SequentialReplica):
                 if self._turn is not None:
                     seeds.seed_everything(shard.seed)
                 for batch in shard.batches:
-                    self._backward(replica, shard, self._forward(replica, batch, loss))
+                    before = None if self._turn is None or self._draws else _generators()
+                    value = self._forward(replica, batch, loss)
+                    self._draws = self._draws or (before is not None and not _same(before, _generators()))
+                    self._backward(replica, shard, value)
             if shard.batches:
                 self.buffers.close_shard(shard.index, replica.model, versions)
             tree.add((shard.index, shard.index + 1), replica.take())
