@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import traceback
 from collections.abc import Sequence
@@ -11,7 +12,9 @@ from pathlib import Path
 
 from paceline.errors import InputError, NonFiniteLossError
 
-_CALLERS = (str(Path(__file__).resolve().parent), "<frozen runpy")
+_PACKAGE = Path(__file__).resolve().parents[1]
+_CALLERS = (*(str(_PACKAGE / room) for room in ("launch", "training", "strategies", "data")), "<frozen runpy")
+"""The rooms through which a worker comes to the user's code."""
 _LOST_PEER = (
     "connection closed by peer",
     "connection reset by peer",
@@ -74,11 +77,12 @@ def from_status(status: int, rank: int, host: str) -> Failure:
 
 
 def user_traceback(error: BaseException) -> str:
-    """Format an exception without the frames of the launcher that called the user's code."""
+    """Format an exception without our frames that lead to the user's code."""
     report = traceback.TracebackException.from_exception(error)
     # Only the frames that lead to the user's code: it may come back through ours further down.
     theirs = list(itertools.dropwhile(lambda frame: frame.filename.startswith(_CALLERS), report.stack))
-    if theirs:
+    # Where our own call of torch failed there is no such code, and the way there is what matters.
+    if theirs and f"{os.sep}torch{os.sep}" not in theirs[0].filename:
         report.stack = traceback.StackSummary.from_list(theirs)
     return "".join(report.format())
 

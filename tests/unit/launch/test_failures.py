@@ -4,8 +4,10 @@ import runpy
 
 import pytest
 
+from paceline.data import Feed
 from paceline.errors import InputError
 from paceline.launch import failures
+from paceline.training.options import SaveEvery
 
 
 def caught(error):
@@ -77,3 +79,31 @@ def test_code_that_comes_back_through_the_launcher_keeps_its_frames():
     text = failures.user_traceback(seen.value)
     assert "in theirs" in text
     assert "in from_status" in text
+
+
+class _Torn:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        raise KeyError("torn")
+
+
+def test_a_data_set_that_raises_is_the_first_thing_shown():
+    feed = Feed(_Torn(), batch_size=2, shards=1, seed=0, owned=range(1))
+    try:
+        next(feed.epoch(0))
+    except KeyError as error:
+        # Without this test's own frame, which stands where the launcher's would.
+        text = failures.user_traceback(error.with_traceback(error.__traceback__.tb_next))
+    assert text.splitlines()[1].strip().startswith(f'File "{__file__}"')
+    assert "in __getitem__" in text
+    assert "map_style.py" not in text
+
+
+def test_a_failure_in_our_own_code_is_shown_whole():
+    try:
+        SaveEvery.parse(None)
+    except AttributeError as error:
+        text = failures.user_traceback(error.with_traceback(error.__traceback__.tb_next))
+    assert "options.py" in text
