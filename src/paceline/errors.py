@@ -4,6 +4,7 @@
     ├── InputError              the user's input is wrong: one line, exit status 2
     │   ├── UnknownNameError    a name nobody knows, with the nearest one that exists
     │   └── CheckpointError     a checkpoint that cannot serve this run
+    │       └── DiskFaultError  one that the disk did not take; a run under way can go on without it
     ├── WorkerFailedError       a worker died; carries rank, host and its own traceback
     ├── NonFiniteLossError      the loss became NaN or infinite; names step, shard and samples
     └── CollectiveMismatchError ranks disagree about the collective they are in
@@ -41,6 +42,10 @@ class UnknownNameError(InputError):
 
 class CheckpointError(InputError):
     """A checkpoint is missing, damaged, or belongs to another model."""
+
+
+class DiskFaultError(CheckpointError):
+    """The disk did not take a checkpoint: it is full, read-only or gone. What was saved before is intact."""
 
 
 class WorkerFailedError(PacelineError):

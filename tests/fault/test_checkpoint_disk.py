@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from paceline.checkpoint import Checkpoints, export, load
+from paceline.checkpoint import Checkpoints, caused_by_disk, export, load
+from paceline.checkpoint.leftovers import beside
 from paceline.errors import CheckpointError
+from paceline.world import points
 from tests.unit.checkpoint.states import assert_same, refuse, run_state
+from tests.unit.checkpoint.victims import (
+    executioner,
+    note_as_nobody,
+    read_as_nobody,
+    save_as_nobody,
+    save_with_failing,
+)
 
 LARGE = 100_000
 
@@ -52,10 +63,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def assert_refused(folder: Path, state: dict[str, Any], says: str) -> None:
     """Have step 2 refused with one line, and find step 1 as it was and nothing else."""
     with pytest.raises(CheckpointError) as caught:
-        Checkpoints(folder).save(2, state)
-    message = str(caught.value)
-    assert str(folder / "step-2") in message
-    assert says in message
+        Checkpoints(folder, keep=1).save(2, state)
+    assert caused_by_disk(caught.value)
+    assert_harmless(folder, str(caught.value), says)
+
+
+def assert_harmless(folder: Path, message: str, says: str) -> None:
+    assert message.startswith(f"cannot write {folder / 'step-2'}: {says}. ")
     assert "\n" not in message
     assert [path.name for path in folder.iterdir()] == ["step-1"]
     assert_same(load(folder / "step-1").state, run_state(1))
@@ -78,14 +92,86 @@ def test_a_write_that_fails_in_any_of_the_files(tmp_path: Path, part: dict[str, 
     assert_same(load(tmp_path / "step-2").state, run_state(2) | part)
 
 
-def test_a_full_disk(small_disk: Path) -> None:
+def test_what_a_failed_save_held_is_free_again(tmp_path: Path) -> None:
+    def tensors() -> int:
+        return sum(type(one) is torch.Tensor for one in gc.get_objects())
+
+    square = torch.randn(300, 300).t()
+    state = run_state(2) | {"model": {"x": square}, "scaler": {"y": square}}
+    gc.collect()
+    gc.disable()
+    try:
+        before = tensors()
+        with longest_file(50_000):
+            for part in ("model", "scaler"):
+                with suppress(CheckpointError):  # pytest.raises would hold on to it
+                    Checkpoints(tmp_path).save(2, state | {part: {"x": torch.zeros(1)}})
+        assert list(tmp_path.iterdir()) == [], "the disk took it"
+        assert tensors() == before
+    finally:
+        gc.enable()
+
+
+def test_what_is_no_fault_of_the_disk_is_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoints(tmp_path).save(1, run_state(1) | {"scheduler": {"function": abs}})
+    assert not caused_by_disk(caught.value)
+    Checkpoints(tmp_path).save(1, run_state(1))
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoints(tmp_path).save(1, run_state(1) | {"model": {}})
+    assert not caused_by_disk(caught.value)
+
+
+def test_a_disk_that_is_full_after_any_number_of_pages(small_disk: Path) -> None:
     folder = small_disk / "checkpoints"
     Checkpoints(folder).save(1, run_state(1))
-    for numbers in range(20_000, 140_000, 20_000):
-        state = run_state(2) | {"model": {"x": torch.zeros(numbers)}, "scaler": {"y": torch.zeros(120_000)}}
-        assert_refused(folder, state, "No space left on device")
-    Checkpoints(folder).save(2, run_state(2))
-    assert_same(load(folder / "step-2").state, run_state(2))
+    state = run_state(2) | {
+        "model": {"x": torch.zeros(5000)}, "scaler": {"y": torch.zeros(5000)}, "meta": {"note": "x" * 20_000}
+    }  # fmt: skip
+    free = shutil.disk_usage(small_disk).free
+    page = os.sysconf("SC_PAGE_SIZE")
+    for pages in range(free // page):
+        with filler(small_disk, free - pages * page):
+            try:
+                Checkpoints(folder, keep=1).save(2, state)
+                break
+            except CheckpointError as error:
+                assert_harmless(folder, str(error), "No space left on device")
+    assert pages * page > 60_000, "not every file was reached"
+    assert [path.name for path in folder.iterdir()] == ["step-2"]
+    assert_same(load(folder / "step-2").state, state)
+
+
+@contextmanager
+def filler(place: Path, size: int) -> Iterator[None]:
+    """Take up some room for a while."""
+    (place / "filler").write_bytes(bytes(size))
+    yield
+    (place / "filler").unlink()
+
+
+def test_a_disk_that_can_hold_no_more_files(small_disk: Path) -> None:
+    Checkpoints(small_disk).save(1, run_state(1))
+    taken = 6  # the root, the folder, its three files, and one that tmpfs keeps for itself
+    for more in range(20):
+        remount(small_disk, f"nr_inodes={taken + more}")
+        try:
+            Checkpoints(small_disk, keep=1).save(2, run_state(2))
+            break
+        except CheckpointError as error:
+            assert_harmless(small_disk, str(error), "No space left on device")
+    assert more >= 3, "not every file was refused"
+    assert [path.name for path in small_disk.iterdir()] == ["step-2"]
+
+
+def test_a_disk_full_of_what_a_dead_writer_left(small_disk: Path) -> None:
+    left = beside(small_disk / "step-1", "partial")
+    left = left.with_name(left.name + "0")  # our number, at another time
+    left.mkdir()
+    (left / "model.safetensors").write_bytes(bytes(shutil.disk_usage(small_disk).free))
+    assert shutil.disk_usage(small_disk).free == 0
+    Checkpoints(small_disk).save(2, run_state(2))
+    assert [path.name for path in small_disk.iterdir()] == ["step-2"]
 
 
 def test_a_full_disk_under_an_export(small_disk: Path, tmp_path: Path) -> None:
@@ -98,10 +184,74 @@ def test_a_full_disk_under_an_export(small_disk: Path, tmp_path: Path) -> None:
     assert list(small_disk.iterdir()) == []
 
 
+def remount(disk: Path, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", disk], check=True)  # noqa: S607
+
+
 def test_a_read_only_disk(small_disk: Path) -> None:
     Checkpoints(small_disk).save(1, run_state(1))
-    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)  # noqa: S607
+    remount(small_disk, "ro")
     assert_refused(small_disk, run_state(2), "Read-only file system")
+
+
+def test_a_disk_that_becomes_read_only_in_the_middle(small_disk: Path) -> None:
+    Checkpoints(small_disk).save(1, run_state(1))
+    points.set_trap(lambda name: remount(small_disk, "ro"))
+    try:
+        with pytest.raises(CheckpointError, match=r"cannot write .*step-2: Read-only file system\. "):
+            Checkpoints(small_disk).save(2, run_state(2))
+    finally:
+        points.set_trap(None)
+    loaded = Checkpoints(small_disk).newest(refuse)
+    assert loaded is not None
+    assert loaded.step == 1
+    remount(small_disk, "rw")
+    Checkpoints(small_disk).save(3, run_state(3))
+    assert {path.name for path in small_disk.iterdir()} == {"step-1", "step-3"}
+
+
+@pytest.mark.parametrize("call", ["mkdir", "fsync", "rename"])
+def test_a_disk_that_fails(tmp_path: Path, call: str) -> None:
+    Checkpoints(tmp_path).save(1, run_state(1))
+    with executioner() as have_done:
+        message = have_done(save_with_failing, call, tmp_path, 2)
+    if message is None:
+        pytest.skip("the kernel does not let a process forbid itself a call here")
+    assert_harmless(tmp_path, message, "Input/output error")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("mode", [0o555, 0o444, 0o000])
+def test_a_folder_that_is_not_ours(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "checkpoints"
+    Checkpoints(folder).save(1, run_state(1))
+    tmp_path.chmod(0o777)
+    folder.chmod(mode)
+    with executioner() as have_done:
+        message = have_done(save_as_nobody, tmp_path, 2)
+        reasons = have_done(read_as_nobody, tmp_path) if mode == 0o444 else []
+    assert message.startswith("cannot write checkpoints/step-2: Permission denied. ")
+    assert all(reason == "manifest.json cannot be read (Permission denied)" for reason in reasons)
+    assert len(reasons) == (mode == 0o444)
+    assert [path.name for path in folder.iterdir()] == ["step-1"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_an_old_one_that_cannot_be_deleted_is_told_and_the_new_one_is_safe() -> None:
+    # Not below tmp_path, which only its owner can enter.
+    with tempfile.TemporaryDirectory() as name, executioner() as have_done:
+        place, folder = Path(name), Path(name) / "checkpoints"
+        for step in (1, 2):
+            Checkpoints(folder).save(step, run_state(step))
+        place.chmod(0o777)
+        folder.chmod(0o777)
+        for deed, step in ((save_as_nobody, 3), (note_as_nobody, 4), (save_as_nobody, 5)):
+            told = have_done(deed, place, step)
+            assert told.startswith(f"checkpoints/step-{step} is safe, but ")
+            assert "\n" not in told
+            assert_same(load(folder / f"step-{step}").state, run_state(step))
+        Checkpoints(folder).save(6, run_state(6))
+        assert {path.name for path in folder.iterdir()} == {"step-4", "step-5", "step-6"}
 
 
 @pytest.mark.parametrize("below", [".", "checkpoints", "run/checkpoints"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -55,12 +56,12 @@ def verify(path: Path, expected: FileRecord) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a whole folder; one that is not there is fine."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            path.unlink()
+    """Delete a file or a whole folder; one that is not there, or that others delete too, is fine."""
+    while path.is_dir() and not path.is_symlink():
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
+    with suppress(FileNotFoundError, NotADirectoryError):
+        path.unlink()
 
 
 @contextmanager
@@ -77,15 +78,21 @@ def committing(partial: Path, final: Path) -> Iterator[None]:
         if reason is None:
             raise
         raise CheckpointError(
-            f"cannot write {final}: {reason}. What was there before is intact; "
-            "make room, or choose another folder."
+            f"cannot write {final}: {reason}. Nothing that was saved before was touched; "
+            "make room there, or choose another folder."
         ) from error
+
+
+def caused_by_disk(error: CheckpointError) -> bool:
+    """Tell whether a save failed because of the disk: the next one may succeed, and a run can go on until then."""
+    return error.__cause__ is not None and _disk_fault(error.__cause__) is not None
 
 
 def _disk_fault(error: BaseException) -> str | None:
     """Find the failing disk behind an exception, if that is what it was."""
     if isinstance(error, SafetensorError):
-        return str(error)
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        return os.strerror(int(number[1])) if number else str(error)
     # torch.save hides a failed write behind a RuntimeError about positions in the archive.
     cause = error.__context__ if isinstance(error, RuntimeError) else error
     return (cause.strerror or str(cause)) if isinstance(cause, OSError) else None

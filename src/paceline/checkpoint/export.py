@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.checkpoint.durable import committing, seal, sync
-from paceline.checkpoint.manifest import MANIFEST
+from paceline.checkpoint.durable import committing, remove, seal, sync
+from paceline.checkpoint.leftovers import beside, sweep
+from paceline.checkpoint.manifest import MANIFEST, MODEL
 from paceline.checkpoint.read import Loaded, load
 from paceline.checkpoint.store import Checkpoints
 from paceline.checkpoint.tensors import write_model
@@ -38,12 +39,16 @@ def export(run_or_checkpoint: Path, target: Path, *, overwrite: bool = False) ->
     source = _find(run_or_checkpoint, skipped)
     # Copies of tied weights: every name is there for readers that know nothing of our manifest.
     tensors = {name: tensor.clone() for name, tensor in source.state["model"].items()}
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    partial = beside(target, "partial")
     with committing(partial, target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_model(partial, tensors, {"format": "pt", "paceline_step": str(source.step)})
-        record = seal(partial)
-        partial.replace(target)
+        remove(partial)
+        partial.mkdir()
+        sweep(target.parent, re.escape(target.name), now=partial.stat().st_mtime, writing=partial)
+        write_model(partial / MODEL, tensors, {"format": "pt", "paceline_step": str(source.step)})
+        record = seal(partial / MODEL)
+        (partial / MODEL).replace(target)
+        remove(partial)
         sync(target.parent)
     return ExportReport(
         path=target,

@@ -47,7 +47,8 @@ def read(path: Path) -> Loaded:
         verify(path / name, manifest.files[name])
     try:
         model = read_model(path / MODEL, manifest.aliases)
-    except (SafetensorError, LookupError, OSError) as error:
+    # torch opens the file, and says RuntimeError if it is gone by now.
+    except (SafetensorError, LookupError, OSError, RuntimeError) as error:
         raise CheckpointError(f"{MODEL} does not hold the state of a model") from error
     state = {
         "model": model,
@@ -56,6 +57,15 @@ def read(path: Path) -> Loaded:
         "meta": manifest.meta,
     }
     return Loaded(step=manifest.step, position=manifest.position, meta=manifest.meta, state=state, path=path)
+
+
+def seems_whole(path: Path) -> bool:
+    """Tell whether the files of a checkpoint are there in full length, without reading what they hold."""
+    try:
+        files = Manifest.read(path).files
+        return all((path / name).stat().st_size == record.size for name, record in files.items())
+    except (CheckpointError, OSError):
+        return False
 
 
 def _read_rest(path: Path) -> dict[str, Any]:

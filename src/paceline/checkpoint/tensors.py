@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def _scalar(value: Any) -> Any:
 
 
 def write_model(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write tensors that share no memory as one safetensors file."""
+    """Write tensors that share no memory as one safetensors file, into a folder of its own."""
     try:
         save_file(dict(tensors), path, metadata=dict(metadata))
     except KeyError as error:
@@ -102,6 +103,9 @@ def write_model(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str
         raise CheckpointError(
             f"cannot save {name}: safetensors has no type {error.args[0]}. Keep it in another type."
         ) from error
+    # safetensors makes files that only their owner may read. Some disks know no modes.
+    with suppress(PermissionError):
+        path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def read_model(path: Path, aliases: Mapping[str, str]) -> dict[str, Tensor]:

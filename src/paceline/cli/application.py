@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import audit, collectives, export, script, tasks, train, verify
+from paceline.cli import audit, chaos, collectives, export, resize, script, tasks, train, verify
 from paceline.version import __version__
 
 app = typer.Typer(
@@ -37,9 +37,11 @@ def _root(
 
 
 app.command("train")(train.train)
+app.command("resize")(resize.resize)
 app.command("run", context_settings=PASS_ON)(script.run)
 app.command("verify", context_settings={"allow_extra_args": True})(verify.verify)
 app.command("audit")(audit.audit)
+app.command("chaos")(chaos.chaos)
 app.command("tasks")(tasks.tasks)
 app.command("export")(export.export)
 app.command("collectives")(collectives.collectives)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-WORKING = ("train", "run", "verify", "collectives")
+WORKING = ("train", "run", "verify", "chaos", "collectives")
 """Commands that will need workers: their fork server starts loading torch while the arguments are read."""
 
 
@@ -15,6 +15,24 @@ def run() -> NoReturn:
         status = _command(sys.argv[1:])
     except KeyboardInterrupt:
         status = 130
+    _leave(status)
+
+
+def _leave(status: int) -> NoReturn:
+    """End this process; one that torchrun started is left without the interpreter's own clearing up.
+
+    Threads of gloo may still run then, and now and then one of them took the whole process down with SIGABRT.
+    """
+    from paceline.world import env
+
+    if env.read("RANK") is not None and "torch" in sys.modules:
+        import atexit
+        import os
+
+        sys.stdout.flush()
+        sys.stderr.flush()
+        atexit._run_exitfuncs()  # noqa: SLF001
+        os._exit(status)
     sys.exit(status)
 
 

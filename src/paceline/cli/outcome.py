@@ -17,6 +17,8 @@ def report(outcome: Outcome) -> int:
         _say("interrupted: all workers have ended.")
     elif failure is not None and failure.kind == "input":
         _say(f"error: {failure.message}")
+    elif failure is not None and failure.kind == "hang":
+        _say(f"\n{failure.message}")  # it says who and where by itself
     elif failure is not None:
         who = f"\nrank {failure.rank} on {failure.host} {failure.cause()}"
         _say(f"{who}:\n{failure.trace.rstrip()}" if failure.trace else f"{who.rstrip('.')}.")

@@ -26,7 +26,8 @@ def train(
     ],
     strategy: Annotated[str | None, typer.Option(help=f"{_STRATEGIES}. Default: ddp.")] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes; for dp the threads of its one process. Default: 1.")
+        int | None,
+        typer.Option(help="Processes on each machine; for dp the threads of its one process. Default: 1."),
     ] = None,
     shards: Annotated[
         int | None,
@@ -103,6 +104,43 @@ def train(
             "--check-collectives", help="Compare every collective between ranks first; slow, for debugging."
         ),
     ] = False,
+    elastic: Annotated[
+        bool,
+        typer.Option(
+            help="Survive lost workers: the others regroup and go on. --no-elastic ends the run instead."
+        ),
+    ] = True,
+    max_restarts: Annotated[
+        int | None,
+        typer.Option(
+            help="Workers started in place of lost ones; one more is allowed after each minute. Default: 10."
+        ),
+    ] = None,
+    min_workers: Annotated[
+        int | None, typer.Option(help="Go on with fewer workers down to this many. Default: 1.")
+    ] = None,
+    hang_timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds without progress until a worker is replaced. Default: 60, or 10 long steps."
+        ),
+    ] = None,
+    rebalance: Annotated[
+        bool, typer.Option("--rebalance", help="Give slower workers fewer shards; the bits stay.")
+    ] = False,
+    nodes: Annotated[str, typer.Option(help="Machines: how many, or from how many to how many (1:4).")] = "1",
+    rendezvous: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Where machines meet: an address of the one that leads. See --nodes."
+        ),
+    ] = None,
+    join_timeout: Annotated[
+        float, typer.Option(help="Seconds to wait for the machines to come together.")
+    ] = 600.0,
+    machine_timeout: Annotated[
+        int, typer.Option(help="Seconds without a sign of life after which a machine is given up.")
+    ] = 15,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard events into the run folder.")
     ] = False,
@@ -151,6 +189,15 @@ def train(
         keep=keep or kept.get("keep", 3),
         resume=resume,
         tensorboard=tensorboard or kept.get("tensorboard", False),
+        elastic=elastic,
+        max_restarts=max_restarts if max_restarts is not None else kept.get("max_restarts", 10),
+        min_workers=min_workers if min_workers is not None else 1,
+        hang_timeout=hang_timeout if hang_timeout is not None else kept.get("hang_timeout", 60.0),
+        rebalance=rebalance or kept.get("rebalance", False),
+        nodes=nodes,
+        rendezvous=rendezvous,
+        join_timeout=join_timeout,
+        machine_timeout=machine_timeout,
         **overrides,
     )
     ends = {"epochs": epochs, "steps": steps}
@@ -165,7 +212,7 @@ def train(
         overrides=overrides,
         **ends,
     )
-    call: tuple[Any, ...] = ("paceline.training.trainer:main", (spec,), {}, options)
+    call: tuple[Any, ...] = (api.TRAINER, (spec,), {}, options)
     if dry_run:
         print(api.plan(api.choose(), *call, threads=threads).describe())  # noqa: T201
         return 0
@@ -174,8 +221,10 @@ def train(
     )
     status = report(outcome)
     identity = env.identity()
-    if status == 0 and (identity is None or identity.rank == 0):
-        show(outcome.results[0], typed=task, as_json=json_)
+    if outcome.led_by is not None:
+        show_follower(outcome.led_by, options.workers, as_json=json_)
+    elif status == 0 and (identity is None or identity.rank == 0):
+        show({**outcome.results[0], "restarts": outcome.restarts}, typed=task, as_json=json_)
     return status
 
 
@@ -187,6 +236,14 @@ def show(result: dict[str, Any], *, typed: str, as_json: bool) -> None:
     from paceline.observe.summary import show as show_summary
 
     show_summary({**result, "typed": typed}, sys.stdout)
+
+
+def show_follower(leader: str, workers: int, *, as_json: bool) -> None:
+    """Say on a machine that another one led that the run is done; the result is printed there."""
+    if as_json:
+        print_json({"led_by": leader, "workers": workers})
+    else:
+        print(f"the run is done; {leader} has the result.")  # noqa: T201
 
 
 def setting(text: str) -> tuple[str, str]:

@@ -1,10 +1,15 @@
-"""Exact order, shards, and what each worker reads: map-style data sets and streams."""
+"""Exact order, shards, and what each worker reads. Names load on first use: a launcher asks for shards without torch."""
 
-from paceline.data.feed import Feed
-from paceline.data.moving import to_device
-from paceline.data.order import Order
-from paceline.data.shards import batch_bounds, owned_shards, shard_bounds, steps_per_epoch
-from paceline.data.step_data import ShardData, StepData
+from typing import TYPE_CHECKING
+
+from paceline import lazy
+
+if TYPE_CHECKING:
+    from paceline.data.feed import Feed
+    from paceline.data.moving import to_device
+    from paceline.data.order import Order
+    from paceline.data.shards import batch_bounds, owned_shards, shard_bounds, steps_per_epoch
+    from paceline.data.step_data import ShardData, StepData
 
 __all__ = [
     "Feed",
@@ -17,3 +22,18 @@ __all__ = [
     "steps_per_epoch",
     "to_device",
 ]
+
+__getattr__, __dir__ = lazy.names(
+    __name__,
+    {
+        "Feed": "paceline.data.feed",
+        "Order": "paceline.data.order",
+        "ShardData": "paceline.data.step_data",
+        "StepData": "paceline.data.step_data",
+        "batch_bounds": "paceline.data.shards",
+        "owned_shards": "paceline.data.shards",
+        "shard_bounds": "paceline.data.shards",
+        "steps_per_epoch": "paceline.data.shards",
+        "to_device": "paceline.data.moving",
+    },
+)

@@ -22,6 +22,8 @@ from paceline.errors import InputError
 class _Source(Protocol):
     """A way of reading: map-style or stream, in this process or in others."""
 
+    def own(self, owned: range) -> None: ...
+
     def steps(self, epoch: int, start_step: int) -> Generator[StepData]: ...
 
     def close(self) -> None: ...
@@ -96,6 +98,11 @@ class Feed:
         self._stop_running()
         self._running = self._source.steps(epoch, start_step)
         return map(pinned, self._running) if self._pin else self._running
+
+    def own(self, owned: range) -> None:
+        """Carry other shards from now on; the epoch being read ends here."""
+        self._stop_running()
+        self._source.own(owned)
 
     def close(self) -> None:
         """End the epoch being read and every loading process."""

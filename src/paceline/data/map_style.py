@@ -27,6 +27,10 @@ class MapStyle:
             shards = _filled(self._schedule.owned, plan.parts, cuts, iter(batches))
             yield StepData(epoch, plan.step, plan.size, shards)
 
+    def own(self, owned: range) -> None:
+        """Carry other shards from the next `steps` on."""
+        self._schedule.owned = owned
+
     def close(self) -> None:
         """Nothing to end."""
 
@@ -53,6 +57,10 @@ class LoadedMapStyle:
             cuts = [pieces_of(part, self._micro_batch) for part in plan.parts]
             shards = _filled(self._schedule.owned, plan.parts, cuts, batches)
             yield StepData(epoch, plan.step, plan.size, shards)
+
+    def own(self, owned: range) -> None:
+        """Carry other shards from the next `steps` on."""
+        self._schedule.owned = owned
 
     def close(self) -> None:
         """End the loading processes."""

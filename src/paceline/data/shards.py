@@ -6,6 +6,8 @@ batch of an epoch may be short, and where it has fewer samples than there are sh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from paceline.errors import InputError
 
 
@@ -24,8 +26,14 @@ def shard_bounds(shard: int, shards: int, size: int) -> tuple[int, int]:
     return shard * size // shards, (shard + 1) * size // shards
 
 
-def owned_shards(rank: int, workers: int, shards: int) -> range:
-    """Give the contiguous shards that a worker carries; every worker carries at least one."""
+def owned_shards(rank: int, workers: int, shards: int, shares: Sequence[int] | None = None) -> range:
+    """Give the contiguous shards that a worker carries; every worker carries at least one.
+
+    `shares` says how many each carries, where they are not dealt out evenly.
+    """
+    if shares is not None:
+        start = sum(shares[:rank])
+        return range(start, start + shares[rank])
     if workers > shards:
         raise InputError(
             f"{workers} workers cannot share {shards} shards: a worker would have nothing to do. "

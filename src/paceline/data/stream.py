@@ -76,6 +76,10 @@ class Stream:
             if len(batch) < self._batch_size:
                 return
 
+    def own(self, owned: range) -> None:
+        """Carry other shards from the next `steps` on."""
+        self._owned = owned
+
     def close(self) -> None:
         """Nothing to end."""
 
@@ -130,6 +134,10 @@ class LoadedStream:
     def steps(self, epoch: int, start_step: int) -> Generator[StepData]:
         """Go through an epoch from a step on."""
         yield from self._process.load(lambda: self._stream.steps(epoch, start_step))
+
+    def own(self, owned: range) -> None:
+        """Carry other shards from the next `steps` on."""
+        self._stream.own(owned)
 
     def close(self) -> None:
         """End the loading process."""

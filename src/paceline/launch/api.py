@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import InputError
-from paceline.launch import job
+from paceline.launch import job, machines
 from paceline.launch.base import Launcher, LaunchPlan, LaunchSpec, Outcome
 from paceline.launch.console import Console
 from paceline.launch.joined import JoinedLauncher
 from paceline.launch.local import LocalLauncher
+from paceline.launch.membership import Policy
 from paceline.training import folder
 from paceline.training.options import RunOptions
 from paceline.world import env
+
+TRAINER = "paceline.training.trainer:main"
+"""What trains a Task."""
 
 
 def launch(
@@ -73,7 +77,9 @@ def plan(
 ) -> LaunchPlan:
     """Say what would be started."""
     options = settle_shards(launcher.adopt(options))
-    folder.check(options)
+    rendezvous = machines.meeting(options)
+    if rendezvous is None or rendezvous.is_here():
+        folder.check(options)  # one that follows may well come to a run under way
     return launcher.plan(
         LaunchSpec(
             call=job.function_call(function, args, kwargs, asdict(options)),
@@ -82,6 +88,18 @@ def plan(
             threads=threads if threads is not None else max(1, env.cores() // options.total_shards),
             out=options.out,
             record={**(record or {}), "options": asdict(options)},
+            policy=Policy(
+                workers=options.processes,
+                shards=options.total_shards,
+                elastic=options.elastic,
+                trains=function == TRAINER,
+                min_workers=min(options.min_workers, options.processes * options.max_nodes),
+                max_restarts=options.max_restarts,
+                hang_timeout=options.hang_timeout,
+                rebalance=options.rebalance,
+            ),
+            rendezvous=rendezvous,
+            agreed=machines.agreed(function, options, record or {}) if rendezvous is not None else {},
         )
     )
 
@@ -91,9 +109,10 @@ def settle_shards(options: RunOptions) -> RunOptions:
     shards = options.shards
     if shards is None and options.resume and options.out is not None:
         shards = folder.read_spec(options.out).get("options", {}).get("shards")
-        if shards is not None and options.workers > shards:
+        workers = options.workers * options.max_nodes
+        if shards is not None and workers > shards:
             raise InputError(
                 f"the run in {options.out} has {shards} shards, so at most {shards} workers can share it, "
-                f"not {options.workers}."
+                f"not {workers}."
             )
     return replace(options, shards=shards or options.total_shards)

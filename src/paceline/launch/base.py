@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from paceline.errors import InputError, WorkerFailedError
 from paceline.launch.failures import Failure
 from paceline.launch.job import Call, Job
+from paceline.launch.membership import Policy
+from paceline.launch.rendezvous import Rendezvous
 from paceline.training.options import RunOptions
 
 
@@ -29,6 +31,12 @@ class LaunchSpec:
     """Variables added to the launcher's own environment."""
     record: Mapping[str, Any] = field(default_factory=dict)
     """What goes into the run folder's spec.json."""
+    policy: Policy | None = None
+    """What may be done about a lost worker; None ends the launch with the first."""
+    rendezvous: Rendezvous | None = None
+    """Where this machine meets others; None keeps to this machine."""
+    agreed: Mapping[str, str] = field(default_factory=dict)
+    """What must be the same on all of them, by the names that the user knows."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -44,11 +52,22 @@ class LaunchPlan:
     launcher: str
     jobs: tuple[Job, ...]
     out: Path | None
+    policy: Policy
     record: Mapping[str, Any] = field(default_factory=dict)
+    rendezvous: Rendezvous | None = None
+    agreed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        """Where the workers of this machine meet."""
+        return self.jobs[0].identity.master_address
 
     def describe(self) -> str:
         """Give one line a worker."""
         lines = [f"{self.launcher}: {len(self.jobs)} worker(s), {self.jobs[0].threads} thread(s) each"]
+        if self.rendezvous is not None:
+            part = "leads" if self.rendezvous.is_here() else "follows"
+            lines[0] += f"; {self.rendezvous.nodes} machines at {self.rendezvous.endpoint}, this one {part}"
         lines += [
             f"  rank {job.identity.rank} of {job.identity.size}: {' '.join(job.arguments)}"
             for job in self.jobs
@@ -63,8 +82,12 @@ class Outcome:
     results: tuple[Any, ...]
     """What each rank returned, by rank."""
     failure: Failure | None = None
+    restarts: int = 0
+    """How many workers were started in place of lost ones."""
     interrupted: int | None = None
     """The signal that asked for the end, if one did."""
+    led_by: str | None = None
+    """The machine that has the results, where that is another one."""
 
     @property
     def status(self) -> int:

@@ -15,7 +15,7 @@ class Console:
 
     def __init__(self, progress: Progress | None = None) -> None:
         self._progress = progress
-        self._rest = b""
+        self._rest: dict[int, bytes] = {}
         # A chunk may end in the middle of a character.
         self._decoders = {
             name: codecs.getincrementaldecoder("utf-8")(errors="replace") for name in ("out", "err")
@@ -32,9 +32,9 @@ class Console:
         target.write(text)
         target.flush()
 
-    def events(self, chunk: bytes) -> None:
-        """Take bytes of JSON lines, one event each."""
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
+    def events(self, chunk: bytes, source: int = 0) -> None:
+        """Take bytes of JSON lines, one event each; `source` tells apart who sends them."""
+        *lines, self._rest[source] = (self._rest.get(source, b"") + chunk).split(b"\n")
         for line in lines:
             self.event(from_json(line.decode()))
 

@@ -34,9 +34,12 @@ class Failure:
     host: str
     kind: str
     """input: the user's input is wrong; code: the user's code raised; peer: it only lost its peers;
-    signal, exit: the process ended without a word."""
+    signal, exit: the process ended without a word; few: too few workers are left;
+    hang: it made no progress."""
     message: str
     trace: str = ""
+    step: int | None = None
+    """The step it happened in, where it is known."""
 
     @property
     def status(self) -> int:
@@ -45,18 +48,18 @@ class Failure:
 
     def cause(self) -> str:
         """Say in one clause what happened."""
-        if self.kind in ("signal", "exit"):
+        if self.kind in ("signal", "exit", "hang"):
             return self.message
         return "failed" if self.trace else f"stopped: {self.message}"
 
 
-def from_exception(error: BaseException, rank: int, host: str) -> Failure:
+def from_exception(error: BaseException, rank: int, host: str, step: int | None = None) -> Failure:
     """Describe an exception that ended a worker."""
     if isinstance(error, InputError):
         return Failure(rank=rank, host=host, kind="input", message=str(error))
     if isinstance(error, NonFiniteLossError):
         # Its words name step, shard and samples; where in our loop it was raised helps nobody.
-        return Failure(rank=rank, host=host, kind="code", message=str(error))
+        return Failure(rank=rank, host=host, kind="code", message=str(error), step=step)
     text = str(error).lower()
     lost = isinstance(error, RuntimeError) and any(phrase in text for phrase in _LOST_PEER)
     return Failure(
@@ -65,6 +68,7 @@ def from_exception(error: BaseException, rank: int, host: str) -> Failure:
         kind="peer" if lost else "code",
         message=f"{type(error).__name__}: {error}",
         trace=user_traceback(error),
+        step=step,
     )
 
 
@@ -89,5 +93,5 @@ def user_traceback(error: BaseException) -> str:
 
 def first_cause(failures: Sequence[Failure]) -> Failure:
     """Pick the failure that began it: losing a peer is a consequence; among the rest the earliest seen wins."""
-    order = {"input": 0, "code": 1, "signal": 1, "exit": 2, "peer": 3}
+    order = {"few": 0, "hang": 0, "input": 0, "code": 1, "signal": 1, "exit": 2, "peer": 3}
     return min(failures, key=lambda failure: order[failure.kind])

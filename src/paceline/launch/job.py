@@ -11,7 +11,7 @@ import pickle
 import runpy
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -82,6 +82,10 @@ class Job:
     """The working directory."""
     search_path: list[str]
     arguments: list[str] = field(default_factory=list)
+    newcomer: bool = False
+    """Whether this worker is to join a run that is under way."""
+    starts: int = 0
+    """How often all workers of this launch were started over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +109,10 @@ class FunctionCall:
         args, kwargs = pickle.loads(self.payload)  # noqa: S301  (made by this user's own launcher)
         with open_run(worker, self.options) as run:
             return function(run, *args, **kwargs)
+
+    def resumed(self) -> FunctionCall:
+        """Give the same call, going on from the last checkpoint."""
+        return replace(self, options={**self.options, "resume": True})
 
     def resolve(self) -> Callable[..., Any]:
         """Give the function itself, importing the user's script under an alias when it is defined there."""

@@ -10,6 +10,7 @@ from paceline.errors import InputError
 from paceline.launch import forkserver
 from paceline.launch.base import LaunchPlan, LaunchSpec, Outcome
 from paceline.launch.job import Job
+from paceline.launch.membership import Policy
 from paceline.training import folder
 from paceline.training.options import RunOptions
 from paceline.world import env
@@ -47,7 +48,8 @@ class JoinedLauncher:
             folder=str(Path.cwd()),
             search_path=forkserver.search_path(),
         )
-        return LaunchPlan(launcher=self.name, jobs=(job,), out=spec.out, record=spec.record)
+        policy = Policy(workers=identity.size, shards=identity.size, elastic=False)
+        return LaunchPlan(launcher=self.name, jobs=(job,), out=spec.out, record=spec.record, policy=policy)
 
     def launch(self, plan: LaunchPlan) -> Outcome:
         """Do the work here; what goes wrong is raised here, for the launcher above to see."""

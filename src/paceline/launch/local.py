@@ -1,4 +1,4 @@
-"""Starts the workers of one machine from the fork server, and stays with them to the end."""
+"""Starts the workers of this machine from the fork server, and stays with them to the end; leads others, or follows."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from paceline.launch import forkserver
 from paceline.launch.base import LaunchPlan, LaunchSpec, Outcome
 from paceline.launch.console import Console
 from paceline.launch.failures import Failure
+from paceline.launch.follower import Follower
 from paceline.launch.job import Job
+from paceline.launch.membership import Policy
 from paceline.launch.run_folder import RunFolder
-from paceline.launch.store import listen
 from paceline.launch.supervisor import Supervisor
 from paceline.observe import JsonlSink, RunFailed
 from paceline.training.folder import EVENTS
 from paceline.training.options import RunOptions
-from paceline.world import env
+from paceline.world import env, interfaces
 from paceline.world.env import Identity
 
 LOOPBACK = "127.0.0.1"
@@ -39,9 +40,14 @@ class LocalLauncher:
         return options
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
-        """Lay out one job a worker; the store's port is filled in when they start."""
+        """Lay out one job a worker; ranks and the store's port are filled in when they start."""
         threads = spec.threads or max(1, env.cores() // spec.workers)
         environment = {**env.snapshot(), **spec.environment}
+        address = LOOPBACK
+        if spec.rendezvous is not None:
+            own = interfaces.reaching(spec.rendezvous.host)
+            address = own.address
+            environment.setdefault("GLOO_SOCKET_IFNAME", own.interface)
         if spec.workers > 1:
             environment.setdefault("OMP_NUM_THREADS", str(threads))
         jobs = tuple(
@@ -53,7 +59,7 @@ class LocalLauncher:
                     local_size=spec.workers,
                     node_rank=0,
                     nodes=1,
-                    master_address=LOOPBACK,
+                    master_address=address,
                     master_port=0,
                 ),
                 call=spec.call,
@@ -65,18 +71,24 @@ class LocalLauncher:
             )
             for rank in range(spec.workers)
         )
-        return LaunchPlan(launcher=self.name, jobs=jobs, out=spec.out, record=spec.record)
+        policy = spec.policy or Policy(workers=spec.workers, shards=spec.workers, elastic=False)
+        return LaunchPlan(
+            launcher=self.name,
+            jobs=jobs,
+            out=spec.out,
+            record=spec.record,
+            policy=policy,
+            rendezvous=spec.rendezvous,
+            agreed=spec.agreed,
+        )
 
     def launch(self, plan: LaunchPlan) -> Outcome:
         """Start the store and the workers, and supervise them until the last one has ended."""
+        if plan.rendezvous is not None and not plan.rendezvous.is_here():
+            return self._follow(plan)
         with RunFolder(plan.out, plan.record) as folder:
-            supervisor = Supervisor(forkserver.shared(), folder.path, self._console)
+            supervisor = Supervisor(plan, folder.path, self._console)
             try:
-                with listen(LOOPBACK) as listening:
-                    supervisor.start_store(plan.jobs[0], listening)
-                    port = listening.getsockname()[1]
-                for job in plan.jobs:
-                    supervisor.start(job, port)
                 outcome = supervisor.run()
             finally:
                 supervisor.close()
@@ -85,6 +97,16 @@ class LocalLauncher:
             if plan.out is not None and outcome.failure is not None and outcome.failure.kind != "input":
                 _record_failure(plan.out, outcome.failure)
         return outcome
+
+    def _follow(self, plan: LaunchPlan) -> Outcome:
+        """Lend the workers of this machine to the one that leads; the run folder may be that one's too."""
+        with RunFolder(plan.out, plan.record) as folder:
+            follower = Follower(plan, folder.path, self._console)
+            try:
+                return follower.run()
+            finally:
+                follower.close()
+                self._console.close()
 
 
 def _record_failure(out: Path, failure: Failure) -> None:

@@ -7,6 +7,8 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.world.interfaces import family
+
 if TYPE_CHECKING:
     from paceline.launch.worker import Worker
 
@@ -39,6 +41,6 @@ class ServeStore:
 
 def listen(host: str) -> socket.socket:
     """Bind a free port of `host` for the store."""
-    listening = socket.create_server((host, 0), backlog=1024)
+    listening = socket.create_server((host, 0), family=family(host), backlog=1024)
     listening.setblocking(False)
     return listening

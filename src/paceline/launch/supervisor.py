@@ -1,270 +1,319 @@
-"""Watches the workers of one launch: their output, their reports, their ends, and the user's Ctrl-C."""
+"""Watches over the workers of one launch: hears what happens to them, decides with the membership, and has it carried out."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-import os
-import pickle
 import selectors
 import signal
-import socket
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from collections import Counter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from paceline.errors import PacelineError
+from paceline.errors import InputError
 from paceline.launch import failures
-from paceline.launch.base import Outcome
+from paceline.launch.base import LaunchPlan, Outcome
 from paceline.launch.console import Console
+from paceline.launch.control import ControlSocket
+from paceline.launch.crew import STORE, Crew
+from paceline.launch.ending import Ending
 from paceline.launch.failures import Failure
-from paceline.launch.forkserver import ForkServer
-from paceline.launch.job import Job
-from paceline.launch.store import ServeStore
+from paceline.launch.leading import Follower, Leading
+from paceline.launch.lookout import Lookout
+from paceline.launch.membership import Action, Assign, Break, GiveUp, Membership, Release, Start, StartOver
+from paceline.launch.remote_crew import RemoteCrew
+from paceline.launch.roster import Entry, Roster
+from paceline.launch.sites import LEADER, Site, Sites
+from paceline.launch.staffing import Staffing
+from paceline.launch.watch import Watch
+from paceline.observe.events import Event, Note, WorkerLost
+from paceline.observe.sinks import append_event
+from paceline.observe.verdict import Verdict
+from paceline.training import folder as run_folder
+from paceline.training.membership import Standing
 from paceline.world import env
-
-FIRST_CAUSE_WAIT_S = 0.3
-"""How long others may still report after the first failure, so that the cause is found and not its echo."""
-ECHO_WAIT_S = 2.0
-"""The same while all that is known are lost peers: the one that began it may still be closing its files."""
-TERMINATE_WAIT_S = 1.0
-"""From SIGTERM to SIGKILL."""
-_CHUNK = 1 << 16
-
-
-@dataclass
-class _Worker:
-    rank: int
-    ticket: int
-    pid: int | None = None
-    status: int | None = None
-    result: Any = None
-    reported: Failure | None = None
-    control: Connection | None = field(default=None, repr=False)
 
 
 class Supervisor:
     """Everything that happens between the start of the first worker and the end of the last."""
 
-    def __init__(self, server: ForkServer, folder: Path, console: Console) -> None:
-        self._server = server
-        self._folder = folder
-        self._console = console
-        self._workers: dict[int, _Worker] = {}
-        self._store: _Worker | None = None
-        self._failures: list[Failure] = []
+    def __init__(self, plan: LaunchPlan, folder: Path, console: Console) -> None:
+        self._plan, self._folder, self._console = plan, folder, console
         self._selector = selectors.DefaultSelector()
-        self._selector.register(server, selectors.EVENT_READ, self._on_report)
-        self._logs: list[BinaryIO] = []
-        self._open_pipes = 0
-        self._interrupted: int | None = None
-        self._deadline: float | None = None
-        self._next_signal = signal.SIGTERM
-        self._host = env.host()
+        self._crew = Crew(folder, console, self._selector, self)
+        self._membership = membership = Membership(plan.policy, time.monotonic)
+        self._roster, self._ending = Roster(), Ending()
+        own = Site(LEADER, env.host(), self._crew, plan.address, wanted=len(plan.jobs))
+        self._sites = Sites(own)
+        self._staffing = Staffing(plan, self._sites, self._roster, membership)
+        self._lookout = Lookout(Watch(plan.policy.hang_timeout), self._sites, self._roster, membership)
+        self._verdicts: dict[int, str] = {}
+        """Why a worker that was ended here was: it made no progress."""
+        self._leading = Leading(plan, self._selector, self, console) if plan.rendezvous is not None else None
+        self._control: ControlSocket | None = None
+        if plan.out is not None and plan.policy.elastic:
+            self._control = ControlSocket(plan.out, self._on_order)
+            self._selector.register(self._control, selectors.EVENT_READ, self._control.serve)
 
-    def start_store(self, like: Job, listening: socket.socket) -> None:
-        """Ask for the process that serves the store."""
-        host, port = listening.getsockname()
-        job = dataclasses.replace(like, call=ServeStore(host, port), threads=1)
-        with (self._folder / "logs" / "store.log").open("ab") as log, open_pipe() as (_, write):
-            ticket = self._server.request(job, [log.fileno(), log.fileno(), write, listening.fileno()])
-        self._store = _Worker(rank=-1, ticket=ticket)
-
-    def start(self, job: Job, port: int) -> None:
-        """Ask for one worker and listen to it."""
-        rank = job.identity.rank
-        job = dataclasses.replace(job, identity=dataclasses.replace(job.identity, master_port=port))
-        log = (self._folder / "logs" / f"rank-{rank}.log").open("ab", buffering=0)
-        self._logs.append(log)
-        control, control_write = os.pipe()
-        descriptors = [log.fileno(), log.fileno(), control_write]
-        close_after = [control_write]
-        if rank == 0:
-            out, err, events = (self._pipe(callback) for callback in self._first_rank_streams(log))
-            descriptors = [out, err, control_write, events]
-            close_after = descriptors
-        worker = _Worker(rank=rank, ticket=self._server.request(job, descriptors))
-        for descriptor in close_after:
-            os.close(descriptor)
-        worker.control = Connection(control, writable=False)
-        self._selector.register(worker.control, selectors.EVENT_READ, lambda: self._on_control(worker))
-        self._workers[rank] = worker
+    # The life of a launch.
 
     def run(self) -> Outcome:
-        """Serve until every worker has ended and every byte it wrote has been read."""
-        with self._signals():
+        """Start the workers, and serve until every one has ended and every byte it wrote has been read."""
+        with self._ending.on_signals(self._selector):
+            self._staffing.open_store(self._crew)
+            if self._leading is not None:
+                self._leading.open(self._crew, self._staffing.store_port)
+            while self._leading is not None and not self._leading.gathered() and not self._ending.under_way:
+                self._turn()
+            if not self._ending.under_way:
+                self._staffing.start_all()
             while self._busy():
                 self._turn()
-        results = tuple(self._workers[rank].result for rank in sorted(self._workers))
-        cause = failures.first_cause(self._failures) if self._failures else None
-        return Outcome(results=results, failure=cause, interrupted=self._interrupted)
+        outcome = Outcome(
+            results=self._roster.results(),
+            failure=self._ending.cause,
+            interrupted=self._ending.interrupted,
+            restarts=self._membership.restarts,
+        )
+        if self._leading is not None:
+            self._leading.dismiss(outcome)
+        return outcome
 
     def close(self) -> None:
         """End what still runs, and let go of every descriptor."""
-        with contextlib.suppress(PacelineError):
-            while self._server.alive() and (
-                running := [one for one in self._everyone() if one.status is None]
-            ):
-                for worker in running:  # again each time: one that was asked for may only now be there
-                    if worker.pid is not None:
-                        self._server.signal(worker.pid, signal.SIGKILL)
-                self._on_report()
-        for key in list(self._selector.get_map().values()):
-            if key.fileobj is not self._server:
-                _close(key.fileobj)
+        if self._leading is not None:
+            self._leading.close()
+        self._crew.close()
+        if self._control is not None:
+            self._selector.unregister(self._control)
+            self._control.close()
         self._selector.close()
-        for log in self._logs:
-            log.close()
-
-    def _everyone(self) -> list[_Worker]:
-        return [*self._workers.values(), *([self._store] if self._store else [])]
 
     def _busy(self) -> bool:
-        if self._interrupted is not None and not self._server.alive():
+        if self._ending.interrupted is not None and not self._crew.alive():
             return False
-        running = any(worker.status is None for worker in self._workers.values())
-        return running or self._open_pipes > 0
+        return any(not self._only_waits(one) for one in self._roster.running()) or self._crew.unheard
+
+    def _only_waits(self, entry: Entry) -> bool:
+        """Say whether a worker waits to join a run that has ended meanwhile."""
+        member = self._membership.members.get(entry.number)
+        return member is not None and member.newcomer
 
     def _turn(self) -> None:
-        wait = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        """Wait for what happens next, and take it."""
+        ending, look_at = self._ending, self._lookout.due
+        far = None if self._leading is None else time.monotonic() + self._leading.tick()
+        times = [moment for moment in (ending.deadline, look_at, far) if moment is not None]
+        wait = max(0.0, min(times) - time.monotonic()) if times else None
         for key, _ in self._selector.select(wait):
-            key.data()
-        if self._deadline is not None and time.monotonic() >= self._deadline:
-            if self._interrupted is not None and any(one.pid is None for one in self._everyone()):
-                self._server.kill()  # it still loads torch: waiting for that only to end its workers helps nobody
+            if key.fd in self._selector.get_map():
+                key.data[0]() if isinstance(key.data, tuple) else key.data()
+        if self._leading is not None:
+            self._leading.tick()
+        if ending.due:
+            if ending.interrupted is not None and self._crew.unstarted:
+                self._crew.kill_server()  # it still loads torch: waiting for that only to end its workers helps nobody
                 return
-            self._send_all(self._next_signal)
-            self._next_signal = signal.SIGKILL
-            self._deadline = time.monotonic() + TERMINATE_WAIT_S
+            self._end_all()
+        elif not ending.under_way and look_at is not None and time.monotonic() >= look_at:
+            self._look()
 
-    def _on_report(self) -> None:
-        report = self._server.report()
-        everyone = self._everyone()
-        if "started" in report:
-            worker = next(one for one in everyone if one.ticket == report["started"])
-            worker.pid = report["pid"]
-            self._write_roster()
+    def _end_all(self) -> None:
+        plain, training = self._ending.signals()
+        for entry in self._roster.running():
+            self._signal(entry, training if entry.trains else plain)
+
+    def _signal(self, entry: Entry, number: signal.Signals) -> None:
+        self._sites[entry.site].hands.signal(entry.number, number)
+
+    def _look(self) -> None:
+        """Act on what can be seen of the workers."""
+        found = self._lookout.look()
+        if found.verdict is not None:
+            self._act_on(found.verdict)
+        for change in found.changes:
+            self._tell(self._lookout.describe(change))
+        if found.shares is not None and self._membership.policy.rebalance:
+            self._do(self._membership.reshare(found.shares))
+
+    def _act_on(self, verdict: Verdict) -> None:
+        """End the workers that hang: they are replaced like dead ones. Where all wait for each other, nobody is to blame."""
+        if not verdict.stuck:
+            self._do([GiveUp(Failure(rank=0, host=env.host(), kind="hang", message=verdict.sentence))])
             return
-        worker = next(one for one in everyone if one.pid == report["ended"])
-        worker.status = report["status"]
-        if worker is self._store:
+        self._tell(Note(text=verdict.sentence))
+        for entry in self._roster.running():
+            if entry.rank in verdict.stuck:
+                self._verdicts[entry.number] = verdict.sentence
+                self._signal(entry, signal.SIGKILL)
+
+    # What the crews tell. Those of other machines may speak of workers that are forgotten here already.
+
+    def started(self, number: int, pid: int) -> None:  # noqa: ARG002
+        """Write down who runs where."""
+        self._staffing.write_roster(self._folder)
+
+    def said(self, number: int, kind: str, value: Any) -> None:
+        """Take a worker's message."""
+        if number not in self._roster:
             return
-        if worker.control is not None:
-            self._on_control(worker)  # its last words may lie unread in the pipe
-        if worker.status != 0 and worker.reported is None:
-            self._fail(worker, failures.from_status(worker.status, worker.rank, self._host))
+        entry, membership = self._roster[number], self._membership
+        match kind:
+            case "began":
+                entry.trains = True
+                self._do(membership.began(number))
+                self._fill()
+            case "ready":
+                entry.trains = True
+                self._do(membership.ready(number))
+            case "broken":
+                self._do(membership.broken(number, Standing(**value)))
+            case "leaving":
+                self._do(membership.wants_to_leave(number))
+            case "failure":
+                entry.reported = value
+            case "result":
+                entry.result, entry.returned = value, True
 
-    def _on_control(self, worker: _Worker) -> None:
-        if worker.control is None:
+    def ended(self, number: int, status: int, why: str = "") -> None:
+        """Take note of a worker's end, and decide how the others go on."""
+        if number == STORE and not self._ending.under_way and self._roster.running():
+            # The next group meets at another one; the present one does not need it any more.
+            self._staffing.open_store(self._crew)
+        if number not in self._roster:
             return
-        try:
-            while worker.control.poll():
-                kind, value = pickle.loads(worker.control.recv_bytes())  # noqa: S301  (from this run's own worker)
-                if kind == "failure":
-                    self._fail(worker, value)
-                else:
-                    worker.result = value
-        except (EOFError, OSError):
-            self._selector.unregister(worker.control)
-            worker.control.close()
-            worker.control = None
+        entry = self._roster[number]
+        entry.running = False
+        failure = entry.reported
+        if failure is None and status != 0:
+            failure = failures.from_status(status, entry.rank, self._sites[entry.site].host)
+            failure = dataclasses.replace(failure, message=f"was lost: {why.rstrip('.')}") if why else failure
+            if number in self._verdicts:
+                # In full where that ends the run, shortly where it was said before.
+                elastic = self._membership.policy.elastic
+                words = "made no progress" if elastic else self._verdicts[number]
+                failure = dataclasses.replace(failure, kind="hang", message=words)
+        if failure is None:
+            self._do(self._membership.ended(number))
+        else:
+            self._lost(entry, dataclasses.replace(failure, rank=entry.rank))
 
-    def _fail(self, worker: _Worker, failure: Failure) -> None:
-        worker.reported = failure
-        self._logs[worker.rank].write((failure.trace or f"rank {failure.rank} {failure.message}\n").encode())
-        if self._interrupted is None and self._next_signal == signal.SIGTERM:
-            self._failures.append(failure)
-            deadline = time.monotonic() + (ECHO_WAIT_S if failure.kind == "peer" else FIRST_CAUSE_WAIT_S)
-            self._deadline = deadline if self._deadline is None else min(self._deadline, deadline)
-
-    def _first_rank_streams(self, log: BinaryIO) -> Iterator[Any]:
-        def forward(name: str) -> Any:
-            def receive(chunk: bytes) -> None:
-                log.write(chunk)
-                self._console.output(name, chunk)
-
-            return receive
-
-        yield from (forward("out"), forward("err"), self._console.events)
-
-    def _pipe(self, receive: Any) -> int:
-        """Make a pipe whose bytes go to `receive`, and give its writing end."""
-        read, write = os.pipe()
-
-        def on_readable() -> None:
-            chunk = os.read(read, _CHUNK)
-            if chunk:
-                receive(chunk)
-            else:
-                self._selector.unregister(read)
-                os.close(read)
-                self._open_pipes -= 1
-
-        self._open_pipes += 1
-        self._selector.register(read, selectors.EVENT_READ, on_readable)
-        return write
-
-    def _write_roster(self) -> None:
-        """Rewrite workers.json: who runs where."""
-        rows = [
-            {"rank": worker.rank, "pid": worker.pid, "host": self._host, "generation": 0}
-            for worker in sorted(self._workers.values(), key=lambda one: one.rank)
-            if worker.pid is not None
-        ]
-        partial = self._folder / ".workers.json.partial"
-        partial.write_text(json.dumps(rows, indent=1) + "\n")
-        partial.replace(self._folder / "workers.json")
-
-    def _send_all(self, number: signal.Signals) -> None:
-        for worker in self._workers.values():
-            if worker.pid is not None and worker.status is None:
-                self._server.signal(worker.pid, number)
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Turn SIGINT and SIGTERM into an orderly end of the workers, for as long as they run."""
-
-        def interrupt(number: int, _: object) -> None:
-            self._interrupted = self._interrupted or number
-            self._deadline = time.monotonic()
-
-        try:
-            before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread: whoever owns it decides
-            yield
+    def _lost(self, entry: Entry, failure: Failure) -> None:
+        entry.running = False
+        if (site := self._sites.get(entry.site)) is not None:
+            words = failure.trace or f"rank {failure.rank} {failure.message}\n"
+            site.hands.write_log(entry.number, words)
+        if self._ending.under_way:
+            self._ending.note(failure)
             return
-        read, write = socket.socketpair()
-        write.setblocking(False)
-        old = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
-        self._selector.register(read, selectors.EVENT_READ, lambda: read.recv(64))
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(old)
-            self._selector.unregister(read)
-            read.close()
-            write.close()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        actions = self._membership.lost(entry.number, failure, failure.step)
+        if not any(isinstance(action, GiveUp) for action in actions):
+            self._tell(WorkerLost(rank=failure.rank, host=failure.host, reason=failure.cause()))
+        self._do(actions)
 
+    # What is heard of other machines.
 
-@contextlib.contextmanager
-def open_pipe() -> Iterator[tuple[int, int]]:
-    """Make a pipe and close both ends afterwards."""
-    ends = os.pipe()
-    try:
-        yield ends
-    finally:
-        for end in ends:
-            os.close(end)
+    def arrived(self, machine: Follower, crew: RemoteCrew) -> None:
+        """Let a machine take part: from the beginning, or from the next step on."""
+        policy = self._membership.policy
+        room = policy.shards - self._sites.wanted
+        site = Site(machine.index, machine.host, crew, machine.store_address, wanted=0)
+        site.wanted = min(len(self._plan.jobs), room)
+        self._sites.add(site)
+        self._membership.target = self._sites.wanted
+        if self._staffing.started:
+            self.remark(f"{machine.name} has come; {site.wanted} workers join there.")
+            self._fill()
 
+    def left(self, machine: Follower, reason: str) -> None:
+        """Take a machine's workers as lost; none is started elsewhere in their place."""
+        lost = self._roster.on(machine.index)
+        self._sites.drop(machine.index)
+        self._membership.target = self._sites.wanted
+        self.remark(f"{machine.name} is lost, and its {len(lost)} workers with it: {reason}.")
+        for entry in lost:
+            if entry.number in self._roster:  # else all were started over because of the one before
+                fate = "was lost with its machine"
+                self._lost(entry, Failure(rank=entry.rank, host=machine.host, kind="signal", message=fate))
 
-def _close(source: Any) -> None:
-    if isinstance(source, int):
-        os.close(source)
-    else:
-        source.close()
+    def unmet(self, failure: Failure) -> None:
+        """End a launch whose machines did not come together."""
+        self._ending.begin(failure)
+
+    def remark(self, text: str) -> None:
+        """Tell the user; the run's events begin with its workers."""
+        if self._staffing.started:
+            self._tell(Note(text=text))
+        else:
+            self._console.event(Note(text=text))
+
+    def _fill(self) -> None:
+        """Start the workers that other machines are yet to have, once the first group trains."""
+        running, policy = self._roster.running(), self._membership.policy
+        missing = self._sites.wanted - len(running)
+        if policy.elastic and missing > 0 and running and all(one.trains for one in running):
+            self._do([Start(missing)])
+
+    # What is to be done.
+
+    def _do(self, actions: list[Action]) -> None:
+        if self._ending.under_way:
+            return
+        places = [action for action in actions if isinstance(action, Assign)]
+        for action in actions:
+            match action:
+                case Break():
+                    order = {"do": "break", "generation": action.generation, "at_once": action.at_once}
+                    self._staffing.send(action.member, order)
+                case Assign() if action is places[0]:
+                    self._staffing.assign(places)
+                    self._lookout.regrouped()
+                    self._staffing.write_roster(self._folder)
+                case Release():
+                    self._staffing.send(action.member, {"do": "release"})
+                case Start():
+                    for _ in range(action.count):
+                        self._staffing.start_newcomer()
+                case StartOver():
+                    self._start_over(action.failure)
+                    return
+                case GiveUp():
+                    self._ending.begin(action.failure)
+                    return
+
+    def _start_over(self, failure: Failure) -> None:
+        out = self._plan.out
+        saved = out is not None and run_folder.has_run(out)
+        how = "from the last checkpoint" if saved else "from the beginning"
+        self._tell(Note(text=f"no worker is left ({failure.cause()}): starting over {how}."))
+        for site in self._sites:
+            site.hands.restart()
+        self._roster.clear()
+        self._membership.restarted()
+        self._staffing.open_store(self._crew)
+        self._staffing.start_all()
+
+    def _on_order(self, order: dict[str, Any]) -> str:
+        """Carry out what somebody asks of the run from outside."""
+        if order.get("do") != "resize":
+            raise InputError(f"{order.get('do')!r} is nothing that a run under way can be asked for.")
+        workers, membership = int(order["workers"]), self._membership
+        policy, before = membership.policy, membership.target
+        if not policy.min_workers <= workers <= policy.shards:
+            raise InputError(
+                f"the run has {policy.shards} shards and needs at least {policy.min_workers} workers: "
+                f"{workers} cannot share it. Use {policy.min_workers} to {policy.shards}."
+            )
+        if not any(one.trains for one in self._roster):
+            raise InputError("the run has not begun to train yet. Try again in a moment.")
+        actions = membership.resize(workers)
+        staying = [one for one in self._roster.running() if not membership.members[one.number].leaving]
+        self._sites.settle(Counter(one.site for one in staying))
+        self._do(actions)
+        return f"{before} -> {workers} workers"
+
+    def _tell(self, event: Event) -> None:
+        """Say something about the run that no worker can say."""
+        self._console.event(event)
+        if self._plan.out is not None:
+            append_event(self._plan.out / run_folder.EVENTS, event)

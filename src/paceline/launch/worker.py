@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,11 +20,16 @@ import torch
 
 from paceline.launch import failures
 from paceline.launch.job import Job
+from paceline.launch.seat import Seat
+from paceline.training.membership import FixedMembership, LeaveRunError, Membership
 from paceline.training.options import RunOptions
 from paceline.training.run import Run
-from paceline.world import env
+from paceline.world import env, stacks
 from paceline.world.env import Identity
 from paceline.world.lifeline import die_with_parent
+from paceline.world.pulse import NoPulse, Pulse
+
+_STEP = "paceline_step"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +37,33 @@ class Worker:
     """What a call finds out about the worker it runs in."""
 
     identity: Identity
+    newcomer: bool = False
+    """Whether it joins a run that is under way."""
+    starts: int = 0
+    """How often all workers were started over."""
+    launcher: Connection | None = None
+    pulse: NoPulse = field(default_factory=NoPulse)
     extra: int | None = None
     """One more descriptor from the launcher: where events go, or the socket that the store listens on."""
 
 
-def run(parent: int, payload: int, out: int, err: int, control: int, extra: int | None = None) -> int:
-    """Do the job found in `payload` and give the exit status."""
+def run(
+    parent: int,
+    payload: int,
+    out: int,
+    err: int,
+    control: int,
+    extra: int | None = None,
+    page: int | None = None,
+    shown: int | None = None,
+) -> int:
+    """Do the job found in `payload` and give the exit status.
+
+    `page` is the memory in which this worker shows what it is at, `shown` the file that its stacks are written to on request.
+    """
     die_with_parent(parent)
     signal.signal(signal.SIGTERM, _end_quietly)
+    signal.signal(signal.SIGUSR1, _end_quietly)
     for source, target in ((out, 1), (err, 2)):
         os.dup2(source, target)
         os.close(source)
@@ -50,11 +74,29 @@ def run(parent: int, payload: int, out: int, err: int, control: int, extra: int 
         file.seek(0)
         job: Job = pickle.load(file)  # noqa: S301  (made by this user's own launcher)
     _settle(job)
-    with Connection(control, readable=False) as launcher:
-        status = _attempt(job, Worker(identity=job.identity, extra=extra), launcher)
+    launcher = Connection(control)  # never closed here: a thread may listen on it to the end
+    worker = Worker(
+        identity=job.identity,
+        newcomer=job.newcomer,
+        starts=job.starts,
+        launcher=launcher,
+        pulse=_open_pulse(page, shown),
+        extra=extra,
+    )
+    status = _attempt(job, worker, launcher)
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  (what the interpreter does at its own end)
     atexit._run_exitfuncs()  # noqa: SLF001
     return status
+
+
+def _open_pulse(page: int | None, shown: int | None) -> NoPulse:
+    if page is None or shown is None:
+        return NoPulse()
+    stacks.register(shown)
+    pulse = Pulse(page)
+    os.close(page)
+    stacks.attend(pulse)
+    return pulse
 
 
 def _end_quietly(*_: object) -> None:
@@ -77,6 +119,8 @@ def _attempt(job: Job, worker: Worker, launcher: Connection) -> int:
     try:
         value = job.call(worker)
         message = pickle.dumps(("result", value))
+    except LeaveRunError:
+        return 0
     except SystemExit as error:
         if error.code in (None, 0):
             launcher.send_bytes(pickle.dumps(("result", None)))
@@ -87,7 +131,7 @@ def _attempt(job: Job, worker: Worker, launcher: Connection) -> int:
         launcher.send_bytes(pickle.dumps(("failure", failures.from_status(status, rank, env.host()))))
         return status
     except BaseException as error:  # noqa: BLE001  (reported to the launcher, which shows it)
-        failure = failures.from_exception(error, rank, env.host())
+        failure = failures.from_exception(error, rank, env.host(), _step_of(error))
         launcher.send_bytes(pickle.dumps(("failure", failure)))
         return failure.status
     launcher.send_bytes(message)
@@ -97,8 +141,23 @@ def _attempt(job: Job, worker: Worker, launcher: Connection) -> int:
 @contextlib.contextmanager
 def open_run(worker: Worker, options: Mapping[str, Any]) -> Iterator[Run]:
     """Join the world, make the `Run`, and leave the world afterwards."""
-    run = Run.join(worker.identity, RunOptions(**options), events=worker.extra)
+    made = RunOptions(**options)
+    membership: Membership = FixedMembership()
+    if worker.launcher is not None:
+        membership = Seat(worker.launcher, newcomer=worker.newcomer, elastic=made.elastic)
+    run = Run.join(
+        worker.identity, made, worker.extra, membership, worker.pulse, check_folder=worker.starts == 0
+    )
     try:
         yield run
+    except Exception as error:
+        vars(error)[_STEP] = run.position.number
+        raise
     finally:
         run.close()
+
+
+def _step_of(error: BaseException) -> int | None:
+    """Give the step in which an exception ended a run."""
+    step: int | None = vars(error).get(_STEP)
+    return step

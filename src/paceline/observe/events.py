@@ -110,6 +110,41 @@ class Note(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Straggling(Event):
+    """A worker has become slower than the others, or (`times` 1, waits for nothing) as fast as they again."""
+
+    kind: ClassVar[str] = "straggling"
+    rank: int
+    host: str
+    times: float
+    """Its own time a shard, against the others'."""
+    waits_for: str
+    """data or compute: where the time goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost(Event):
+    """A worker is gone; whether it is replaced, and how the others go on, follows."""
+
+    kind: ClassVar[str] = "worker_lost"
+    rank: int
+    host: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Regrouped(Event):
+    """The workers have formed a new group, because one was lost, left or joined; training goes on at `step`."""
+
+    kind: ClassVar[str] = "regrouped"
+    generation: int
+    workers: int
+    step: int
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunFinished(Event):
     """The run is done; `result` is what `train --json` prints."""
 
@@ -137,6 +172,9 @@ _KINDS: dict[str, type[Event]] = {
         CheckpointSaved,
         CheckpointDamaged,
         Note,
+        Straggling,
+        WorkerLost,
+        Regrouped,
         RunFinished,
         RunFailed,
     )

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 
-from paceline.observe.events import EpochFinished, Evaluated, Event, RunStarted, StepFinished
+from paceline.observe.events import (
+    EpochFinished,
+    Evaluated,
+    Event,
+    Regrouped,
+    RunStarted,
+    StepFinished,
+    Straggling,
+)
 
 WINDOW = 5.0
 """Seconds the speed is averaged over: short enough to follow a change, long enough not to flicker."""
@@ -16,6 +24,8 @@ class Pace:
     def __init__(self) -> None:
         self.run: RunStarted | None = None
         self.last: StepFinished | None = None
+        self.slow: dict[int, str] = {}
+        """Workers that hold the others up, and what they wait for."""
         self._marks: deque[tuple[float, int]] = deque()
 
     def follow(self, event: Event) -> None:
@@ -34,6 +44,12 @@ class Pace:
                 # The pause of an evaluation is not the speed of training: move the marks past it.
                 pause = event.time - self._marks[-1][0]
                 self._marks = deque((time + pause, step) for time, step in self._marks)
+            case Straggling(rank=rank, waits_for=waits_for):
+                self.slow.pop(rank, None)
+                if waits_for:
+                    self.slow[rank] = waits_for
+            case Regrouped():
+                self.slow.clear()  # ranks are others now
             case _:
                 pass
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 BAR = (8, 40)
 """Fewest and most characters of the bar."""
-DROPPED = ("each", "speed", "epoch", "left", "loss")
+DROPPED = ("each", "speed", "epoch", "left", "slow", "loss")
 """What a narrow terminal goes without, first things first."""
 ERASE_LINE = "\r\x1b[2K"
 ERASE_REST = "\x1b[K"

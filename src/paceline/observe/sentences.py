@@ -10,8 +10,11 @@ from paceline.observe.events import (
     Evaluated,
     Event,
     Note,
+    Regrouped,
     RunFailed,
     RunStarted,
+    Straggling,
+    WorkerLost,
 )
 from paceline.observe.pace import Pace
 
@@ -38,6 +41,15 @@ def describe(event: Event, pace: Pace) -> str | None:  # noqa: PLR0911 - one ret
             return f"checkpoint {path} is damaged and was passed over: {reason}"
         case Note(text=text):
             return f"note: {text}"
+        case Straggling(rank=rank, host=host, times=times, waits_for=waits_for):
+            if not waits_for:
+                return f"rank {rank} on {host} keeps up with the others again"
+            return f"rank {rank} on {host} takes {times:.1f} times as long as the others, waiting for {waits_for}"
+        case WorkerLost(rank=rank, host=host, reason=reason):
+            return f"rank {rank} on {host} {reason}"
+        case Regrouped(workers=workers, step=step, reason=reason, seconds=seconds):
+            who = f"{formats.plural(workers, 'worker')} from step {formats.count(step)} on"
+            return f"{reason}: regrouped in {formats.duration(seconds)}, {who}"
         case RunFailed(rank=rank, host=host, reason=reason):
             return f"rank {rank} on {host} failed: {reason}"
         case _:
@@ -58,6 +70,8 @@ def fields(pace: Pace) -> dict[str, str]:
     if (speed := pace.samples_per_second) is not None and (each := pace.seconds_per_step) is not None:
         parts["speed"] = f"{formats.count(speed)} samples/s"
         parts["each"] = f"{formats.milliseconds(each * 1000)}/step"
+    if pace.slow:
+        parts["slow"] = ", ".join(f"rank {rank} waits for {what}" for rank, what in sorted(pace.slow.items()))
     if (left := pace.seconds_left) is not None:
         parts["left"] = f"{round(left)} s left" if left < 59.5 else f"{formats.duration(left)} left"
     return parts

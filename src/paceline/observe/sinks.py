@@ -150,10 +150,16 @@ class Fanout:
                 stack.callback(sink.close)
 
 
+def append_event(path: Path, event: Event) -> None:
+    """Add one event to a file that somebody else may be writing too: one whole line at once."""
+    with path.open("ab", buffering=0) as file:
+        file.write(to_json(event).encode() + b"\n")
+
+
 def _drop_torn_line(path: Path) -> None:
     # A machine that lost power can leave half a line; appending to it would spoil the next event too.
     with path.open("rb+") as file:
-        end = file.seek(0, os.SEEK_END)
+        size = end = file.seek(0, os.SEEK_END)
         step = 1 << 16
         while end > 0:
             start = max(0, end - step)
@@ -163,4 +169,5 @@ def _drop_torn_line(path: Path) -> None:
                 end = start + newline + 1
                 break
             end = start
-        file.truncate(end)
+        if end < size:  # else leave it alone: the launcher may be adding a line just now
+            file.truncate(end)

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -60,6 +61,10 @@ class Parts:
     """How workers of one host exchange sums: through shared memory, over sockets (gloo), or what serves best."""
     compile: bool = False
     allow_unused: bool = False
+    scaler: torch.amp.GradScaler | None = None
+    """The loss scaler to go on with; None makes a new one where the precision needs one."""
+    agreed: bool = False
+    """Whether all workers are known to hold the same weights: those of a group that has formed anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,8 @@ class Replica(Protocol):
     model: nn.Module
     """The user's own module, bare, as it is saved."""
     optimizer: Optimizer
+    scheduler: LRScheduler | None
+    scaler: torch.amp.GradScaler | None
 
     def step(self, work: StepWork, loss: LossFunction, clip: float | None) -> StepResult:
         """Compute one optimizer step over one exact global batch."""
@@ -102,6 +109,12 @@ class Replica(Protocol):
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over a state that `state` gave, of this or another strategy."""
+
+    def abandon(self) -> None:
+        """Forget the step under way, as if it had not begun, and let go of the group: it is broken.
+
+        Only `state` and `load` are asked of the replica after this; another one is prepared with the same parts.
+        """
 
 
 class OpenReplica(Replica, Protocol):

@@ -118,6 +118,17 @@ class Buffers:
             values = [rows[index][place] for index in sorted(rows)]
             held[name].copy_(self._one(name, values) if values else self._before[name])
 
+    def put_back(self) -> None:
+        """Undo what an unfinished step did to them."""
+        held = dict(self.model.named_buffers())
+        for name, before in self._before.items():
+            held[name].copy_(before)
+        self.settle()
+
+    def settle(self) -> None:
+        """Forget where the step started from: it is finished, or undone."""
+        self._before = {}
+
     def like(self) -> Row:
         """Give tensors of the shapes and types that a row has."""
         return [self._before[name] for name in self.names or []]
@@ -141,16 +152,16 @@ def _mark(value: Tensor) -> tuple[int, int]:
 
 def gather_rows(rows: Rows, like: Row, world: World, shards: int) -> Rows:
     """Give every worker the rows of all shards, in one exchange: raw bytes, behind a mark that says there is a row."""
-    most = max(len(owned_shards(rank, world.size, shards)) for rank in range(world.size))
+    most = max(len(owned_shards(rank, world.size, shards, world.shares)) for rank in range(world.size))
     length = sum(one.numel() * one.element_size() for one in like)
     mine = torch.zeros(most, 1 + length, dtype=torch.uint8, device=world.device)
-    first = owned_shards(world.rank, world.size, shards).start
+    first = owned_shards(world.rank, world.size, shards, world.shares).start
     for index, row in rows.items():
         mine[index - first, 0] = 1
         mine[index - first, 1:] = torch.cat([one.contiguous().view(-1).view(torch.uint8) for one in row])
     gathered: Rows = {}
     for rank, part in enumerate(world.comm.all_gather(mine)):
-        for place, index in enumerate(owned_shards(rank, world.size, shards)):
+        for place, index in enumerate(owned_shards(rank, world.size, shards, world.shares)):
             if part[place, 0]:
                 gathered[index] = _unpack(part[place, 1:], like)
     return gathered

@@ -28,6 +28,8 @@ from paceline.strategies.hosts import open_lanes
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.tree import TreeSum
 from paceline.world import World, all_gather_object
+from paceline.world.points import REDUCTION, reach
+from paceline.world.pulse import Phase
 
 if TYPE_CHECKING:
     from torch.distributed import GradBucket  # type: ignore[attr-defined]
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 LANE_BUCKET_MB = 4
 """Buckets that stay in the last-level cache between copying in, adding and copying out."""
 AUXILIARY_KEY = -1
+COMMUNICATION = Phase.COMMUNICATION
 
 
 class Ddp:
@@ -67,7 +70,7 @@ class DdpReplica(SequentialReplica):
     def __init__(self, parts: Parts, world: World) -> None:
         super().__init__(parts, world)
         self._allow_unused = parts.allow_unused
-        self._owned = owned_shards(world.rank, world.size, parts.shards)
+        self._owned = owned_shards(world.rank, world.size, parts.shards, world.shares)
         self._combination = Combination(TreeSum(parts.shards), self._owned.start, self._owned, parts.shards)
         self._places = {id(parameter): place for place, parameter in enumerate(self.tracked)}
         self._last_bucket_seen = False
@@ -77,6 +80,7 @@ class DdpReplica(SequentialReplica):
             process_group=world.comm.group,
             gradient_as_bucket_view=True,
             find_unused_parameters=parts.allow_unused,
+            init_sync=not parts.agreed,
             bucket_cap_mb=None
             if isinstance(self.exchange, TorchExchange | SocketExchange)
             else LANE_BUCKET_MB,
@@ -107,7 +111,10 @@ class DdpReplica(SequentialReplica):
         self.exchange.start(bucket.index(), parts, buffer, lambda: future.set_result(buffer))
         if bucket.is_last():
             self._last_bucket_seen = True
+            reach(REDUCTION)
+            before = self.world.pulse.enter(COMMUNICATION)
             self.exchange.finish()
+            self.world.pulse.enter(before)
         return future
 
     def _parts(self, bucket: GradBucket, buffer: Tensor) -> list[Tensor]:
@@ -126,6 +133,14 @@ class DdpReplica(SequentialReplica):
                 f"no gradient for {', '.join(unused[:5])} on rank {self.world.rank}: this step's loss does not depend on it. "
                 "If that is meant, set allow_unused = True in the task."
             )
+
+    def abandon(self) -> None:
+        """Let go of the reducer: its hooks on the parameters would answer to the next backward pass too.
+
+        It holds this replica through torch's C++ side, where no garbage collector sees the circle.
+        """
+        super().abandon()
+        self._ddp = self.exchange = None  # type: ignore[assignment]
 
     def _close_shard(self, work: ShardWork) -> None:
         """Keep a finished shard's gradients; the last one's have gone out to the others already."""

@@ -28,6 +28,7 @@ from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica, check_loss
 from paceline.strategies.tree import Gradients, TreeSum
 from paceline.world import World, seeds
+from paceline.world.points import FORWARD, reach
 
 
 class DataParallel:
@@ -131,6 +132,8 @@ class ThreadedReplica(SequentialReplica):
                 if self._turn is not None:
                     seeds.seed_everything(shard.seed)
                 for batch in shard.batches:
+                    reach(FORWARD)
+                    self.world.pulse.batch()
                     before = None if self._turn is None or self._draws else _generators()
                     value = self._forward(replica, batch, loss)
                     self._draws = self._draws or (before is not None and not _same(before, _generators()))

@@ -53,7 +53,8 @@ class Layout:
     @classmethod
     def of_workers(cls, world: World, shards: int) -> Layout:
         """Lay out the exchange of all workers with each other."""
-        return cls(world.rank, [owned_shards(rank, world.size, shards) for rank in range(world.size)], shards)
+        size, shares = world.size, world.shares
+        return cls(world.rank, [owned_shards(rank, size, shards, shares) for rank in range(size)], shards)
 
     def bounds(self, length: int) -> list[tuple[int, int]]:
         """Give each worker's chunk of a tensor: equal ones, the last ones shorter or empty."""

@@ -106,7 +106,7 @@ def _open_hosts(world: World, shards: int, members: list[list[int]], host: int) 
     lane = open_lane(replace(world, rank=place, size=len(members[host]), comm=local))
     if not all(all_gather_object(world.comm, lane is not None)) or lane is None:
         return None
-    carried = [[owned_shards(rank, world.size, shards) for rank in ranks] for ranks in members]
+    carried = [[owned_shards(rank, world.size, shards, world.shares) for rank in ranks] for ranks in members]
     whole = [range(owned[0].start, owned[-1].stop) for owned in carried]
     between = over_sockets(across, Layout(host, whole, shards))
     return HostsExchange(lane, Layout(place, carried[host], shards), between)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -13,15 +14,36 @@ from paceline.errors import NonFiniteLossError
 class StepResult:
     """Sums that may still be on their way from a GPU: reading a number waits for it, making the result does not."""
 
-    def __init__(self, number: int, size: int, entry: Tensor, terms: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, number: int, size: int, entry: Tensor, terms: Mapping[str, Tensor], *, again: bool = False
+    ) -> None:
         self.number = number
         """How many steps came before this one."""
         self.size = size
         """Samples of the global batch."""
+        self.again = again
+        """Whether a worker was lost in the middle: nothing was updated, and the step is given once more."""
         self._entry = entry
         self._read: tuple[float, float] | None = None
         self.norm: Tensor | None = None
         self.terms = terms
+
+    def state(self) -> dict[str, Any]:
+        """Give it as tensors and numbers, for a worker that missed the end of the step."""
+        return {
+            "number": self.number,
+            "size": self.size,
+            "entry": self._entry,
+            "norm": self.norm,
+            "terms": self.terms,
+        }
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> StepResult:
+        """Make it of what `state` gave."""
+        made = cls(state["number"], state["size"], state["entry"], state["terms"])
+        made.norm = state["norm"]
+        return made
 
     @property
     def _numbers(self) -> tuple[float, float]:

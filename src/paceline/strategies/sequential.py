@@ -27,6 +27,7 @@ from paceline.strategies.state import load_optimizer_state, optimizer_state, pla
 from paceline.strategies.tree import Gradients, TreeSum
 from paceline.task import Loss
 from paceline.world import World, seeds
+from paceline.world.points import BACKWARD, FORWARD, OPTIMIZER, reach
 
 
 class SequentialReplica:
@@ -49,7 +50,7 @@ class SequentialReplica:
             )
         self.scheduler = parts.make_scheduler(self.optimizer)
         self.precision = parts.precision
-        self.scaler = parts.precision.scaler()
+        self.scaler = parts.scaler or parts.precision.scaler()
         self.ledger = nn.Parameter(torch.zeros(2, device=world.device))
         self.tracked = [*self.parameters, self.ledger]
         self.auxiliary = Auxiliary(self.parameters)
@@ -97,6 +98,8 @@ class SequentialReplica:
             versions = self.buffers.open_shard(self.model)
             seeds.seed_everything(work.seed)
             for batch in work.batches:
+                reach(FORWARD)
+                self.world.pulse.batch()
                 yield self._placed(batch)
             self.buffers.close_shard(work.index, self.model, versions)
         self._close_shard(work)
@@ -104,6 +107,7 @@ class SequentialReplica:
     def backward(self, loss: Loss) -> None:
         """Add one batch's gradients; the last one of the step sets off the combination with other workers."""
         check_loss(loss)
+        reach(BACKWARD)
         if self._left == 0:
             raise InputError(
                 f"step {self._work.number}: backward was called more often than batches were given. Call it once for each batch, "
@@ -141,8 +145,17 @@ class SequentialReplica:
             self.scaler.unscale_(self.optimizer)
         held = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         result.norm = gradients.finish(held, factor, clip)
+        reach(OPTIMIZER)
         self._update()
+        self.buffers.settle()
         return result
+
+    def abandon(self) -> None:
+        """Forget the step under way: weights change only once every sum has arrived, buffers are put back."""
+        self.buffers.put_back()
+        self._tree = TreeSum(self._shards)
+        for parameter in self.tracked:
+            parameter.grad = None
 
     # What a strategy of several workers does otherwise.
 
@@ -227,6 +240,7 @@ class SequentialReplica:
                     for shard in work.shards:
                         seeds.seed_everything(shard.seed)
                         for part, batch in enumerate(shard.batches):
+                            self.world.pulse.batch()
                             with self.precision.autocast():
                                 rows[work.number, shard.index, part] = metrics(
                                     self.model, self._placed(batch)

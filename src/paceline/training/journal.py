@@ -23,7 +23,6 @@ from paceline.strategies.result import StepResult
 from paceline.training.options import RunOptions
 from paceline.training.position import Position
 from paceline.training.step import Step
-from paceline.world import World
 
 
 class Journal:
@@ -104,10 +103,8 @@ class Journal:
         )
 
 
-def open_sinks(options: RunOptions, world: World, events: int | None) -> list[Sink]:
+def open_sinks(options: RunOptions, events: int | None) -> list[Sink]:
     """Give rank 0 its listeners: the launcher or, without one, this process's own terminal; and the run folder."""
-    if not world.is_first:
-        return []
     sinks: list[Sink] = [RelaySink(events) if events is not None else open_progress()]
     if options.out is not None:
         sinks.append(JsonlSink(options.out / "events.jsonl"))

@@ -1,20 +1,22 @@
-"""What each worker really served: one record a shard a step, in `ledger/rank-R.bin`, made once the step is applied.
+"""What each process really served: one record a shard a step, in `ledger/rank-R-from-G.bin`, made before the step begins.
 
-A record holds no sample ids, only a digest of them in their order, so it is as short for a shard of 4096 samples
-as for an empty one. Each start of a run's processes has a number, its generation, and every record carries it: where
-a resumed run takes a step again, the receipt tells which generation's records belong to the weights that came of it.
+The file bears the rank and the generation at which its process opened it, and nobody else ever writes to it. A record
+holds no sample ids, only a digest of them in their order, so it is as short for a shard of 4096 samples as for an empty
+one. Each start of a run, and each new group of its workers, has a number, its generation, and every record carries it:
+where a step was taken again, the receipt tells which generation's records belong to the weights that came of it.
 Imports no torch.
 """
 
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
+import re
 import struct
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,13 +37,29 @@ RECORD = np.dtype(
     ]
 )
 """`number` counts steps from the beginning of the run, `step` within the epoch."""
-FLUSH_S = 1.0
-"""A worker that is killed loses the records of its last second at most."""
+FIRST_ROOM = 2**16
+ROOM = 2**20
+"""So many bytes are reserved at once: as many as there are already, between these two."""
+_SIZE = RECORD.itemsize
 _GENERATION_BYTES = 4
-_pack = struct.Struct("<IIQQII16s").pack
+_NAME = re.compile(r"rank-(\d+)(?:-from-(\d+))?\.bin")
+_pack_into = struct.Struct("<IIQQII16s").pack_into
+"""Fills a record in this order, so that the digest comes last: no half of it is zero but once in 2**63."""
 
 Records: TypeAlias = NDArray[np.void]
 Ids: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Origin(NamedTuple):
+    """Which process a ledger is of: its rank, and the generation in which it had that rank."""
+
+    rank: int
+    generation: int
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} (of generation {self.generation})" if self.generation else f"rank {self.rank}"
+        )
 
 
 class Served(Protocol):
@@ -62,59 +80,96 @@ def digest(ids: Any) -> bytes:
 
 
 class Ledger:
-    """One worker's ledger, open for appending. Records are held for up to a second and written together."""
+    """One process's ledger, open for appending: into mapped memory, so what is appended outlives the process at once."""
 
     def __init__(self, folder: Path, rank: int, generation: int) -> None:
-        self.path = folder / FOLDER / f"rank-{rank}.bin"
-        self._generation = generation
-        self._held = bytearray()
-        self._flushed_at = time.monotonic()
+        self.path = folder / FOLDER / f"rank-{rank}-from-{generation}.bin"
+        self.generation = generation
+        """What the next records carry."""
+        self._file = -1
+        self._window: mmap.mmap | None = None
+        self._base = self._at = 0
+        """Where in the file the window begins, and where in the window the records end."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._at = self._mend()
+            self._make_room(0)
         except OSError as error:
+            self._let_go()
             raise self._unwritable(error) from error
-        self._mend()
+        except InputError:
+            self._let_go()
+            raise
 
-    def step(self, number: int, epoch: int, step: int, shards: Iterable[Served]) -> None:
-        """Record the shards that this worker served in a step that has been applied."""
-        generation, held = self._generation, self._held
-        for shard in shards:
+    def step(self, number: int, epoch: int, step: int, shards: Sequence[Served]) -> None:
+        """Record the shards that this worker serves in a step; all of them are there, or none."""
+        needed = _SIZE * len(shards)
+        window = self._window
+        if window is None or self._at + needed > len(window):
+            window = self._make_room(needed)
+        generation = self.generation
+        # Backwards, because a reader ends before the first record without a digest: a kill may come at any store.
+        at = end = self._at + needed
+        for shard in reversed(shards):
+            at -= _SIZE
             ids = shard.samples
-            held += _pack(generation, epoch, number, step, shard.index, len(ids), digest(ids))
-        if time.monotonic() - self._flushed_at > FLUSH_S:
-            self.flush()
+            _pack_into(window, at, generation, epoch, number, step, shard.index, len(ids), digest(ids))
+        self._at = end
 
     def flush(self, *, durable: bool = False) -> None:
-        """Write what is held; `durable` also waits until the disk has it."""
-        self._flushed_at = time.monotonic()
-        try:
-            while self._held:
-                written = os.write(self._file, self._held)
-                del self._held[:written]
-            if durable:
+        """Wait until the disk has everything, if it is to be `durable`; the kernel has it anyway."""
+        if durable:
+            try:
                 os.fsync(self._file)
-        except OSError as error:
-            raise self._unwritable(error) from error
+            except OSError as error:
+                raise self._unwritable(error) from error
 
     def close(self) -> None:
-        """Write the rest and let go of the file; a second call does nothing."""
+        """Cut off the room that was not used, and let go of the file; a second call does nothing."""
         if self._file < 0:
             return
         try:
-            self.flush()
+            os.ftruncate(self._file, self._base + self._at)
+        except OSError as error:
+            raise self._unwritable(error) from error
         finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._window is not None:
+            self._window.close()
+            self._window = None
+        if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
-    def _mend(self) -> None:
-        """Begin a new file with its mark; cut off a record that a killed worker left half written."""
-        size = os.fstat(self._file).st_size
-        if size < len(MAGIC):
+    def _mend(self) -> int:
+        """Begin a new file with its mark; cut off what a killed process left unfinished. Gives where the records end."""
+        if os.fstat(self._file).st_size < len(MAGIC):
             os.ftruncate(self._file, 0)
-            os.write(self._file, MAGIC)
-        else:
-            os.ftruncate(self._file, size - (size - len(MAGIC)) % RECORD.itemsize)
+            os.pwrite(self._file, MAGIC, 0)
+            return len(MAGIC)
+        end = len(MAGIC) + len(read(self.path)) * _SIZE
+        # What follows must be zero when it is mapped again.
+        os.ftruncate(self._file, end)
+        return end
+
+    def _make_room(self, needed: int) -> mmap.mmap:
+        """Map the end of the file with room for `needed` bytes and many more."""
+        end = self._base + self._at
+        base = end - end % mmap.ALLOCATIONGRANULARITY
+        size = end - base + max(needed, min(ROOM, max(FIRST_ROOM, end)))
+        try:
+            # Without it a full disk would be noticed at a store to memory, and that is a SIGBUS.
+            os.posix_fallocate(self._file, base, size)
+            window = mmap.mmap(self._file, size, offset=base)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        if self._window is not None:
+            self._window.close()
+        self._window, self._base, self._at = window, base, end - base
+        return window
 
     def _unwritable(self, error: OSError) -> InputError:
         return InputError(
@@ -123,26 +178,37 @@ class Ledger:
         )
 
 
-def paths(folder: Path) -> dict[int, Path]:
-    """Give the ledgers of a run folder by rank."""
-    found = {int(path.stem.removeprefix("rank-")): path for path in (folder / FOLDER).glob("rank-*.bin")}
-    return dict(sorted(found.items()))
+def paths(folder: Path) -> dict[Origin, Path]:
+    """Give the ledgers of a run folder by whose they are; before workers came and went, a name had no generation."""
+    named = [(_NAME.fullmatch(path.name), path) for path in (folder / FOLDER).glob("rank-*.bin")]
+    return dict(
+        sorted(
+            (Origin(int(found[1]), int(found[2] or 0)), path) for found, path in named if found is not None
+        )
+    )
 
 
 def read(path: Path, start: int = 0) -> Records:
-    """Read a ledger's whole records from the one numbered `start` on; a half-written last one is left out."""
+    """Read a ledger's records from the one numbered `start` on, up to the first that was never finished."""
     with path.open("rb") as file:
         mark = file.read(len(MAGIC))
         if mark != MAGIC[: len(mark)]:
             raise InputError(f"{path} is no ledger of this version of paceline. Restore it from a copy.")
-        file.seek(len(MAGIC) + start * RECORD.itemsize)
+        first = len(MAGIC) + start * _SIZE
+        file.seek(first)
         data = file.read()
-    return np.frombuffer(data[: len(data) - len(data) % RECORD.itemsize], dtype=RECORD)
+        records = np.frombuffer(data[: len(data) - len(data) % _SIZE], dtype=RECORD)
+        unfinished = np.flatnonzero((records["digest"] == 0).any(axis=1))
+        if not len(unfinished):
+            return records
+        # Once more, because a digest may have come just after the numbers before it were read.
+        file.seek(first)
+        return np.frombuffer(file.read(int(unfinished[0]) * _SIZE), dtype=RECORD)
 
 
-def count(path: Path) -> int:
-    """Count the whole records of a ledger without reading them."""
-    return max(0, path.stat().st_size - len(MAGIC)) // RECORD.itemsize
+def room(path: Path) -> int:
+    """Say how many records a ledger has room for, used or not."""
+    return max(0, path.stat().st_size - len(MAGIC)) // _SIZE
 
 
 def belonging(records: Records, steps: Sequence[int], generations: Sequence[int]) -> NDArray[np.bool_]:
@@ -162,9 +228,9 @@ def chain(link: bytes, records: Records, shards: int, steps: range) -> bytes | N
     cells = chosen["number"] * np.uint64(shards) + chosen["shard"]
     if not np.array_equal(cells, np.arange(steps.start * shards, steps.stop * shards, dtype=np.uint64)):
         return None
-    rows = np.ascontiguousarray(chosen).view(np.uint8).reshape(-1, RECORD.itemsize)
+    rows = np.ascontiguousarray(chosen).view(np.uint8).reshape(-1, _SIZE)
     text = rows[:, _GENERATION_BYTES:].tobytes()
-    width = (RECORD.itemsize - _GENERATION_BYTES) * shards
+    width = (_SIZE - _GENERATION_BYTES) * shards
     for place in range(0, len(text), width):
         link = hashlib.sha256(link + text[place : place + width]).digest()
     return link

@@ -68,6 +68,23 @@ class RunOptions:
     keep: int = 3
     resume: bool = False
     tensorboard: bool = False
+    elastic: bool = True
+    """Whether a lost worker is survived."""
+    min_workers: int = 1
+    max_restarts: int = 10
+    """Workers that may be started in place of lost ones; one more is allowed again after each minute."""
+    hang_timeout: float = 60.0
+    """Seconds without progress after which a worker counts as hung."""
+    rebalance: bool = False
+    """Whether slower workers are given fewer shards."""
+    nodes: str = "1"
+    """Machines, each with `workers` workers: how many, or from how many to how many (1:4)."""
+    rendezvous: str | None = None
+    """Where they meet: host:port, an address of the machine that leads."""
+    join_timeout: float = 600.0
+    """Seconds until machines that have not come are not waited for any more."""
+    machine_timeout: int = 15
+    """Seconds without a sign of life after which a machine is given up, and ends its own workers."""
 
     def __post_init__(self) -> None:
         strategies.entry(self.strategy)
@@ -81,10 +98,20 @@ class RunOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"--{name.replace('_', '-')} is {value}, but must be at least 1.")
-        if self.workers > self.total_shards:
+        if self.max_restarts < 0:
+            raise InputError(f"--max-restarts is {self.max_restarts}, but must be 0 or more.")
+        if self.hang_timeout <= 0:
+            raise InputError(f"--hang-timeout is {self.hang_timeout:g}, but must be above 0 seconds.")
+        self._check_machines()
+        most = self.workers * self.max_nodes
+        if not 1 <= self.min_workers <= most:
             raise InputError(
-                f"{self.workers} workers for {self.total_shards} shards: some would have nothing to do. "
-                f"Use --workers {self.total_shards} or fewer, or --shards {self.workers} or more."
+                f"--min-workers is {self.min_workers}, but must be from 1 to the {most} workers of the run."
+            )
+        if most > self.total_shards:
+            raise InputError(
+                f"{most} workers for {self.total_shards} shards: some would have nothing to do. "
+                f"Use --workers {max(1, self.total_shards // self.max_nodes)} or fewer, or --shards {most} or more."
             )
         if self.sync_batchnorm and self.micro_batch is not None:
             raise InputError(
@@ -100,7 +127,29 @@ class RunOptions:
     @property
     def total_shards(self) -> int:
         """V, the number of logical shards: fixed for the life of a run."""
-        return self.shards if self.shards is not None else self.workers
+        return self.shards if self.shards is not None else self.workers * self.max_nodes
+
+    @property
+    def max_nodes(self) -> int:
+        """The most machines that take part."""
+        return int(self.nodes.rpartition(":")[2])
+
+    def _check_machines(self) -> None:
+        if re.fullmatch(r"\d+(:\d+)?", self.nodes) is None or self.max_nodes < 1:
+            raise InputError(
+                f"--nodes {self.nodes} is no number of machines. Give one, like 2, or a range, like 1:4."
+            )
+        if self.rendezvous is None and self.max_nodes > 1:
+            raise InputError(
+                f"--nodes {self.nodes} machines need a place to meet. Give --rendezvous host:port, with an address of the one "
+                "that leads, on each of them."
+            )
+        if self.join_timeout <= 0:
+            raise InputError(f"--join-timeout is {self.join_timeout:g}, but must be above 0 seconds.")
+        if self.rendezvous is not None and strategies.entry(self.strategy).processes == 1:
+            raise InputError(
+                f"--strategy {self.strategy} is one process, which cannot be on several machines. Use ddp."
+            )
 
     @property
     def processes(self) -> int:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import InputError
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)
+"""Format 1 wrote out every start in full."""
 NAME = "receipt.json"
 FIRST_LINK = bytes(32)
 """What the hash chain over the sample ids begins with."""
@@ -18,7 +22,7 @@ FIRST_LINK = bytes(32)
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """One start of a run's processes: where the run stood, and everything that its bits depend on."""
+    """One start of a run, or of a new group of its workers: where it stood, and everything that its bits depend on."""
 
     generation: int
     """Counts the starts; every record of the ledger carries it."""
@@ -29,6 +33,8 @@ class Start:
     strategy: str
     workers: int
     processes: int
+    shares: tuple[int, ...] | None = None
+    """How many shards each process carries, where they are not dealt out evenly."""
     exactness: str
     # The data.
     stream: bool
@@ -73,7 +79,9 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """The whole document. On disk, what the last start says also stands at the top, for a reader's ease."""
+    """The whole document. On disk, what the last start says also stands at the top, for a reader's ease, and of each
+    start but the first only what it changed: workers may come and go hundreds of times.
+    """
 
     name: str
     seed: int
@@ -106,8 +114,14 @@ class Receipt:
                 led.append(start)
         return tuple(reversed(led))
 
+    @property
+    def linked(self) -> tuple[int, bytes]:
+        """The last checkpoint up to which the chain is known, and its link there."""
+        known = max((step for step, point in self.checkpoints.items() if point.chain), default=0)
+        return (known, bytes.fromhex(self.checkpoints[known].chain or "")) if known else (0, FIRST_LINK)
+
     def restarted(self, start: Start) -> Receipt:
-        """Go on with a new start; what came after the checkpoint it resumed from has not led anywhere."""
+        """Go on with a new start; what came after the step it begins at has not led anywhere."""
         kept = {step: point for step, point in self.checkpoints.items() if step <= start.step}
         return replace(self, history=(*self.history, start), checkpoints=kept, finished=False)
 
@@ -115,37 +129,40 @@ class Receipt:
         """Add a checkpoint."""
         return replace(self, checkpoints={**self.checkpoints, step: point})
 
-    def write(self, folder: Path) -> None:
-        """Put the document into a run folder in place of the one before, at once."""
-        end = self.checkpoints.get(self.steps)
-        document = {
-            "format": FORMAT,
-            "name": self.name,
-            "seed": self.seed,
-            "shards": self.shards,
-            "batch_size": self.batch_size,
-            **{key: value for key, value in asdict(self.last).items() if key not in _OF_ONE_START},
-            "steps": self.steps,
-            "finished": self.finished,
-            "weights_sha256": None if end is None else end.weights_sha256,
-            "chain": None if end is None else end.chain,
-            "checkpoints": {str(step): asdict(point) for step, point in sorted(self.checkpoints.items())},
-            "history": [asdict(start) for start in self.history],
-        }
+    def write(self, folder: Path, *, durable: bool = True) -> None:
+        """Put the document into a run folder in place of the one before, at once; `durable` waits for the disk."""
         partial = folder / f".{NAME}.partial-{os.getpid()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with partial.open("w", encoding="utf-8") as file:
-                json.dump(document, file, indent=1)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
+                # A line for each fact. What json calls indentation is ten times slower, and workers may be waiting.
+                file.write(json.dumps(self._document(), separators=(",\n", ": ")) + "\n")
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
             partial.replace(folder / NAME)
         except OSError as error:
             partial.unlink(missing_ok=True)
             raise InputError(
                 f"{folder / NAME} cannot be written: {error.strerror}. Make room, or choose another --out."
             ) from error
+
+    def _document(self) -> dict[str, Any]:
+        end = self.checkpoints.get(self.steps)
+        return {
+            "format": FORMAT,
+            "name": self.name,
+            "seed": self.seed,
+            "shards": self.shards,
+            "batch_size": self.batch_size,
+            **{key: value for key, value in vars(self.last).items() if key not in _OF_ONE_START},
+            "steps": self.steps,
+            "finished": self.finished,
+            "weights_sha256": None if end is None else end.weights_sha256,
+            "chain": None if end is None else end.chain,
+            "checkpoints": {str(step): vars(point) for step, point in sorted(self.checkpoints.items())},
+            "history": [vars(self.history[0]), *(_changed(*pair) for pair in pairwise(self.history))],
+        }
 
     @classmethod
     def read(cls, folder: Path) -> Receipt:
@@ -158,9 +175,9 @@ class Receipt:
         except (ValueError, OSError) as error:
             raise InputError(f"{path} cannot be read ({error}). {_REMEDY}") from error
         try:
-            if document["format"] != FORMAT:
+            if document["format"] not in READABLE:
                 raise InputError(
-                    f"{path} has format {document['format']}, and this version of paceline reads {FORMAT}. "
+                    f"{path} has format {document['format']}, and this version of paceline reads up to {FORMAT}. "
                     "Use the version that wrote it."
                 )
             if not document["history"]:
@@ -170,7 +187,7 @@ class Receipt:
                 seed=document["seed"],
                 shards=document["shards"],
                 batch_size=document["batch_size"],
-                history=tuple(Start(**start) for start in document["history"]),
+                history=_restored(document["history"]),
                 checkpoints={int(step): Point(**point) for step, point in document["checkpoints"].items()},
                 finished=document["finished"],
             )
@@ -180,6 +197,22 @@ class Receipt:
 
 _REMEDY = "Restore it from a copy, or remove it to go on without what it knew."
 _OF_ONE_START = ("generation", "step", "epoch", "step_of_epoch")
+
+
+def _changed(before: Start, start: Start) -> dict[str, Any]:
+    old = vars(before)
+    return {name: value for name, value in vars(start).items() if value != old[name]}
+
+
+def _restored(history: Sequence[Mapping[str, Any]]) -> tuple[Start, ...]:
+    starts: list[Start] = []
+    facts: dict[str, Any] = {}
+    for changed in history:
+        facts |= changed
+        if facts.get("shares") is not None:
+            facts["shares"] = tuple(facts["shares"])
+        starts.append(Start(**facts))
+    return tuple(starts)
 
 
 def environment_differences(there: Start, here: Start) -> list[str]:

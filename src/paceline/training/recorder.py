@@ -1,4 +1,4 @@
-"""Keeps the books of a run that has a folder: this worker's ledger, and on rank 0 the receipt."""
+"""Keeps the books of a run that has a folder: this worker's ledger, and on rank 0 the receipt and the chain."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import platform
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline import strategies
 from paceline.checkpoint import weights_sha256
 from paceline.data import Feed
 from paceline.task import Task
 from paceline.training import ledger
+from paceline.training.chain import Chain
 from paceline.training.options import RunOptions
 from paceline.training.position import Position
-from paceline.training.receipt import FIRST_LINK, NAME, Point, Receipt, Start
+from paceline.training.receipt import NAME, Point, Receipt, Start
 from paceline.training.spec import TrainSpec
 from paceline.training.step import Step
 from paceline.version import __version__
@@ -36,8 +39,13 @@ class NoRecords:
     def begin(self, name: str, seed: int, batch_size: int, describe: Callable[[], Start]) -> None:
         """Begin or go on with a stretch of steps."""
 
+    def regroup(
+        self, world: World, name: str, seed: int, batch_size: int, describe: Callable[[], Start]
+    ) -> None:
+        """Go on in a new group; for each of its workers, those that have just joined it included."""
+
     def step(self, step: Step, position: Position) -> None:
-        """Record a step that has been applied; `position` is where the run stood before it."""
+        """Record a step that begins at `position`, before anything of it goes to another worker."""
 
     def before_save(self) -> None:
         """Bring every worker's ledger to the disk: no checkpoint may know more than the ledgers do."""
@@ -59,41 +67,72 @@ class Records(NoRecords):
         self._folder, self._options, self._world = folder, options, world
         self._ledger: ledger.Ledger | None = None
         self._receipt: Receipt | None = None
-        self._read: dict[int, int] = {}
-        """How many records of each rank's ledger the chain has passed already."""
-        self._link: bytes | None = FIRST_LINK
-        self._linked = 0
-        """The step up to which the chain goes."""
+        """Rank 0 has it, and the chain."""
+        self._chain: Chain | None = None
 
     def begin(self, name: str, seed: int, batch_size: int, describe: Callable[[], Start]) -> None:
         """Find this start's place in the run's history; all workers agree on its generation."""
         if self._world.is_first:
             self._receipt = self._opened(name, seed, batch_size, describe())
             self._receipt.write(self._folder)
+        self._enter_generation()
+
+    def regroup(
+        self, world: World, name: str, seed: int, batch_size: int, describe: Callable[[], Start]
+    ) -> None:
+        """Take the next generation, also after a regroup that came to nothing; rank 0 may be another process now."""
+        self._world = world
+        before, self._receipt = self._receipt, None
+        if world.is_first:
+            # Another process may have been rank 0 since this one was, so the disk knows best.
+            if (self._folder / NAME).exists():
+                before = Receipt.read(self._folder)
+            if before is None:
+                self._receipt = self._first(name, seed, batch_size, describe())
+            else:
+                self._receipt = self._restarted(before, describe())
+            self._receipt.write(self._folder, durable=False)
+        self._enter_generation()
+
+    def _enter_generation(self) -> None:
         generation = None if self._receipt is None else self._receipt.last.generation
         generation = broadcast_object(self._world.comm, generation)
         if self._ledger is None:
             self._ledger = ledger.Ledger(self._folder, self._world.rank, generation)
+        self._ledger.generation = generation
 
     def _opened(self, name: str, seed: int, batch_size: int, start: Start) -> Receipt:
-        if self._receipt is not None:  # the loop asks for steps once more, in the same processes
-            return self._receipt.restarted(replace(start, generation=self._receipt.last.generation))
+        if self._receipt is not None:
+            # The loop asks for steps once more, in the same processes; it may have left one without taking it.
+            return self._restarted(self._receipt, start)
         if self._options.resume and (self._folder / NAME).exists():
-            before = Receipt.read(self._folder)
-            self._read = {rank: ledger.count(path) for rank, path in ledger.paths(self._folder).items()}
-            self._link, self._linked = link_at(self._folder, before, start.step), start.step
-            return before.restarted(replace(start, generation=before.last.generation + 1))
+            receipt = self._restarted(Receipt.read(self._folder), start)
+            if self._chain is not None and self._chain.step == start.step:
+                self._chain.pass_by()
+            return receipt
         # A run that was killed before its first checkpoint may have left some; they belong to nothing now.
         shutil.rmtree(self._folder / ledger.FOLDER, ignore_errors=True)
-        self._linked = start.step
-        self._link = FIRST_LINK if start.step == 0 else None
-        return Receipt(
+        return self._first(name, seed, batch_size, start)
+
+    def _first(self, name: str, seed: int, batch_size: int, start: Start) -> Receipt:
+        used = [origin.generation for origin in ledger.paths(self._folder)]
+        if self._ledger is not None:
+            used.append(self._ledger.generation)
+        receipt = Receipt(
             name=name,
             seed=seed,
             shards=self._options.total_shards,
             batch_size=batch_size,
-            history=(start,),
+            history=(replace(start, generation=max(used, default=-1) + 1),),
         )
+        self._chain = Chain(self._folder, receipt)
+        return receipt
+
+    def _restarted(self, before: Receipt, start: Start) -> Receipt:
+        receipt = before.restarted(replace(start, generation=before.last.generation + 1))
+        if self._chain is None or self._chain.step != receipt.linked[0]:
+            self._chain = Chain(self._folder, receipt)
+        return receipt
 
     def step(self, step: Step, position: Position) -> None:
         """Append this worker's shards to its ledger."""
@@ -108,33 +147,21 @@ class Records(NoRecords):
 
     def after_save(self, number: int, model: Mapping[str, Tensor]) -> None:
         """Carry the chain over what all ledgers gained since the last checkpoint."""
-        if self._receipt is None:
+        if self._receipt is None or self._chain is None:
             return
-        if number > self._linked:
-            gained = []
-            for rank, path in ledger.paths(self._folder).items():
-                gained.append(ledger.read(path, self._read.get(rank, 0)))
-                self._read[rank] = self._read.get(rank, 0) + len(gained[-1])
-            steps = range(self._linked, number)
-            shards = self._receipt.shards
-            if self._link is not None:
-                self._link = ledger.chain(self._link, np.concatenate(gained), shards, steps)
-            self._linked = number
-        chained = None if self._link is None else self._link.hex()
-        point = Point(weights_sha256=weights_sha256(model), chain=chained)
+        link = self._chain.follow(self._receipt, number)
+        point = Point(weights_sha256=weights_sha256(model), chain=None if link is None else link.hex())
         self._receipt = self._receipt.saved(number, point)
         self._receipt.write(self._folder)
 
     def finish(self) -> None:
         """Say so in the receipt."""
-        if self._ledger is not None:
-            self._ledger.flush()
         if self._receipt is not None:
             self._receipt = replace(self._receipt, finished=True)
             self._receipt.write(self._folder)
 
     def close(self) -> None:
-        """Write the rest of the ledger."""
+        """Bring the ledger to its true length."""
         if self._ledger is not None:
             self._ledger.close()
 
@@ -142,26 +169,6 @@ class Records(NoRecords):
 def open_records(options: RunOptions, world: World) -> NoRecords:
     """Keep books where there is a folder to keep them in."""
     return NoRecords() if options.out is None else Records(options.out, options, world)
-
-
-def link_at(folder: Path, receipt: Receipt, step: int) -> bytes | None:
-    """Give the chain's link at a checkpoint, from the ledgers where the receipt was not written any more."""
-    point = receipt.checkpoints.get(step)
-    if point is not None:
-        return None if point.chain is None else bytes.fromhex(point.chain)
-    known = max(
-        (number for number, one in receipt.checkpoints.items() if number < step and one.chain), default=0
-    )
-    link = bytes.fromhex(receipt.checkpoints[known].chain or "") if known else FIRST_LINK
-    found = [ledger.read(path) for path in ledger.paths(folder).values()]
-    if not found:
-        return link if known == step else None
-    records = np.concatenate(found)
-    stretches = receipt.stretches
-    mine = ledger.belonging(
-        records, [start.step for start in stretches], [start.generation for start in stretches]
-    )
-    return ledger.chain(link, records[mine], receipt.shards, range(known, step))
 
 
 def describe_start(
@@ -176,14 +183,16 @@ def describe_start(
 ) -> Start:
     """Write down where a run starts from and everything that its bits depend on."""
     order = feed.order
+    threaded = strategies.entry(options.strategy).threaded
     return Start(
         generation=0,
         step=position.number,
         epoch=position.epoch,
         step_of_epoch=position.step,
         strategy=options.strategy,
-        workers=options.workers,
+        workers=options.workers if threaded else world.size,
         processes=world.size,
+        shares=world.shares,
         exactness=exactness,
         stream=order is None,
         samples=feed.samples,
@@ -225,6 +234,7 @@ def about_task(task: Task, spec: TrainSpec, horizon: int | None) -> dict[str, An
     return {"task": spec.task, "settings": dict(spec.settings), "sources": sources, "horizon": horizon}
 
 
+@cache
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -236,6 +246,7 @@ def _device_name(device: torch.device) -> str:
     return names[0] if names else platform.machine()
 
 
+@cache
 def _package_sha256() -> str:
     made = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.checkpoint import Checkpoints, check_fits
 from paceline.errors import CheckpointError, InputError
-from paceline.observe import CheckpointDamaged, CheckpointSaved, Event
+from paceline.observe import CheckpointDamaged, CheckpointSaved, Event, Note
 from paceline.strategies.base import Replica
 from paceline.training.folder import CHECKPOINTS
 from paceline.training.options import RunOptions
@@ -39,7 +39,9 @@ def save(
             "workers": options.workers,
         }
         path = Checkpoints(options.out / CHECKPOINTS, keep=options.keep).save(
-            position.number, {**state, "position": asdict(position), "meta": meta}
+            position.number,
+            {**state, "position": asdict(position), "meta": meta},
+            note=lambda text: emit(Note(text=text)),
         )
         emit(CheckpointSaved(step=position.number, path=str(path), seconds=time.perf_counter() - started))
     return state

@@ -20,23 +20,31 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline import strategies
-from paceline.data import Feed, owned_shards
-from paceline.errors import InputError
-from paceline.observe import Event, Fanout, RunStarted, Sink
+from paceline.checkpoint import caused_by_disk
+from paceline.data import Feed, StepData, owned_shards
+from paceline.errors import CheckpointError, DiskFaultError, InputError
+from paceline.observe import Event, Fanout, Note, RunStarted, Sink
 from paceline.strategies.base import Exactness, MetricsFunction, OpenReplica, Parts, ShardWork, StepWork
 from paceline.strategies.buffers import Rule
 from paceline.strategies.precision import Precision
 from paceline.training import folder, resuming
 from paceline.training.autocast import autocast_forward
+from paceline.training.checks import check_batch_size, check_last_batch, last_step, promise
 from paceline.training.evaluation import evaluate
 from paceline.training.journal import Journal, open_sinks
+from paceline.training.membership import EVALUATE, SAVE, STEP, FixedMembership, Membership
 from paceline.training.options import RunOptions, SaveEvery
 from paceline.training.position import Position
 from paceline.training.receipt import Start
 from paceline.training.recorder import describe_start, open_records
+from paceline.training.recovery import Recovery
 from paceline.training.step import Step
-from paceline.world import Identity, World, connect, determinism, seeds
+from paceline.world import Identity, World, all_gather_object, connect, determinism, seeds
+from paceline.world.points import DATA, reach
+from paceline.world.pulse import Kind, NoPulse, Phase
 
+STARTING, READING, COMPUTING, ENDED = Phase.STARTING, Phase.DATA, Phase.COMPUTE, Phase.ENDED
+STEPPING = Kind.STEP
 MakeOptimizer = Callable[[nn.Module], Optimizer]
 MakeScheduler = Callable[[Optimizer], LRScheduler | None]
 
@@ -44,21 +52,34 @@ MakeScheduler = Callable[[Optimizer], LRScheduler | None]
 class Run:
     """One worker's hold on a run: its world, its replica, its data, its checkpoints."""
 
-    def __init__(self, world: World, options: RunOptions, sinks: Sequence[Sink] = ()) -> None:
+    def __init__(
+        self,
+        world: World,
+        options: RunOptions,
+        sinks: Sequence[Sink] = (),
+        membership: Membership | None = None,
+        events: int | None = None,
+    ) -> None:
         self.world = world
+        """Whom this worker works with; another one after each change of the group."""
         self.options = options
         self.strategy = strategies.load(options.strategy)
-        self.exactness = _promise(self.strategy.exactness, options)
+        self.exactness = promise(self.strategy.exactness, options)
         self.position = Position()
         self.started_at = 0
         """The step this process started from: above 0 in a resumed run."""
         self.name = "run"
         self._saved_at = -1
         self._sink = Fanout(sinks)
+        self._hears = bool(sinks)
+        self._events = events
+        self._recovery = Recovery(self, membership or FixedMembership())
+        self._parts: Parts | None = None
         self._replica: OpenReplica | None = None
         self._journal = Journal(self.emit, world.device)
         self._feeds: list[Feed] = []
         self._meta: dict[str, Any] = {}
+        self._begun: tuple[Feed, float | None] | None = None
         self._records = open_records(options, world)
         self.about: dict[str, Any] = {}
         """What the loop says of itself, for the receipt."""
@@ -67,13 +88,31 @@ class Run:
         seeds.seed_everything(seeds.derive(options.seed, "model"))
 
     @classmethod
-    def join(cls, identity: Identity, options: RunOptions, events: int | None = None) -> Run:
+    def join(
+        cls,
+        identity: Identity,
+        options: RunOptions,
+        events: int | None = None,
+        membership: Membership | None = None,
+        pulse: NoPulse | None = None,
+        *,
+        check_folder: bool = True,
+    ) -> Run:
         """Enter the world as `identity` and make the run; rank 0 sends events to the descriptor `events`."""
-        folder.check(options)
+        membership = membership or FixedMembership()
+        if check_folder and not membership.newcomer:
+            folder.check(options)
+        if pulse is not None:
+            pulse.enter(STARTING)
         world = connect(
-            identity, backend=options.backend, device=options.device, checked=options.check_collectives
+            identity,
+            backend=options.backend,
+            device=options.device,
+            checked=options.check_collectives,
+            pulse=pulse,
         )
-        return cls(world, options, open_sinks(options, world, events))
+        sinks = [] if membership.newcomer or not world.is_first else open_sinks(options, events)
+        return cls(world, options, sinks, membership, events)
 
     # Preparing.
 
@@ -101,7 +140,7 @@ class Run:
         """Do the same for a loop that hands the strategy its loss function instead of calling backward."""
         if not isinstance(model, nn.Module):
             raise InputError(f"the model is a {type(model).__name__}, not a torch.nn.Module.")
-        parts = Parts(
+        self._parts = parts = Parts(
             model=model,
             make_optimizer=(lambda _: optimizer) if isinstance(optimizer, Optimizer) else optimizer,
             make_scheduler=scheduler if callable(scheduler) else (lambda _: scheduler),
@@ -116,7 +155,7 @@ class Run:
             allow_unused=self.options.allow_unused,
         )
         self._replica = self.strategy.prepare(parts, self.world)
-        if self.options.resume:
+        if self.options.resume and not self._recovery.waiting_to_join:
             self.position, self._meta = resuming.load(self._replica, self.options, self.emit)
             self.started_at = self.position.number
         return self._replica
@@ -138,7 +177,7 @@ class Run:
             batch_size=batch_size,
             shards=options.total_shards,
             seed=options.seed,
-            owned=owned_shards(self.world.rank, self.world.size, options.total_shards),
+            owned=self._owned,
             shuffle=shuffle,
             micro_batch=options.micro_batch,
             pin_memory=self.world.device.type == "cuda",
@@ -159,36 +198,31 @@ class Run:
     ) -> Iterator[Step]:
         """Give one `Step` for each optimizer step, from where the run stands to its end."""
         feed = data if isinstance(data, Feed) else self.feed(data, batch_size=batch_size)
-        self._check_batch_size(feed.batch_size)
-        last = _last_step(feed, epochs, steps)
-        replica = self.replica
+        check_batch_size(self._meta.setdefault("batch_size", feed.batch_size), feed.batch_size)
+        last = last_step(feed, epochs, steps)
+        self._begun = feed, clip
+        joined = self._recovery.waiting_to_join
+        self._recovery.begin()
         if self.started_at < self.position.number >= last:
             raise InputError(
                 f"this run has taken its {self.position.number} steps: epochs and steps count from the beginning of the run. "
                 "Call run.steps once, or give a larger number."
             )
-        if (
-            self.options.sync_batchnorm
-            and feed.samples
-            and 0 < feed.samples % feed.batch_size < self.world.size
-        ):
-            raise InputError(
-                f"--sync-batchnorm needs a sample on each of {self.world.size} workers in every batch, but the last one has only "
-                f"{feed.samples % feed.batch_size}. Use another --batch-size."
-            )
-        self._announce(feed, epochs, last)
-        self._begin_records(feed, clip)
+        check_last_batch(feed, self.options, self.world.size)
+        if not joined:
+            self.emit(self._announcement(feed, epochs, last))
+            self._records.begin(*self._description(self.position))
         due = SaveEvery.parse(self.options.save_every) if self.options.save_every else SaveEvery()
         while (epochs is None or self.position.epoch < epochs) and self.position.number < last:
             before = self.position
-            for step in self._epoch(feed, replica, clip, last):
+            for step in self._epoch(feed, clip, last):
                 yield step
                 if step.result is None:
                     raise InputError(
                         f"step {step.number} was left without step.apply(), so its batch would be lost. Call apply once a step."
                     )
-                if self.position.number < last and due.after_step(self.position.number):
-                    self.save()
+                if not step.again and self.position.number < last and due.after_step(self.position.number):
+                    self._save_on_the_way()
             if self.position.number == last and self.position.step != feed.steps_per_epoch:
                 break
             if self.position == before and before.step == 0:
@@ -200,92 +234,190 @@ class Run:
             if after_epoch is not None:
                 after_epoch(self.position.epoch)
             if self.position.number < last and due.after_epoch(self.position.epoch):
-                self.save()
+                self._save_on_the_way()
         self._journal.settle()
         if self.options.out is not None and self._saved_at != self.position.number > self.started_at:
             self.save()
         self._records.finish()
 
-    def _epoch(self, feed: Feed, replica: OpenReplica, clip: float | None, last: float) -> Iterator[Step]:
-        seed = self.options.seed
+    def _epoch(self, feed: Feed, clip: float | None, last: float) -> Iterator[Step]:
         self._journal.start()
-        for data in feed.epoch(self.position.epoch, self.position.step):
-            number = self.position.number
-            shards = [
-                ShardWork(
-                    shard.index,
-                    seeds.derive(seed, "shard", number, shard.index),
-                    shard.samples,
-                    shard.batches,
-                )
-                for shard in data.shards
-            ]
-            work = StepWork(number, data.size, shards)
-            yield Step(work, self.position.epoch, replica, self.world, clip, self._after)
-            if self.position.number >= last:
+        while self.position.number < last:
+            # Once for each group: whoever is there now has other shards to read.
+            generation, pulse = self.world.generation, self.world.pulse
+            pulse.begin(STEPPING, self.position.number)
+            pulse.enter(READING)
+            for data in feed.epoch(self.position.epoch, self.position.step):
+                reach(DATA)
+                if self._recovery.membership.change_wanted:
+                    self._recovery.regroup(STEP)
+                if self.world.generation == generation:
+                    yield self._step(data, clip)
+                if self.world.generation != generation:
+                    break
+                if self.position.number >= last:
+                    return
+                pulse.begin(STEPPING, self.position.number)
+                pulse.enter(READING)
+            else:
                 return
 
-    def _check_batch_size(self, batch_size: int) -> None:
-        there = self._meta.setdefault("batch_size", batch_size)
-        if there != batch_size:
-            raise InputError(
-                f"this run has batches of {there} samples, not of {batch_size}: the answer would be another. "
-                f"Use --batch-size {there}."
+    def _step(self, data: StepData, clip: float | None) -> Step:
+        number, seed = self.position.number, self.options.seed
+        self.world.pulse.enter(COMPUTING)
+        shards = [
+            ShardWork(
+                shard.index,
+                seeds.derive(seed, "shard", number, shard.index),
+                shard.samples,
+                shard.batches,
             )
+            for shard in data.shards
+        ]
+        work = StepWork(number, data.size, shards)
+        step = Step(work, self.position.epoch, self.replica, self.world, clip, self._after, self._recovery)
+        # Before any of it can reach another worker: a step may be finished by others while this one is killed.
+        self._records.step(step, self.position)
+        return step
 
     def _after(self, step: Step) -> None:
         """Stand behind a step that has just been applied."""
-        self._records.step(step, self.position)
         self.position = self.position.after_step()
         self._journal.step(step, self.position, self.replica.optimizer)
+        self._recovery.settled()
+        self.world.pulse.end()
 
-    def _begin_records(self, feed: Feed, clip: float | None) -> None:
+    def _description(self, position: Position) -> tuple[str, int, int, Callable[[], Start]]:
+        """Give what the books are begun with."""
+        feed, clip = self._begun or (None, None)
+        if feed is None:
+            raise RuntimeError("records are begun with the steps")
+        if position.step == feed.steps_per_epoch:
+            position = position.next_epoch()
+
         def describe() -> Start:
             facts: dict[str, Any] = {"exactness": str(self.exactness), "clip": clip, "about": self.about}
-            return describe_start(self.options, self.world, self.position, feed, **facts)
+            return describe_start(self.options, self.world, position, feed, **facts)
 
-        self._records.begin(self.name, self.options.seed, feed.batch_size, describe)
+        return self.name, self.options.seed, feed.batch_size, describe
 
-    def _announce(self, feed: Feed, epochs: int | None, last: float) -> None:
+    # A group that breaks, and the next one.
+
+    @property
+    def _owned(self) -> range:
+        world = self.world
+        return owned_shards(world.rank, world.size, self.options.total_shards, world.shares)
+
+    def leave_group(self) -> None:
+        """Let go of everybody: nobody may wait for this worker in the old group."""
+        self.world.interruption.interrupt()
+        if self._replica is not None:
+            self._replica.abandon()
+        self.world.close()
+
+    def enter_group(self, position: Position) -> None:
+        """Take this worker's place in the group that has formed: its shards, its listeners, its books.
+
+        `position` is where the run goes on: behind a step that others finished and this worker has yet to count.
+        """
+        if self._parts is None:
+            raise RuntimeError("a group is entered when the model is prepared")
+        before = self.replica
+        parts = replace(
+            self._parts,
+            model=before.model,
+            make_optimizer=lambda _: before.optimizer,
+            make_scheduler=lambda _: before.scheduler,
+            scaler=before.scaler,
+            compile=False,  # it is, in place
+            agreed=True,
+        )
+        self._replica = self.strategy.prepare(parts, self.world)
+        for feed in self._feeds:
+            feed.own(self._owned)
+        if self.world.is_first and not self._hears:
+            self._sink = Fanout(open_sinks(self.options, self._events))
+        elif self._hears and not self.world.is_first:
+            self._sink.close()
+            self._sink = Fanout(())
+        self._hears = self.world.is_first
+        self._records.regroup(self.world, *self._description(position))
+
+    def shared_state(self) -> dict[str, Any]:
+        """Give what a worker that joins must know beside the model."""
+        return {"started_at": self.started_at, "meta": self._meta}
+
+    def adopt(self, position: Position, shared: dict[str, Any]) -> None:
+        """Go on from where the others stand."""
+        self.position = position
+        self.started_at, self._meta = shared["started_at"], shared["meta"]
+
+    def _announcement(self, feed: Feed, epochs: int | None, last: float) -> RunStarted:
         world, options = self.world, self.options
-        self.emit(
-            RunStarted(
-                task=self.name,
-                strategy=options.strategy,
-                workers=options.workers,
-                shards=options.total_shards,
-                exactness=str(self.exactness),
-                device=str(world.device),
-                backend=world.backend,
-                parameters=sum(parameter.numel() for parameter in self.replica.model.parameters()),
-                samples=feed.samples,
-                batch_size=feed.batch_size,
-                total_steps=None if math.isinf(last) else int(last),
-                epochs=epochs,
-                start_step=self.position.number,
-                out=str(options.out or ""),
-            )
+        return RunStarted(
+            task=self.name,
+            strategy=options.strategy,
+            workers=options.workers,
+            shards=options.total_shards,
+            exactness=str(self.exactness),
+            device=str(world.device),
+            backend=world.backend,
+            parameters=sum(parameter.numel() for parameter in self.replica.model.parameters()),
+            samples=feed.samples,
+            batch_size=feed.batch_size,
+            total_steps=None if math.isinf(last) else int(last),
+            epochs=epochs,
+            start_step=self.position.number,
+            out=str(options.out or ""),
         )
 
     def evaluate(self, data: Any, metrics: MetricsFunction, *, batch_size: int = 32) -> dict[str, float]:
         """Measure a data set exactly; a metric is a sum and a weight, as in `Task.metrics`."""
         feed = data if isinstance(data, Feed) else self.feed(data, batch_size=batch_size, shuffle=False)
-        return evaluate(feed, metrics, self.replica, self.world, self.options.seed)
+        return self._recovery.together(
+            EVALUATE, lambda: evaluate(feed, metrics, self.replica, self.world, self.options.seed)
+        )
 
     # Keeping and telling.
 
     def save(self) -> None:
         """Write a checkpoint of where the run stands; one worker writes it, when all have kept their part of the ledger."""
         self._journal.settle()
+        if self._recovery.waiting_to_join:
+            return  # the run is elsewhere still
+        problem, passing = self._recovery.together(SAVE, self._write)
+        if problem:
+            raise (DiskFaultError if passing else CheckpointError)(problem)
+        self._saved_at = self.position.number
+
+    def _write(self) -> tuple[str, bool]:
+        """Write a checkpoint; all wait until it is there, or is not. Gives what went wrong, and whether it was the disk."""
         meta = {"task": self.name, "batch_size": self._meta.get("batch_size")}
         self._records.before_save()
-        state = resuming.save(self.replica, self.options, self.position, self.world, meta, self.emit)
-        self._records.after_save(self.position.number, state["model"])
-        self._saved_at = self.position.number
+        problem = "", False
+        try:
+            state = resuming.save(self.replica, self.options, self.position, self.world, meta, self.emit)
+            self._records.after_save(self.position.number, state["model"])
+        except CheckpointError as error:
+            problem = str(error), caused_by_disk(error)
+        told: list[tuple[str, bool]] = all_gather_object(self.world.comm, problem)
+        return max(told)
+
+    def _save_on_the_way(self) -> None:
+        """Write a checkpoint; a disk that fails does not end a run that can go on without it."""
+        try:
+            self.save()
+        except DiskFaultError as error:
+            self.emit(Note(text=f"{error} Training goes on; the next checkpoint is tried when it is due."))
 
     def emit(self, event: Event) -> None:
         """Tell everyone who listens; only rank 0 has listeners."""
         self._sink.emit(event)
+
+    @property
+    def recoveries(self) -> list[dict[str, Any]]:
+        """The changes of the group that this run came through, each with the seconds it cost."""
+        return self._recovery.recoveries
 
     @property
     def journal(self) -> Journal:
@@ -294,6 +426,7 @@ class Run:
 
     def close(self) -> None:
         """Let go of data, listeners and the world."""
+        self.world.pulse.enter(ENDED)
         for feed in self._feeds:
             feed.close()
         self._records.close()
@@ -303,28 +436,3 @@ class Run:
     def with_options(self, **changes: Any) -> None:
         """Fill in options that only the task knows."""
         self.options = replace(self.options, **changes)
-
-
-def _promise(level: Exactness, options: RunOptions) -> Exactness:
-    """Give the level this run promises, or refuse to promise more than the strategy can give."""
-    order = list(Exactness)
-    if options.sync_batchnorm and level is Exactness.BITWISE:
-        level = Exactness.NUMERIC  # sums over a whole batch depend on how it is spread
-    if options.exact is None:
-        return level
-    asked = Exactness(options.exact)
-    if order.index(asked) < order.index(level):
-        raise InputError(
-            f"--exact {asked} is more than --strategy {options.strategy} can give, which is {level}. "
-            f"Use --exact {level}, or --strategy single."
-        )
-    return asked
-
-
-def _last_step(feed: Feed, epochs: int | None, steps: int | None) -> float:
-    """Give the number of the step at which the run ends, as far as it is known beforehand."""
-    if steps is not None:
-        return steps
-    if epochs is None:
-        raise InputError("the run has no end: give epochs or steps.")
-    return math.inf if feed.steps_per_epoch is None else epochs * feed.steps_per_epoch

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from paceline.errors import InputError, NonFiniteLossError
 from paceline.strategies.base import LossFunction, OpenReplica, StepWork
 from paceline.strategies.result import StepResult
 from paceline.task import Loss, Weight
+from paceline.training.membership import STEP
 from paceline.training.nonfinite import explain
 from paceline.world import World, determinism
+
+if TYPE_CHECKING:
+    from paceline.training.recovery import Recovery
 
 
 class Step:
@@ -26,6 +31,7 @@ class Step:
         world: World,
         clip: float | None,
         applied: Callable[[Step], None],
+        recovery: Recovery,
     ) -> None:
         self.work = work
         self.epoch = epoch
@@ -34,6 +40,11 @@ class Step:
         self._world = world
         self._clip = clip
         self._applied = applied
+        self._recovery = recovery
+        self._generation = world.generation
+        self._broken = False
+        self.again = False
+        """Whether the group broke in the middle: the run gives this step once more, over another share."""
         self._totals: list[tuple[int, Tensor]] = []
         self._read = False
 
@@ -46,7 +57,12 @@ class Step:
         """Give this worker's batches, shard by shard, each on the device and with its own random streams."""
         self._replica.begin(self.work)
         for shard in self.work.shards:
-            yield from self._replica.shard(shard)
+            for batch in self._replica.shard(shard):
+                yield batch
+                if self._broken:
+                    break
+            if self._broken:
+                break
         self._read = True
 
     def backward(self, total: Tensor | Loss, weight: Weight | None = None) -> None:
@@ -57,10 +73,21 @@ class Step:
                     "step.backward needs a sum and its weight: step.backward(losses.sum(), len(losses)), or a paceline.Loss."
                 )
             total = Loss(total, weight)
-        self._replica.backward(total)
+        if self._broken:
+            return
+        try:
+            self._replica.backward(total)
+        except Exception as error:
+            if not self._recovery.survives(error):
+                raise
+            self._broken = True
 
     def apply(self, clip: float | None = None) -> StepResult:
-        """Combine over all workers, normalise by the true weight, clip by the true norm, update."""
+        """Combine over all workers, normalise by the true weight, clip by the true norm, update.
+
+        Where a worker was lost in the middle of the step, nothing is updated: the workers regroup, and `run.steps` gives the
+        same step once more. The result then says `again`.
+        """
         if self.result is not None:
             raise InputError(f"step {self.number}: step.apply() was called before. Call it once a step.")
         if not self._read:
@@ -84,11 +111,31 @@ class Step:
 
     def _guarded(self, action: Callable[[], StepResult]) -> StepResult:
         try:
+            if self._broken or self._recovery.generation != self._generation:
+                return self._recover()
             self.result = action()
         except NonFiniteLossError as error:
             raise explain(error, self.work, self._replica.totals, self._world, untouched=True) from None
-        except RuntimeError as error:
-            raise (determinism.named(error) or error) from None
+        except Exception as error:  # noqa: BLE001  (raised again unless it is a broken group)
+            if self._recovery.survives(error):
+                return self._recover()
+            raise (determinism.named(error) if isinstance(error, RuntimeError) else None) or error from None
         self._totals = self._replica.totals
+        self._recovery.finish(self.result)
         self._applied(self)
+        return self.result
+
+    def _recover(self) -> StepResult:
+        """Regroup; the step was finished by others, who tell what it came to, or it is to be done again."""
+        if self._recovery.generation == self._generation:
+            missed, outcome = self._recovery.regroup(STEP)
+            if missed:
+                self.result = StepResult.of(outcome)
+                self._applied(self)
+                return self.result
+        self.again = True
+        totals = [total.detach().float().cpu().reshape(()) for _, total in self._replica.totals]
+        share = sum(len(shard.samples) for shard in self.work.shards)
+        entry = torch.tensor([float(sum(totals)), float(share)])
+        self.result = StepResult(self.number, self.work.size, entry, {}, again=True)
         return self.result

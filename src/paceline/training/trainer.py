@@ -117,7 +117,7 @@ class Trainer:
             "step_ms_p50": round(journal.milliseconds(0.5), 4),
             "step_ms_p95": round(journal.milliseconds(0.95), 4),
             "restarts": 0,
-            "recoveries": [],
+            "recoveries": run.recoveries,
             "parameters": sum(parameter.numel() for parameter in run.replica.model.parameters()),
             "batch_size": self.batch_size,
             "seed": options.seed,

@@ -41,26 +41,27 @@ def audit(folder: Path) -> Audit:
 
 @dataclass
 class _Book:
-    """The records of all ranks that led to the last checkpoint, in order of (step, shard)."""
+    """The records of all ledgers that led to the last checkpoint, in order of (step, shard)."""
 
     records: ledger.Records
-    ranks: _Whole
+    sources: _Whole
+    """Which of `origins` each record is from."""
+    origins: list[ledger.Origin]
     superseded: int
-    """Records of steps that a resumed run took again."""
+    """Records of steps that were taken again."""
     beyond: int
     """Steps after the last checkpoint."""
-    ledgers: int
     misplaced: int
     """Records of a shard that the run does not have."""
 
     @classmethod
     def read(cls, folder: Path, receipt: Receipt) -> _Book:
         """Read every ledger; what belongs to no kept step is only counted."""
-        found = {rank: ledger.read(path) for rank, path in ledger.paths(folder).items()}
+        found = {origin: ledger.read(path) for origin, path in ledger.paths(folder).items()}
         if not found:
             raise InputError(f"there is no ledger in {folder / ledger.FOLDER}, so nothing can be audited.")
         records = np.concatenate(list(found.values()))
-        ranks = np.repeat(np.array(list(found), dtype=np.int64), [len(one) for one in found.values()])
+        sources = np.repeat(np.arange(len(found), dtype=np.int64), [len(one) for one in found.values()])
         stretches = receipt.stretches
         led = ledger.belonging(
             records, [start.step for start in stretches], [start.generation for start in stretches]
@@ -71,12 +72,21 @@ class _Book:
         kept = kept[np.lexsort((records["shard"][kept], records["number"][kept]))]
         return cls(
             records=records[kept],
-            ranks=ranks[kept],
+            sources=sources[kept],
+            origins=list(found),
             superseded=int((~led).sum()),
             beyond=len(np.unique(records["number"][led & behind])),
-            ledgers=len(found),
             misplaced=int((led & ~behind & ~placed).sum()),
         )
+
+    def by_rank(self) -> dict[int, int]:
+        """Count the samples of each rank; a process that had several is counted under its first."""
+        served = np.bincount(self.sources, weights=self.records["count"], minlength=len(self.origins))
+        total: dict[int, int] = {}
+        for origin, count in zip(self.origins, served.tolist(), strict=True):
+            if count:
+                total[origin.rank] = total.get(origin.rank, 0) + int(count)
+        return total
 
     def between(self, first: int, last: int) -> slice:
         """Give the place of the records of the steps [first, last)."""
@@ -128,7 +138,6 @@ class _Audit:
         if not last.stream and last.samples:
             per_epoch = steps_per_epoch(last.samples, receipt.batch_size)
             position = (position[0] + position[1] // per_epoch, position[1] % per_epoch)
-        by_rank = np.bincount(book.ranks, weights=book.records["count"])
         return Audit(
             name=receipt.name,
             steps=receipt.steps,
@@ -140,7 +149,7 @@ class _Audit:
             repeated=self.repeated,
             served_twice=self.twice,
             served_wrongly=self.wrong,
-            by_rank={rank: int(count) for rank, count in enumerate(by_rank.tolist()) if count},
+            by_rank=book.by_rank(),
             workers=[(start.step, start.workers, start.strategy) for start in starts],
             superseded=book.superseded,
             beyond=book.beyond,
@@ -225,7 +234,7 @@ class _Audit:
         shards = self.receipt.shards
         counts, digests = self._expected(piece, start)
         place = self.book.between(piece.number, piece.number + len(piece.sizes))
-        records, ranks = self.book.records[place], self.book.ranks[place]
+        records, sources = self.book.records[place], self.book.sources[place]
         steps = records["number"].astype(np.int64) - piece.number
         cells = steps * shards + records["shard"]
         right = (
@@ -243,9 +252,9 @@ class _Audit:
         self.wrong += int((~right).sum())
         faults = [
             *((cell, self._missing(cell, counts, start)) for cell in np.flatnonzero(times == 0).tolist()),
-            *((cell, _twice(cell, cells, ranks)) for cell in np.flatnonzero(times > 1).tolist()),
+            *((cell, self._twice(cell, cells, sources)) for cell in np.flatnonzero(times > 1).tolist()),
             *(
-                (int(cells[index]), _fault(records[index], int(ranks[index]), int(counts[cells[index]])))
+                (int(cells[index]), self._fault(records[index], sources[index], counts[cells[index]]))
                 for index in np.flatnonzero(~right).tolist()
             ),
         ]
@@ -256,8 +265,21 @@ class _Audit:
     def _missing(self, cell: int, counts: _Whole, start: Start) -> str:
         shards = self.receipt.shards
         ranks = range(start.processes)
-        owner = next(rank for rank in ranks if cell % shards in owned_shards(rank, len(ranks), shards))
+        owner = next(
+            rank for rank in ranks if cell % shards in owned_shards(rank, len(ranks), shards, start.shares)
+        )
         return f"on no ledger, so {counts[cell]} samples are lost; it was for rank {owner} to serve"
+
+    def _twice(self, cell: int, cells: _Whole, sources: _Whole) -> str:
+        low, high = np.searchsorted(cells, [cell, cell + 1]).tolist()
+        by = " and ".join(str(self.book.origins[source]) for source in sources[low:high].tolist())
+        return f"served {high - low} times, by {by}"
+
+    def _fault(self, record: np.void, source: np.int64, wanted: np.int64) -> str:
+        origin = self.book.origins[source]
+        if int(record["count"]) != wanted:
+            return f"{origin} served {record['count']} samples where the order gives {wanted}"
+        return f"{origin} served other samples than the order gives"
 
     def _check_chain(self) -> None:
         link, number = FIRST_LINK, 0
@@ -275,15 +297,3 @@ class _Audit:
                 )
                 return
             link, number = made, step
-
-
-def _twice(cell: int, cells: _Whole, ranks: _Whole) -> str:
-    low, high = np.searchsorted(cells, [cell, cell + 1]).tolist()
-    by = " and ".join(f"rank {rank}" for rank in ranks[low:high].tolist())
-    return f"served {high - low} times, by {by}"
-
-
-def _fault(record: np.void, rank: int, wanted: int) -> str:
-    if int(record["count"]) != wanted:
-        return f"rank {rank} served {record['count']} samples where the order gives {wanted}"
-    return f"rank {rank} served other samples than the order gives"

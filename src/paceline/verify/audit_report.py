@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _SHOWN = 20
+_CHANGES_SHOWN = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +28,11 @@ class Audit:
     served_wrongly: int
     """Records with other samples than the order gives."""
     by_rank: dict[int, int]
-    """Samples that each rank served."""
+    """Samples that each rank served; a process that had several ranks is counted under its first."""
     workers: list[tuple[int, int, str]]
     """From which step on, how many workers, with which strategy."""
     superseded: int
-    """Records of steps that a resumed run took again."""
+    """Records of steps that were taken again: by a resumed run, or by a new group of workers."""
     beyond: int
     """Steps after the last checkpoint, which no kept weights have seen."""
     stream: bool
@@ -61,14 +62,13 @@ class Audit:
         more = f" and {self.steps_of_next_epoch} steps of the next" if self.steps_of_next_epoch else ""
         lines = [
             f"{self.name}: {self.steps:,} steps ({epochs}{more}), {self.shards} shards, {self.samples:,} samples",
-            "workers: "
-            + ", then ".join(f"{workers} ({name}) from step {step}" for step, workers, name in self.workers),
+            f"workers: {self._workers()}",
             "served: " + ", ".join(f"rank {rank} {count:,}" for rank, count in self.by_rank.items()),
             f"lost {self.lost:,}, repeated {self.repeated:,}",
         ]
         if self.superseded:
             lines.append(
-                f"{self.superseded:,} records left out: a resumed run took their steps again, or they belong to none"
+                f"{self.superseded:,} records left out: their steps were taken again, or they belong to none"
             )
         if self.beyond:
             lines.append(
@@ -84,6 +84,13 @@ class Audit:
             )
         lines.append(self._verdict())
         return lines
+
+    def _workers(self) -> str:
+        told = [f"{workers} ({name}) from step {step}" for step, workers, name in self.workers]
+        if len(told) > _CHANGES_SHOWN:
+            left = len(told) - _CHANGES_SHOWN
+            told[_CHANGES_SHOWN - 1 : -1] = [f"{left:,} more changes (--json lists all)"]
+        return ", then ".join(told)
 
     def _verdict(self) -> str:
         if not self.holds:

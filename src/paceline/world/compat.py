@@ -42,3 +42,17 @@ def new_group(name: str, ranks: Sequence[int], timeout: timedelta) -> dist.Proce
     )
     world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(members)}
     return group
+
+
+def abort(group: dist.ProcessGroup) -> None:
+    """End what is under way on NCCL's communicators; gloo does not listen to this."""
+    distributed_c10d._abort_process_group(group)  # noqa: SLF001
+
+
+def count_groups_anew() -> None:
+    """Have the next group of all workers named as the first one of a process is.
+
+    torch names groups by a count. A group that could not be formed, because a worker was lost in the middle, leaves it
+    one ahead, and then this worker and one that has just started wait for each other under two names.
+    """
+    distributed_c10d._world.group_count = 0  # noqa: SLF001

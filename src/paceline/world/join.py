@@ -12,13 +12,16 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from paceline.errors import InputError
-from paceline.world import env
+from paceline.world import compat, env
 from paceline.world.backends import choose_backend, choose_device
 from paceline.world.base import Comm
 from paceline.world.checked import CheckedComm
 from paceline.world.env import Identity
+from paceline.world.interruption import Interruption
 from paceline.world.local import LocalComm
 from paceline.world.process_group import ProcessGroupComm
+from paceline.world.pulse import NoPulse
+from paceline.world.sockets import Sockets
 from paceline.world.world import World
 
 
@@ -36,23 +39,29 @@ def connect(
     timeout_s: float = 300.0,
     checked: bool = False,
     generation: int = 0,
+    shares: tuple[int, ...] | None = None,
+    interruption: Interruption | None = None,
+    on: torch.device | None = None,
+    pulse: NoPulse | None = None,
 ) -> World:
     """Enter the world as `identity`, and return when everybody has.
 
     The workers meet at `store`, or, without one, at the identity's master address and port (torchrun's way).
-    Each generation has its own prefix there, so what a dead group left behind is never read.
+    Each generation has its own prefix there, so what a dead group left behind is never read. `on` is the device of a
+    worker that has one already, from the group before.
     """
-    place = choose_device(device, identity.local_rank)
+    place = choose_device(device, identity.local_rank) if on is None else on
     carrier = choose_backend(backend, place, identity.local_size)
     if place.type == "cuda":
         # Makes CUDA ready here and now, so that later seeding reaches its generators.
         torch.cuda.set_device(place)
         torch.cuda.init()  # type: ignore[no-untyped-call]
     comm: Comm
+    interruption = interruption or Interruption()
     if identity.size == 1:
         comm, carrier = LocalComm(), "local"
     else:
-        comm = _join_group(identity, store, carrier, timedelta(seconds=timeout_s), generation)
+        comm = _join_group(identity, store, carrier, timedelta(seconds=timeout_s), generation, interruption)
     return World(
         rank=identity.rank,
         size=identity.size,
@@ -65,11 +74,19 @@ def connect(
         generation=generation,
         host=socket.gethostname(),
         comm=CheckedComm(comm) if checked else comm,
+        shares=shares,
+        interruption=interruption,
+        pulse=pulse or NoPulse(),
     )
 
 
 def _join_group(
-    identity: Identity, store: Store | None, backend: str, timeout: timedelta, generation: int
+    identity: Identity,
+    store: Store | None,
+    backend: str,
+    timeout: timedelta,
+    generation: int,
+    interruption: Interruption,
 ) -> ProcessGroupComm:
     if dist.is_initialized():
         raise InputError(
@@ -77,20 +94,24 @@ def _join_group(
         )
     _keep_to_loopback(identity.master_address)
     meeting = _meet(identity, timeout) if store is None else store
+    sockets = Sockets()
+    compat.count_groups_anew()
     try:
-        dist.init_process_group(
-            backend,
-            store=PrefixStore(f"generation-{generation}", meeting),
-            rank=identity.rank,
-            world_size=identity.size,
-            timeout=timeout,
-        )
+        with sockets.opened_here():
+            dist.init_process_group(
+                backend,
+                store=PrefixStore(f"generation-{generation}", meeting),
+                rank=identity.rank,
+                world_size=identity.size,
+                timeout=timeout,
+            )
+        interruption.on_raise(sockets.shut)
         group = dist.group.WORLD
         if group is None:
             raise InputError(
                 "torch made no process group. Check that this build of torch has distributed support."
             )
-        return ProcessGroupComm(group, timeout=timeout)
+        return ProcessGroupComm(group, timeout=timeout, interruption=interruption, store=meeting)
     except BaseException:
         if dist.is_initialized():
             dist.destroy_process_group()

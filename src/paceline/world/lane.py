@@ -27,9 +27,13 @@ SIZE = 1 << 36
 LINE = 64
 """A flag has a cache line to itself."""
 HEADER = 1 << 16
+FLAGS = 2
+"""Flags of each worker: 500 of them fit into the header."""
 SPIN_S = 100e-6
 CHECK_S = 0.02
 """How long a sleeper goes without looking at its peers."""
+_BROKEN = (HEADER - LINE) // 4
+"""The word that says that nobody may wait here any more."""
 _NAME = "paceline-lane"
 _MAP_NORESERVE = 0x4000
 
@@ -83,6 +87,13 @@ class Lane:
             if other != self.rank and self._flags[word] < value:
                 self._wait_word(word, value, other)
 
+    def abandon(self) -> None:
+        """End the waits of everybody on this lane, at the latest when they next look at their peers."""
+        self._flags[_BROKEN] = 1
+        for flag in range(FLAGS):
+            for rank in range(self.size):
+                futex.wake(self._address + 4 * self._word(flag, rank))
+
     def _word(self, flag: int, rank: int) -> int:
         return (flag * self.size + rank) * (LINE // 4)
 
@@ -98,6 +109,8 @@ class Lane:
                 self._check_peers(other, started)
 
     def _check_peers(self, other: int, started: float) -> None:
+        if self._flags[_BROKEN]:
+            raise PeerLostError("connection closed by peer: the lane was abandoned.")
         for descriptor, _ in self._poll.poll(0):
             lost = self._watched[descriptor]
             raise PeerLostError(f"connection closed by peer: rank {lost} (pid {self._pids[lost]}) has ended.")
@@ -113,10 +126,13 @@ def _close_all(descriptors: list[int]) -> None:
 
 
 def machine() -> tuple[str, str]:
-    """Tell machines apart: by the start of the kernel and, as a container has its own, the numbering of processes."""
-    boot, space = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
-    if boot.exists() and space.is_symlink():
-        return boot.read_text().strip(), str(space.readlink())
+    """Tell machines apart: by the start of the kernel and, as a container has its own, processes and network."""
+    boot, spaces = (
+        Path("/proc/sys/kernel/random/boot_id"),
+        [Path("/proc/self/ns/pid"), Path("/proc/self/ns/net")],
+    )
+    if boot.exists() and all(space.is_symlink() for space in spaces):
+        return boot.read_text().strip(), " ".join(str(space.readlink()) for space in spaces)
     return env.host(), ""
 
 
@@ -141,7 +157,9 @@ def open_lane(world: World, timeout_s: float = 300.0) -> Lane | None:
         os.close(descriptor)
     if memory is None or not everyone:
         return None
-    return Lane(memory, world.rank, [offer[1] for offer in offers], timeout_s)
+    lane = Lane(memory, world.rank, [offer[1] for offer in offers], timeout_s)
+    world.interruption.on_raise(lane.abandon)
+    return lane
 
 
 def _map(pid: int, descriptor: int) -> mmap.mmap | None:

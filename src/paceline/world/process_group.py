@@ -13,11 +13,14 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
 
 from paceline.errors import InputError, PacelineError
 from paceline.world import arguments, compat
 from paceline.world.base import Comm, Pending, PendingReduction, ReduceOp
+from paceline.world.interruption import Interruption
 from paceline.world.pending import Delivery, WorkingReduction
+from paceline.world.sockets import Sockets
 
 _TORCH_OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -31,13 +34,25 @@ _TORCH_OPS = {
 class ProcessGroupComm(Comm):
     """A group of workers, each in a process of its own."""
 
-    def __init__(self, group: dist.ProcessGroup, *, timeout: timedelta) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        *,
+        timeout: timedelta,
+        interruption: Interruption | None = None,
+        store: Store | None = None,
+    ) -> None:
         self._group: dist.ProcessGroup | None = group
+        # Held, because torch keeps only the C++ half of a store that is written in Python, and `split` meets there.
+        self._store = store
+        self._interruption = interruption or Interruption()
         self._timeout = timeout
         self._rank = dist.get_rank(group)
         self._size = dist.get_world_size(group)
         # Gloo reduces and gathers CUDA tensors, but cannot send one to a single rank.
         self._sends_cuda = "nccl" in str(dist.get_backend_config(group))
+        if self._sends_cuda:
+            self._interruption.on_raise(lambda: compat.abort(group))
 
     @property
     def rank(self) -> int:
@@ -195,8 +210,11 @@ class ProcessGroupComm(Comm):
         global_ranks = dist.get_process_group_ranks(self.group)
         # Rank 0's random number makes the name of this split unlike any other's in the life of the store.
         name = f"split-{seats[0][2]:x}-{color}"
-        group = compat.new_group(name, [global_ranks[rank] for _, rank in members], self._timeout)
-        return ProcessGroupComm(group, timeout=self._timeout)
+        sockets = Sockets()
+        with sockets.opened_here():
+            group = compat.new_group(name, [global_ranks[rank] for _, rank in members], self._timeout)
+        self._interruption.on_raise(sockets.shut)
+        return ProcessGroupComm(group, timeout=self._timeout, interruption=self._interruption)
 
     def close(self) -> None:
         """Destroy the group; closing the whole world's group ends those split from it too."""

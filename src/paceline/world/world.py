@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from paceline.world.base import Comm
+from paceline.world.interruption import Interruption
+from paceline.world.pulse import NoPulse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +28,12 @@ class World:
     """Counts up each time the workers regroup after one died, left or joined."""
     host: str
     comm: Comm
+    shares: tuple[int, ...] | None = None
+    """How many shards each rank carries, where they are not dealt out evenly."""
+    interruption: Interruption = field(default_factory=Interruption)
+    """What ends every wait for the others, when one of them is gone."""
+    pulse: NoPulse = field(default_factory=NoPulse)
+    """Where this worker shows its launcher what it is at."""
 
     @property
     def is_first(self) -> bool:

@@ -103,12 +103,9 @@ def test_the_receipt_tells_what_was_run(run: Path, task: Path) -> None:
         "threads": 1,
         "finished": True,
     }
-    assert [(start["step"], start["strategy"], start["workers"]) for start in document["history"]] == [
-        (0, "ddp", 2),
-        (6, "dp", 4),
-        (10, "ddp", 3),
-    ]
-    assert [start["generation"] for start in document["history"]] == [0, 1, 2]
+    assert [
+        (start.generation, start.step, start.strategy, start.workers) for start in Receipt.read(run).history
+    ] == [(0, 0, "ddp", 2), (1, 6, "dp", 4), (2, 10, "ddp", 3)]
     assert set(document["versions"]) == {"python", "torch", "numpy", "paceline"}
     assert document["versions"]["torch"] == torch.__version__
     assert document["task"] == f"{task}:Falls"
@@ -132,7 +129,7 @@ def test_the_ledgers_of_a_run_on_changing_workers_hold(run: Path) -> None:
     found = audit(run)
     assert found.holds, found.problems
     assert (found.steps, found.epochs, found.steps_of_next_epoch, found.samples) == (20, 2, 4, 2 * 61 + 32)
-    assert list(ledger.paths(run)) == [0, 1, 2]
+    assert list(ledger.paths(run)) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 2), (2, 2)]
 
 
 @pytest.mark.parametrize("kill", [False, True])
@@ -147,28 +144,40 @@ def test_after_a_fall_the_steps_taken_again_count_once(task: Path, tmp_path: Pat
             workers=2,
             shards=4,
             save_every="4",
+            elastic=False,
             settings={"fall": "21", "kill": str(kill)},
         )
     before = audit(out)
     assert before.holds, before.problems
-    assert (before.steps, before.finished) == (8, False)
-    taken_again = before.beyond * 4
+    assert (before.steps, before.finished, before.beyond) == (8, False, 3)
+    records = [ledger.read(path) for path in ledger.paths(out).values()]
+    taken_again = sum(int((one["number"] >= 8).sum()) for one in records)
     train(task, out, steps=14, workers=3, resume=True)
     found = audit(out)
     assert found.holds, found.problems
-    assert found.steps == 14
-    if not kill:
-        assert before.beyond == 2
-        assert found.superseded == taken_again
+    assert (found.steps, found.superseded) == (14, taken_again)
     with pytest.raises(InputError, match=r"resumed at step 8 with another settings .*--steps 8, or --from 8"):
         verify_receipt(Replay(folder=out, steps=14))
 
 
-def test_a_record_is_made_only_when_the_step_was_applied(task: Path, tmp_path: Path) -> None:
+def test_a_worker_that_is_lost_on_the_way_costs_no_sample(task: Path, run: Path, tmp_path: Path) -> None:
+    """The third of 3 has two shards, so its 15th call is in the 8th step; the others do not get that far."""
+    out = tmp_path / "run"
+    train(task, out, steps=10, workers=3, shards=4, save_every="3", settings={"fall": "15", "kill": "True"})
+    found = audit(out)
+    assert found.holds, found.problems
+    assert (found.steps, found.lost, found.repeated, found.finished) == (10, 0, 0, True)
+    there, here = Receipt.read(run), Receipt.read(out)
+    assert here.checkpoints[10] == there.checkpoints[10]
+    assert [start.step for start in here.history][:2] == [0, 7]
+    assert found.superseded >= 4
+
+
+def test_a_record_is_made_before_anything_of_the_step_is_computed(task: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(WorkerFailedError, match="fell"):
         train(task, out, steps=9, strategy="single", settings={"fall": "5"})
-    assert ledger.read(ledger.paths(out)[0])["number"].tolist() == [0, 1, 2, 3]
+    assert ledger.read(ledger.paths(out)[ledger.Origin(0, 0)])["number"].tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -265,7 +274,7 @@ def test_the_command_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     again = json.loads(capsys.readouterr().out)
     assert (again["holds"], again["first"], again["last"], again["workers"]) == (True, 6, 10, 2)
     out = copied(run, tmp_path)
-    path = ledger.paths(out)[1]
+    path = ledger.paths(out)[ledger.Origin(1, 2)]
     path.write_bytes(path.read_bytes()[: -ledger.RECORD.itemsize])
     assert command_line._command(["audit", str(out)]) == 1
     assert "step 19, shard 1: on no ledger" in capsys.readouterr().out

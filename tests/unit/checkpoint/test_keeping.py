@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from paceline.checkpoint import Checkpoints, load
+from paceline.checkpoint import Checkpoints, export, load
 from paceline.errors import CheckpointError, InputError
-from tests.unit.checkpoint.states import MODEL, assert_same, refuse, run_state
+from tests.unit.checkpoint.states import MANIFEST, MODEL, OPTIMIZER, assert_same, refuse, run_state
 
 
 def names(folder: Path) -> set[str]:
@@ -60,23 +61,44 @@ def test_a_damaged_step_is_put_right_when_the_run_comes_there_again(tmp_path: Pa
     assert names(tmp_path) == {"step-5"}
 
 
-def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
-    with subprocess.Popen(["/bin/sleep", "0"]) as ended:
-        ended.wait()
-    with subprocess.Popen(["/bin/sleep", "60"]) as living:
-        for name in (
-            f".step-4.partial-{ended.pid}",
-            f".step-1.removed-{ended.pid}",
-            f".step-4.partial-{living.pid}",
-            f".step-4.partial-{os.getpid()}",
-            "notes",
-        ):
-            (tmp_path / name).mkdir()
-            (tmp_path / name / MODEL).write_bytes(b"half")
-        Checkpoints(tmp_path).save(5, run_state(5))
-        left = names(tmp_path)
-        living.kill()
-    assert left == {"step-5", "notes", f".step-4.partial-{living.pid}"}
+@pytest.mark.parametrize("damage", [lambda file: file.write_bytes(b"half"), lambda file: file.unlink()])
+@pytest.mark.parametrize("name", [MODEL, OPTIMIZER, MANIFEST])
+def test_damaged_ones_do_not_count_among_those_kept(
+    tmp_path: Path, damage: Callable[[Path], object], name: str
+) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (1, 2):
+        checkpoints.save(step, run_state(step))
+    damage(tmp_path / "step-2" / name)
+    checkpoints.save(3, run_state(3))
+    assert names(tmp_path) == {"step-1", "step-2", "step-3"}
+    damage(tmp_path / "step-3" / name)
+    reports: list[Path] = []
+    loaded = checkpoints.newest(lambda path, reason: reports.append(path))
+    assert loaded is not None
+    assert (loaded.step, reports) == (1, [tmp_path / "step-3", tmp_path / "step-2"])
+    for step in (4, 5):
+        checkpoints.save(step, run_state(step))
+    assert names(tmp_path) == {"step-4", "step-5"}
+
+
+def test_a_run_that_fell_back_below_damaged_ones_keeps_what_it_stands_on(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        Checkpoints(tmp_path).save(step, run_state(step))
+    for step in (20, 30):
+        (tmp_path / f"step-{step}" / OPTIMIZER).unlink()
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.save(12, run_state(12))
+    checkpoints.save(14, run_state(14))
+    assert names(tmp_path) == {"step-12", "step-14", "step-20", "step-30"}
+
+
+def test_any_file_may_be_read_by_whom_the_others_may(tmp_path: Path) -> None:
+    path = Checkpoints(tmp_path / "checkpoints").save(1, run_state(1))
+    modes = {file.name: stat.filemode(file.stat().st_mode) for file in path.iterdir()}
+    assert modes[MODEL] == modes[OPTIMIZER] == modes[MANIFEST]
+    exported = export(tmp_path, tmp_path / "model.safetensors").path
+    assert stat.filemode(exported.stat().st_mode) == modes[MODEL]
 
 
 def test_no_folder_means_no_checkpoint(tmp_path: Path) -> None:

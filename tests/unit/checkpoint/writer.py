@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from paceline.checkpoint import Checkpoints
@@ -14,12 +15,19 @@ from tests.unit.checkpoint.states import run_state
 WIDTH = 160
 
 
-def save_forever(folder: Path, first_step: int, saved: Connection) -> None:
+def save_forever(folder: Path, first_step: int, saved: Connection, keep: int = 2) -> None:
     """Save step after step and tell each step once it is committed."""
-    checkpoints = Checkpoints(folder, keep=2)
+    checkpoints = Checkpoints(folder, keep=keep)
     for step in range(first_step, sys.maxsize):
         checkpoints.save(step, run_state(step, WIDTH))
         saved.send(step)
+
+
+def save_each(folder: Path, steps: int, together: Barrier) -> None:
+    """Save step after step, each at the same time as another process does."""
+    for step in range(1, steps + 1):
+        together.wait(60)
+        Checkpoints(folder, keep=2).save(step, run_state(step))
 
 
 def die_at_operation(folder: Path, step: int, number: int) -> None:

@@ -24,6 +24,9 @@ ALL = [
     events.CheckpointSaved(23, "runs/a/checkpoints/step-23", 0.01),
     events.CheckpointDamaged("runs/ä/checkpoints/step-22", "short\nfile"),
     events.Note("NaN"),
+    events.Straggling(2, "host", 1.8, "data"),
+    events.WorkerLost(1, "host", "was killed by SIGKILL"),
+    events.Regrouped(1, 2, 17, "rank 1 was killed by SIGKILL", 0.05),
     events.RunFinished({"task": "digits", "metrics": {"accuracy": 0.98}, "recoveries": [{"seconds": 0.1}]}),
     events.RunFailed(1, "host", "RuntimeError: no"),
 ]
@@ -41,7 +44,7 @@ def test_every_event_survives_the_round_trip_on_one_line(event):
 
 def test_the_list_above_covers_every_kind():
     assert {type(event) for event in ALL} == set(events._KINDS.values())
-    assert len(events._KINDS) == 9
+    assert len(events._KINDS) == 12
 
 
 @given(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -101,7 +102,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def rewrite(folder: Path, rank: int, change: Callable[[ledger.Records], ledger.Records]) -> None:
-    path = ledger.paths(folder)[rank]
+    path = ledger.paths(folder)[ledger.Origin(rank, 0)]
     path.write_bytes(ledger.MAGIC + change(ledger.read(path).copy()).tobytes())
 
 
@@ -131,7 +132,7 @@ def test_a_record_that_is_missing(run: Path) -> None:
 
 def test_a_record_that_is_there_twice(run: Path) -> None:
     def take_over(records: ledger.Records) -> ledger.Records:
-        theirs = ledger.read(ledger.paths(run)[1])
+        theirs = ledger.read(ledger.paths(run)[ledger.Origin(1, 0)])
         return np.concatenate([records, theirs[[row(theirs, 3, 3)]]])
 
     rewrite(run, 0, take_over)
@@ -164,7 +165,7 @@ def test_a_count_that_was_changed(run: Path) -> None:
 
 
 def test_a_ledger_that_is_gone(run: Path) -> None:
-    ledger.paths(run)[1].unlink()
+    ledger.paths(run)[ledger.Origin(1, 0)].unlink()
     found = audit(run)
     assert len(found.problems) == 12 * 2 + 1
     assert found.lines()[-2] == "  and 5 more (--json lists all)"
@@ -191,6 +192,70 @@ def test_steps_taken_again_by_other_workers_count_once(tmp_path: Path) -> None:
     assert (found.samples, found.epochs, found.steps_of_next_epoch) == (90 + 40, 2, 4)
     assert (found.superseded, found.beyond) == ((3 + 1) * SHARDS, 1)
     assert found.workers == [(0, 2, "ddp"), (6, 3, "ddp"), (10, 1, "ddp")]
+
+
+def test_workers_that_come_and_go_a_hundred_times(tmp_path: Path) -> None:
+    """Each group leaves a step that it began; the next one takes it again. Files are of whoever opened them."""
+    starts = [
+        replace(
+            START,
+            generation=index,
+            step=2 * index,
+            epoch=2 * index // 5,
+            step_of_epoch=2 * index % 5,
+            workers=size,
+            processes=size,
+        )
+        for index, size in enumerate([2, 1, 3, 4] * 25)
+    ]
+    for start in starts:
+        serve(tmp_path, start, start.step + 3)
+    close(tmp_path, *starts, steps=200)
+    found = audit(tmp_path)
+    assert found.holds, found.problems
+    assert (found.samples, found.lost, found.repeated) == (40 * 45, 0, 0)
+    assert (found.superseded, found.beyond) == (99 * SHARDS, 1)
+    assert len(found.workers) == 100
+    assert set(found.by_rank) == {0, 1, 2, 3}
+    assert sum(found.by_rank.values()) == found.samples
+    told = found.lines()[1]
+    assert told.startswith("workers: 2 (ddp) from step 0, then 1 (ddp) from step 2, then")
+    assert told.endswith("then 90 more changes (--json lists all), then 4 (ddp) from step 198")
+    assert (tmp_path / "receipt.json").stat().st_size < 20_000
+
+    path = ledger.paths(tmp_path)[ledger.Origin(2, 50)]
+    records = ledger.read(path)
+    twice = row(records, 101, 2)
+    path.write_bytes(ledger.MAGIC + np.concatenate([records, records[[twice]]]).tobytes())
+    problem = audit(tmp_path).problems[0]
+    assert problem == (
+        "step 101, shard 2: served 2 times, by rank 2 (of generation 50) and rank 2 (of generation 50)"
+    )
+
+
+def test_a_shard_that_nobody_served_was_for_the_one_who_had_that_share(tmp_path: Path) -> None:
+    start = replace(START, shares=(3, 1))
+    serve(tmp_path, start, 4)
+    close(tmp_path, start, steps=4)
+    for rank, shard in ((1, 2), (1, 3)):
+        rewrite(tmp_path, rank, lambda records, shard=shard: np.delete(records, row(records, 1, shard)))
+    third, fourth = audit(tmp_path).problems[:2]
+    lost = "on no ledger, so 3 samples are lost; it was for rank"
+    assert third == f"step 1, shard 2: {lost.replace('3', '2')} 0 to serve"
+    assert fourth == f"step 1, shard 3: {lost} 1 to serve"
+
+
+def test_ledgers_and_receipts_of_before_workers_came_and_went(run: Path) -> None:
+    """Names without a generation, every start in full."""
+    for origin, path in ledger.paths(run).items():
+        path.rename(path.with_name(f"rank-{origin.rank}.bin"))
+    document = json.loads((run / "receipt.json").read_text())
+    again = {**vars(START), "generation": 1, "step": 12, "epoch": 2, "step_of_epoch": 2}
+    del again["shares"], document["history"][0]["shares"]
+    document |= {"format": 1, "history": [*document["history"], again]}
+    (run / "receipt.json").write_text(json.dumps(document))
+    assert audit(run).holds
+    assert Receipt.read(run).history == (START, Start(**again))
 
 
 def test_what_the_receipt_does_not_know_is_no_success(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""What a writer leaves behind when it dies: names that say whose it is, and its removal once nobody lives.
+
+.step-200.partial-MACHINE-PID-START   being written
+.step-50.removed-MACHINE-PID-START    being deleted, so that no committed name is ever half there
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from paceline.checkpoint.durable import remove
+from paceline.world.lane import machine
+
+UNTOUCHED_S = 3600.0
+"""How long what another machine writes may lie still before it counts as left behind.
+
+Its processes cannot be seen from here. The longest pause of a living writer is the sealing of one file: half of
+this for a terabyte.
+"""
+
+
+def beside(path: Path, purpose: Literal["partial", "removed"]) -> Path:
+    """Name the hidden neighbour of a path under which this process writes or deletes it."""
+    return path.with_name(f".{path.name}.{purpose}-{_writer()}")
+
+
+def sweep(folder: Path, names: str, *, now: float, writing: Path | None = None) -> None:
+    """Delete what dead writers left of the names that match, except what this process is `writing`.
+
+    `now` is a time the disk gave: the clocks of the machines that share it may differ.
+    """
+    for path, writer in _leftovers(folder, names):
+        if path != writing and _is_dead(path, writer, now):
+            remove(path)
+
+
+def _leftovers(folder: Path, names: str) -> Iterator[tuple[Path, str]]:
+    pattern = re.compile(rf"\.(?:{names})\.(?:partial|removed)-(?P<writer>.+)")
+    for path in sorted(folder.iterdir()):
+        if found := pattern.fullmatch(path.name):
+            yield path, found["writer"]
+
+
+def _is_dead(path: Path, writer: str, now: float) -> bool:
+    here, _, process = writer.partition("-")
+    if writer == _writer():
+        return True  # Ours from a save that failed, and we write something else now.
+    if here == _machine() and (found := re.fullmatch(r"(\d+)-(\d+)", process)):
+        return _started(int(found[1])) != int(found[2])
+    try:
+        touched = max(entry.lstat().st_mtime for entry in (path, *path.glob("*")))
+    except FileNotFoundError:
+        return False  # Its writer is at work on it this moment.
+    return now - touched > UNTOUCHED_S
+
+
+def _writer() -> str:
+    return f"{_machine()}-{os.getpid()}-{_started(os.getpid())}"
+
+
+@cache
+def _machine() -> str:
+    return hashlib.sha256(repr(machine()).encode()).hexdigest()[:8]
+
+
+def _started(pid: int) -> int | None:
+    """Tell when a process started, since a number alone is soon another's; None if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0 if not Path("/proc/self").exists() and _answers(pid) else None
+    # A zombie is dead to us: its parent may take its time to notice.
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _answers(pid: int) -> bool:
+    """Tell whether a process is there, on a system that says no more than that."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,119 @@
+"""`paceline chaos`: disturb a training on purpose, and show that its answer is the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from paceline.cli.folders import new_folder
+from paceline.cli.outcome import print_json
+from paceline.cli.outcome import report as report_failure
+from paceline.cli.reference import resolve
+from paceline.cli.train import setting
+from paceline.errors import InputError, WorkerFailedError
+from paceline.launch.base import Outcome
+from paceline.launch.failures import Failure
+from paceline.verify.faults import KINDS
+from paceline.world.points import POINTS
+
+_KINDS = "; ".join(f"{kind}: {what}" for kind, what in KINDS.items())
+
+
+def chaos(
+    task: Annotated[
+        str,
+        typer.Argument(help="A built-in task (see `paceline tasks`), path.py:Class or package.module:Class."),
+    ],
+    workers: Annotated[int, typer.Option(help="Processes.")] = 4,
+    faults: Annotated[int, typer.Option(help="How many faults to set off.")] = 20,
+    kinds: Annotated[str, typer.Option(help=f"Kinds of faults, with commas between. {_KINDS}.")] = ",".join(
+        KINDS
+    ),
+    points: Annotated[str, typer.Option(help="Where in a step they go off, with commas between.")] = ",".join(
+        POINTS
+    ),
+    seed: Annotated[int, typer.Option(help="Which faults, when and where; not the task's own seed.")] = 0,
+    assert_same: Annotated[
+        bool, typer.Option("--assert-same", help="Weights other than the undisturbed run's are an error.")
+    ] = False,
+    steps: Annotated[int | None, typer.Option(help="Steps of each run. Default: 10 a fault.")] = None,
+    shards: Annotated[
+        int | None, typer.Option(help="Logical shards of a global batch. Default: one a worker.")
+    ] = None,
+    strategy: Annotated[str, typer.Option(help="A strategy of several processes.")] = "ddp",
+    batch_size: Annotated[
+        int | None, typer.Option(help="Samples of the GLOBAL batch. Default: the task's.")
+    ] = None,
+    hang_timeout: Annotated[
+        float, typer.Option(help="Seconds without progress after which a worker counts as hung.")
+    ] = 3.0,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for both runs. Default: runs/TASK-chaos-TIME.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="An argument of the task's constructor; may be repeated."
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of each worker. Default: cores / shards.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Kill, stop and slow down workers, fill the disk; then compare with a run in which nothing happened."""
+    from paceline.observe.progress import open_progress
+    from paceline.training.spec import TrainSpec
+    from paceline.verify.chaos import ChaosRequest
+    from paceline.verify.chaos import chaos as run_chaos
+    from paceline.verify.chaos_plan import STEPS_A_FAULT, PlanRequest
+
+    reference, name = resolve(task)
+    total = steps if steps is not None else STEPS_A_FAULT * (max(1, faults) + 2)
+    request = ChaosRequest(
+        spec=TrainSpec(
+            task=reference,
+            name=name,
+            settings=dict(setting(text) for text in set_ or []),
+            steps=total,
+            batch_size=batch_size,
+        ),
+        folder=out or new_folder(f"{name}-chaos"),
+        plan=PlanRequest(
+            faults=faults,
+            steps=total,
+            workers=workers,
+            shards=shards if shards is not None else workers,
+            seed=seed,
+            kinds=_names(kinds),
+            points=_names(points),
+            hang_timeout=hang_timeout,
+        ),
+        strategy=strategy,
+        device=device,
+        threads=threads,
+        assert_same=assert_same,
+    )
+    try:
+        found, outcome = run_chaos(request, open_progress)
+    except WorkerFailedError as error:
+        failure = Failure(
+            rank=error.rank, host=error.host, kind="code", message=error.cause, trace=error.trace
+        )
+        return report_failure(Outcome(results=(), failure=failure))
+    if json_:
+        print_json(found.as_json())
+    else:
+        Console(highlight=False).print(found.render(), soft_wrap=True)
+    return report_failure(outcome) or (0 if found.holds else 1)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not names:
+        raise InputError("--kinds and --points are names with commas between, such as --kinds kill,slow.")
+    return names

@@ -1,0 +1,26 @@
+"""`paceline resize`: change the number of workers of a run under way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.outcome import print_json
+
+
+def resize(
+    run: Annotated[Path, typer.Argument(help="The run folder (--out) of a run under way.")],
+    workers: Annotated[int, typer.Option(min=1, help="How many workers it shall have, at most its shards.")],
+    json_: Annotated[bool, typer.Option("--json", help="Print the answer as one JSON object.")] = False,
+) -> int:
+    """Add workers to a live run, or let some go; it goes on with the same answer."""
+    from paceline.launch.control import order
+
+    said = order(run, {"do": "resize", "workers": workers})
+    if json_:
+        print_json({"run": str(run), "workers": workers, "said": said})
+    else:
+        print(said)  # noqa: T201
+    return 0

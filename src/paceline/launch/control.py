@@ -1,0 +1,85 @@
+"""Takes orders for a run under way: a socket that only this user can reach, named in the run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import InputError
+from paceline.world import env
+
+NAME = "launcher.json"
+_LONGEST = 4096
+Answer = Callable[[dict[str, Any]], str]
+
+
+class ControlSocket:
+    """The launcher's end; each connection brings one order and gets one line of answer."""
+
+    def __init__(self, folder: Path, answer: Answer) -> None:
+        # Not in the run folder itself: the path of a socket is at most 107 characters long.
+        self._home = Path(tempfile.mkdtemp(prefix="paceline-control-"))
+        self._record = folder / NAME
+        self._answer = answer
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(str(self._home / "socket"))
+        self._socket.listen()
+        partial = folder / f".{NAME}.partial"
+        partial.write_text(
+            json.dumps({"pid": os.getpid(), "host": env.host(), "socket": str(self._home / "socket")}) + "\n"
+        )
+        partial.replace(self._record)
+
+    def fileno(self) -> int:
+        """Give the descriptor that becomes readable when an order comes."""
+        return self._socket.fileno()
+
+    def serve(self) -> None:
+        """Take one order."""
+        connection, _ = self._socket.accept()
+        with connection:
+            connection.settimeout(1.0)
+            try:
+                order = json.loads(connection.recv(_LONGEST))
+                reply = {"ok": True, "said": self._answer(order)}
+            except InputError as error:
+                reply = {"ok": False, "said": str(error)}
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                reply = {"ok": False, "said": f"the order could not be read: {error}"}
+            connection.sendall(json.dumps(reply).encode() + b"\n")
+
+    def close(self) -> None:
+        """Take no more orders."""
+        self._socket.close()
+        shutil.rmtree(self._home, ignore_errors=True)
+        self._record.unlink(missing_ok=True)
+
+
+def order(folder: Path, request: dict[str, Any]) -> str:
+    """Give an order to the launcher of the run in `folder`, and what it answered."""
+    try:
+        found = json.loads((folder / NAME).read_text())
+    except (OSError, ValueError):
+        raise InputError(
+            f"no run is under way in {folder}. Give the --out folder of one, on the machine it was launched on."
+        ) from None
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(10.0)
+            connection.connect(found["socket"])
+            connection.sendall(json.dumps(request).encode())
+            reply = json.loads(connection.makefile().readline())
+    except OSError as error:
+        raise InputError(
+            f"the launcher of {folder} (pid {found['pid']} on {found['host']}) does not answer ({error}). "
+            "It has ended, or runs on another machine."
+        ) from None
+    if not reply["ok"]:
+        raise InputError(reply["said"])
+    return str(reply["said"])

@@ -1,0 +1,149 @@
+"""When a run makes no progress on this machine, and what its workers can be seen to do then. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import InputError
+from paceline.observe.verdict import Collective, Evidence, Frame, parse_stacks
+from paceline.world.pulse import Kind, Phase, PulseReader, Reading
+from paceline.world.stacks import SIGNAL
+
+DEFAULT_TIMEOUT_S = 60.0
+STEPS = 10
+"""A step may take this many times the longest one seen."""
+PATIENCE = 10
+"""What may take longer than a step gets this many times its limit: a first step that compiles, a checkpoint."""
+ANSWER_S = 0.5
+"""How long a worker has to show its stacks, and again to tell its pending collectives."""
+_SETTLED_S = 0.02
+"""A dump that has not grown for so long is complete: it is written in one go."""
+
+Send = Callable[[int, signal.Signals], None]
+"""Sends a signal to a worker; as `ForkServer.signal` does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A worker of this machine, as its launcher holds it."""
+
+    rank: int
+    host: str
+    pid: int
+    pulse: PulseReader
+    stacks: int
+    """The file that its stacks are written to."""
+
+
+class HangWatch:
+    """Decides from readings when a run counts as hanging; it learns from the steps it sees."""
+
+    def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        if not timeout_s >= 0:
+            raise InputError(
+                f"--hang-timeout is {timeout_s:g}, but it is a time in seconds. Give one, or 0 to never time out."
+            )
+        self._timeout_s = timeout_s or math.inf
+        self._longest_s = 0.0
+
+    def limit_s(self, reading: Reading) -> float:
+        """Say how long a worker may stay silent where it is."""
+        limit = max(self._timeout_s, STEPS * self._longest_s)
+        unusual = reading.steps == 0 or Kind.SAVE is reading.kind or reading.phase is Phase.SAVE
+        return limit * PATIENCE if unusual else limit
+
+    def overdue(self, readings: Mapping[int, Reading], now: float) -> bool:
+        """Say whether the run hangs: give the readings of all ranks that are known, once a second or so.
+
+        Whoever waits for the others may wait for as long as one of those others is within its own limit.
+        """
+        self._longest_s = max(self._longest_s, *(one.longest_s for one in readings.values()), 0.0)
+        training = [one for one in readings.values() if one.phase not in (Phase.QUIET, Phase.ENDED)]
+        busy = [one for one in training if one.phase is not Phase.COMMUNICATION]
+        late = [one.silence_s(now) >= self.limit_s(one) for one in busy or training]
+        return any(late) if busy else bool(late) and all(late)
+
+
+def look(members: Sequence[Member], send: Send, watch: HangWatch) -> tuple[Evidence, ...]:
+    """Collect what can be seen of each worker, all of them at once; takes a second at most."""
+    # First of all, because a signal may wake what was asleep.
+    now = time.monotonic()
+    readings = {one.rank: one.pulse.read() for one in members}
+    states = {one.rank: process_state(one.pid) for one in members}
+    # A stopped process answers nothing, and would do so later, when nobody asks any more.
+    answering = [one for one in members if states[one.rank] in "RSD"]
+    stacks = _show_stacks([one for one in answering if _catches(one.pid)], send)
+    pending = _pending_collectives(answering)
+    return tuple(
+        Evidence(
+            rank=one.rank,
+            host=one.host,
+            reading=readings[one.rank],
+            silent_s=readings[one.rank].silence_s(now),
+            limit_s=watch.limit_s(readings[one.rank]),
+            state=states[one.rank],
+            threads=stacks.get(one.rank, ()),
+            pending=pending.get(one.rank, ()),
+        )
+        for one in members
+    )
+
+
+def process_state(pid: int) -> str:
+    """Give the state of a process as /proc tells it, one letter; X for one that is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+    return text.rpartition(")")[2].split()[0]
+
+
+def _catches(pid: int) -> bool:
+    """Say whether a process has a handler for our signal yet: without one, the signal would end it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(caught >> (SIGNAL - 1) & 1)
+
+
+def _show_stacks(members: Sequence[Member], send: Send) -> dict[int, tuple[tuple[Frame, ...], ...]]:
+    before = {one.rank: os.fstat(one.stacks).st_size for one in members}
+    for one in members:
+        send(one.pid, SIGNAL)
+    sizes = dict(before)
+    deadline = time.monotonic() + ANSWER_S
+    while time.monotonic() < deadline:
+        time.sleep(_SETTLED_S)
+        now = {one.rank: os.fstat(one.stacks).st_size for one in members}
+        if now == sizes and all(now[rank] > before[rank] for rank in now):
+            break
+        sizes = now
+    return {
+        one.rank: parse_stacks(
+            os.pread(one.stacks, sizes[one.rank] - before[one.rank], before[one.rank]).decode(
+                errors="replace"
+            )
+        )
+        for one in members
+    }
+
+
+def _pending_collectives(members: Sequence[Member]) -> dict[int, tuple[Collective, ...]]:
+    questions = [(one, one.pulse.ask()) for one in members]
+    found: dict[int, tuple[Collective, ...]] = {}
+    deadline = time.monotonic() + ANSWER_S
+    while len(found) < len(members) and time.monotonic() < deadline:
+        time.sleep(_SETTLED_S / 4)
+        for one, question in questions:
+            if one.rank not in found and (text := one.pulse.answer(question)) is not None:
+                found[one.rank] = tuple(Collective(**entry) for entry in json.loads(text))
+    return found

@@ -1,0 +1,382 @@
+"""Decides who belongs to the group: one path for a worker that dies, hangs, leaves or joins.
+
+A state machine without processes, sockets or clocks of its own: it is told what happened and answers with what to do.
+A change goes like this: everybody is told to leave the group (at once when somebody is gone, at the next step when
+somebody joins or leaves); each says where it stands; when all have, each is given its place in the next group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from paceline.data.shards import owned_shards
+from paceline.launch import failures
+from paceline.launch.failures import Failure
+from paceline.training.membership import STEP, Standing
+
+REFILL_S = 60.0
+"""After so many seconds one replacement more is allowed again, up to --max-restarts."""
+
+
+class State(Enum):
+    """How far a worker is."""
+
+    STARTING = auto()
+    WAITING = auto()
+    """Ready to join a run under way."""
+    TRAINING = auto()
+    BROKEN = auto()
+    """Out of its group, waiting for its place in the next."""
+    RELEASED = auto()
+    ENDED = auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What may be done about a lost worker."""
+
+    workers: int
+    shards: int
+    elastic: bool = True
+    trains: bool = False
+    """Whether the workers are known to train; a function of the user's only once they say so."""
+    min_workers: int = 1
+    max_restarts: int = 10
+    hang_timeout: float = 60.0
+    rebalance: bool = False
+
+
+@dataclass
+class Member:
+    """One worker as the decider sees it."""
+
+    number: int
+    """Which worker it is, for all its life; ranks change."""
+    host: int
+    """Which machine, the leader's first."""
+    rank: int
+    """In its group; -1 as long as it is in none."""
+    newcomer: bool = False
+    state: State = State.STARTING
+    leaving: bool = False
+    standing: Standing | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Break:
+    """Tell a worker to leave the group of this generation."""
+
+    member: int
+    generation: int
+    at_once: bool
+
+
+@dataclass(frozen=True)
+class Assign:
+    """Give a worker its place in the next group."""
+
+    member: int
+    rank: int
+    size: int
+    generation: int
+    reason: str
+    shares: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Release:
+    """Let a worker go: it is not needed any more."""
+
+    member: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start workers that will join."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class StartOver:
+    """Nobody holds the state any more: start all workers from the last checkpoint."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """End the run, because of this."""
+
+    failure: Failure
+
+
+Action = Break | Assign | Release | Start | StartOver | GiveUp
+
+
+class Membership:
+    """All workers of a run, through all its generations."""
+
+    def __init__(self, policy: Policy, clock: Callable[[], float]) -> None:
+        self.policy = policy
+        self.target = policy.workers
+        self.generation = 0
+        self.restarts = 0
+        self.members: dict[int, Member] = {}
+        self._clock = clock
+        self._tokens, self._counted = float(policy.max_restarts), clock()
+        self._trains = policy.trains
+        self._changing = False
+        self._complete = False
+        self._reasons: list[str] = []
+        self._shares: tuple[int, ...] | None = None
+        self._dealt: tuple[int, ...] | None = None
+        """The shares that are wanted, and those of the present group."""
+        self._failures: list[Failure] = []
+        """What was lost since the last step that all finished: their causes, should it come to an end."""
+        self._raised_at: dict[int, Failure] = {}
+        """The user's own exceptions by the step they were raised in."""
+
+    # What happens.
+
+    def add(self, number: int, *, rank: int | None, host: int = 0) -> None:
+        """Count in a worker that is being started: with its rank in the first group, or none to join later."""
+        self.members[number] = Member(number, host, rank=-1 if rank is None else rank, newcomer=rank is None)
+
+    def began(self, number: int) -> list[Action]:
+        """A first worker has entered training."""
+        self._trains = True
+        self.members[number].state = State.TRAINING
+        return []
+
+    def ready(self, number: int) -> list[Action]:
+        """A worker that is to join has prepared everything and waits."""
+        self.members[number].state = State.WAITING
+        self._reasons.append("a worker joins")
+        if self._changing:
+            return self._settle()
+        if not self._in_group():
+            return []
+        return self._tell(at_once=False)
+
+    def broken(self, number: int, standing: Standing) -> list[Action]:
+        """A worker has left its group, of itself or because it was told to."""
+        member = self.members[number]
+        member.state, member.standing = State.BROKEN, standing
+        actions: list[Action] = []
+        if not self._changing:
+            self._changing = True
+            # Whoever joins or leaves is waited for; else somebody is gone, and everybody should know now.
+            actions = self._tell(at_once=not self._planned())
+        return actions + self._settle()
+
+    def lost(self, number: int, failure: Failure, step: int | None = None) -> list[Action]:
+        """A worker has ended, and not well."""
+        member = self.members[number]
+        was, member.state = member.state, State.ENDED
+        if was in (State.RELEASED, State.ENDED):
+            return []
+        if failure.kind == "input" or not self.policy.elastic:
+            return [GiveUp(failure)]
+        if member.newcomer and was in (State.STARTING, State.WAITING):
+            return self._lost_newcomer(failure)
+        self._failures.append(failure)
+        if self._is_bug(failure, step):
+            first = self._raised_at.get(step) if step is not None else None
+            return [GiveUp(first or failures.first_cause(self._failures))]
+        if any(one.state is State.STARTING and not one.newcomer for one in self.members.values()):
+            # The first group never came to be.
+            return self._start_over() if self._trains else [GiveUp(failure)]
+        self._reasons.append(f"rank {member.rank} {failure.cause()}")
+        self._changing = True
+        return self._tell(at_once=True) + self._replace() + self._settle()
+
+    def ended(self, number: int) -> list[Action]:
+        """A worker has done its part, or was let go."""
+        member = self.members[number]
+        self._complete = self._complete or member.state is not State.RELEASED
+        member.state = State.ENDED
+        return self._settle() if self._changing else []
+
+    def wants_to_leave(self, number: int) -> list[Action]:
+        """A worker was given notice from outside."""
+        member = self.members[number]
+        if member.leaving or member.state not in (State.TRAINING, State.BROKEN):
+            return []
+        member.leaving = True
+        self._reasons.append(f"rank {member.rank} leaves")
+        actions = self._replace()
+        if self._enough_without_leaving():
+            actions += self._tell(at_once=False)
+        return actions
+
+    def resize(self, workers: int) -> list[Action]:
+        """Change the number of workers of a run under way."""
+        self.target = workers
+        staying = [one for one in self._in_group() if not one.leaving]
+        coming = [one for one in self.members.values() if one.state in (State.STARTING, State.WAITING)]
+        missing = workers - len(staying) - len(coming)
+        if missing > 0:
+            return [Start(missing)]
+        for member in staying[len(staying) + missing :]:
+            member.leaving = True
+            self._reasons.append(f"rank {member.rank} leaves")
+        return self._tell(at_once=False) if missing < 0 else []
+
+    def reshare(self, shares: Sequence[int]) -> list[Action]:
+        """Deal the shards out otherwise, from the next step on."""
+        if self._changing or len(shares) != len(self._in_group()):
+            return []
+        self._shares = tuple(shares)
+        self._reasons.append("shards are rebalanced")
+        return self._tell(at_once=False)
+
+    def group(self) -> list[Member]:
+        """Give those who train together now; nobody while a change is under way, or once some have come to the end."""
+        group = self._in_group()
+        whole = [one.rank for one in group] == list(range(len(group)))
+        return (
+            group
+            if whole and not self._changing and all(one.state is State.TRAINING for one in group)
+            else []
+        )
+
+    def carried(self) -> list[int]:
+        """Give how many shards each of them carries, by rank."""
+        size = len(self._in_group())
+        return [len(owned_shards(rank, size, self.policy.shards, self._dealt)) for rank in range(size)]
+
+    def restarted(self) -> None:
+        """All workers are being started over."""
+        self.members.clear()
+        self._changing = False
+        self._reasons.clear()
+        self._failures.clear()
+        self._shares = self._dealt = None
+
+    # What follows from it.
+
+    def _in_group(self) -> list[Member]:
+        group = [one for one in self.members.values() if one.state in (State.TRAINING, State.BROKEN)]
+        return sorted(group, key=lambda one: (one.rank, one.number))
+
+    def _planned(self) -> bool:
+        """Say whether the change that is due is only one of somebody joining or leaving."""
+        return bool(self._reasons) and not self._failures
+
+    def _tell(self, *, at_once: bool) -> list[Action]:
+        return [
+            Break(one.number, self.generation, at_once)
+            for one in self._in_group()
+            if one.state is State.TRAINING
+        ]
+
+    def _replace(self) -> list[Action]:
+        """Start a worker for each that is missing, as far as the budget goes."""
+        here = [
+            one
+            for one in self.members.values()
+            if one.state not in (State.RELEASED, State.ENDED) and not one.leaving
+        ]
+        if not any(one.state in (State.TRAINING, State.BROKEN) for one in self.members.values()):
+            return []
+        count = sum(self._spend() for _ in range(self.target - len(here)))
+        return [Start(count)] if count else []
+
+    def _spend(self) -> bool:
+        now = self._clock()
+        self._tokens = min(self.policy.max_restarts, self._tokens + (now - self._counted) / REFILL_S)
+        self._counted = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        self.restarts += 1
+        return True
+
+    def _is_bug(self, failure: Failure, step: int | None) -> bool:
+        """Tell the user's bug from a fault: it is raised on every worker, or again in the same step."""
+        if failure.kind not in ("code", "exit"):
+            return False
+        again = step in self._raised_at
+        if step is not None:
+            self._raised_at.setdefault(step, failure)
+        return again or not self._in_group()
+
+    def _lost_newcomer(self, failure: Failure) -> list[Action]:
+        if failure.kind == "code" and not self._in_group():
+            return [GiveUp(failure)]
+        return self._replace() + (self._settle() if self._changing else [])
+
+    def _start_over(self) -> list[Action]:
+        failure = failures.first_cause(self._failures)
+        if any(one.kind in ("code", "exit") for one in self._failures) or not self._spend():
+            return [GiveUp(failure)]
+        return [StartOver(failure)]
+
+    def _enough_without_leaving(self) -> bool:
+        here = [one for one in self._in_group() if not one.leaving]
+        waiting = [one for one in self.members.values() if one.state is State.WAITING]
+        return len(here) + len(waiting) >= self.policy.min_workers
+
+    def _settle(self) -> list[Action]:
+        """Form the next group when everybody who is left has come out of the old one."""
+        group = self._in_group()
+        if not group:
+            self._changing = False
+            # Where one has come to the end of the run, those that were lost behind it are not missed.
+            return [] if self._complete or not self._failures else self._start_over()
+        if any(one.state is State.TRAINING for one in group):
+            return []
+        furthest = max(one.standing.operation for one in group if one.standing is not None)
+        at_step = all(
+            one.standing.kind == STEP for one in group if one.standing and one.standing.operation == furthest
+        )
+        staying = [one for one in group if not one.leaving]
+        waiting = [one for one in self.members.values() if one.state is State.WAITING] if at_step else []
+        entering = waiting[: max(0, min(self.target, self.policy.shards) - len(staying))]
+        if len(staying) + len(entering) < (self.policy.min_workers if at_step else 1):
+            return self._too_few(group, len(staying) + len(entering))
+        return self._form(staying, entering, [one for one in group if one.leaving])
+
+    def _too_few(self, group: list[Member], there: int) -> list[Action]:
+        """Wait for those who are on their way; nobody coming is the end."""
+        if any(one.state in (State.STARTING, State.WAITING) for one in self.members.values()):
+            return []
+        cause = failures.first_cause(self._failures) if self._failures else None
+        words = f"; the last one lost: rank {cause.rank} {cause.cause()}" if cause is not None else ""
+        return [
+            GiveUp(
+                Failure(
+                    rank=group[0].rank,
+                    host=cause.host if cause is not None else "",
+                    kind="few",
+                    message=f"{there} of at least {self.policy.min_workers} workers are left, and --max-restarts "
+                    f"{self.policy.max_restarts} is used up{words}. Resume with --resume",
+                )
+            )
+        ]
+
+    def _form(self, staying: list[Member], entering: list[Member], leaving: list[Member]) -> list[Action]:
+        self.generation += 1
+        members = sorted(
+            [*staying, *entering], key=lambda one: (one.host, one.newcomer, one.rank, one.number)
+        )
+        shares = self._shares if self._shares is not None and len(self._shares) == len(members) else None
+        self._dealt, self._shares = shares, None
+        reason = ", ".join(dict.fromkeys(self._reasons)) or "the group broke"
+        actions: list[Action] = []
+        for rank, member in enumerate(members):
+            member.rank, member.state, member.newcomer, member.standing = rank, State.TRAINING, False, None
+            actions.append(Assign(member.number, rank, len(members), self.generation, reason, shares))
+        for member in leaving:
+            member.state = State.RELEASED
+            actions.append(Release(member.number))
+        self._changing = False
+        self._reasons.clear()
+        self._failures.clear()
+        if any(one.state is State.WAITING for one in self.members.values()) and len(members) < self.target:
+            self._reasons.append("a worker joins")
+            actions += self._tell(at_once=False)
+        return actions

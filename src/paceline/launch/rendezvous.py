@@ -1,0 +1,254 @@
+"""How machines find each other, as a launcher sees it: where they meet, what is agreed there, who came. No torch.
+
+Torch's dynamic rendezvous does the finding, in a process of its own (`keeper.py`) that stays for the whole run, so that a
+machine that comes late, or comes back, is let in while the workers train on. The machine whose address is
+the rendezvous holds it, and leads: the others learn from it where to report and with which secret. That secret
+keeps strangers out of the links; whoever can reach the rendezvous itself can read it, as with torchrun.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import InputError
+from paceline.launch.forkserver import ForkServer
+from paceline.world import interfaces
+
+if TYPE_CHECKING:
+    from paceline.launch.job import Job
+
+DEFAULT_PORT = 29400
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    """Where machines meet, how many of them, and how patient they are."""
+
+    host: str
+    port: int = DEFAULT_PORT
+    min_nodes: int
+    max_nodes: int
+    join_s: float = 600.0
+    """How long the first meeting may take."""
+    last_call_s: float = 5.0
+    """How long a meeting of enough machines waits for more; short, for late ones get in all the same."""
+    keep_alive_s: int = 5
+    keep_alive_attempts: int = 3
+    """A machine that missed so many signs of life has left, and another may take its place.
+
+    Torch judges by the machines' wall clocks: they must agree to within that time.
+    """
+    poll_s: float = 1.0
+    """How often to look for machines that wait to be let in."""
+    answer_s: float = 60.0
+    """How long the machine that holds the rendezvous may take to answer before it counts as gone."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_nodes <= self.max_nodes:
+            raise InputError(
+                f"--nodes {self.nodes} is no number of machines. Give one, like 2, or a range, like 1:4."
+            )
+        # Torch looks at the others' signs of life once a second: at 2 s, machines that lived were taken for dead.
+        if (patience := self.keep_alive_s * self.keep_alive_attempts) < 4:
+            raise InputError(
+                f"a machine that is silent for {patience} s may well be alive. Allow it 4 s or more."
+            )
+        if not 1 <= self.port <= 65535:
+            raise InputError(f"--rendezvous names port {self.port}, which is none. Give one from 1 to 65535.")
+
+    @classmethod
+    def parse(cls, endpoint: str, nodes: str, **patience: Any) -> Rendezvous:
+        """Read `host:port` (`[address]:port` for IPv6) and `2` or `1:4` from the command line."""
+        parts = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::(\d{1,5}))?", endpoint.strip())
+        if parts is None:
+            raise InputError(
+                f"--rendezvous {endpoint!r} is no meeting point. Give host:port, or [address]:port for IPv6."
+            )
+        numbers = re.fullmatch(r"(\d+)(?::(\d+))?", nodes.strip())
+        if numbers is None:
+            raise InputError(
+                f"--nodes {nodes!r} is no number of machines. Give one, like 2, or a range, like 1:4."
+            )
+        return cls(
+            host=parts[1] or parts[2],
+            port=int(parts[3] or DEFAULT_PORT),
+            min_nodes=int(numbers[1]),
+            max_nodes=int(numbers[2] or numbers[1]),
+            **patience,
+        )
+
+    @property
+    def nodes(self) -> str:
+        """Write the number of machines as it was asked for."""
+        return (
+            f"{self.min_nodes}" if self.min_nodes == self.max_nodes else f"{self.min_nodes}:{self.max_nodes}"
+        )
+
+    @property
+    def silence_s(self) -> float:
+        """How long nothing may be heard of a machine before it is given up."""
+        return float(self.keep_alive_s * self.keep_alive_attempts)
+
+    @property
+    def bound(self) -> str:
+        """The address of this machine, which holds it, that everything else of the run listens on too."""
+        return interfaces.address_to_bind(self.host)
+
+    @property
+    def endpoint(self) -> str:
+        """Write the meeting point as it was asked for."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def is_here(self) -> bool:
+        """Say whether this machine is the one that holds it, and so leads."""
+        return interfaces.is_here(self.host)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """What the leader tells the others: where its launcher and the workers' store listen, and the run's secret."""
+
+    control_port: int
+    store_port: int
+    secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One machine that came."""
+
+    host: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.host} ({self.address})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Met:
+    """A round of the rendezvous is complete; the leader is in it."""
+
+    round: int
+    rank: int
+    nodes: int
+    machines: tuple[Machine, ...]
+    """By rank, which says nothing about their ranks in other rounds."""
+    leader: Machine
+    """With the address that reaches it from here."""
+    local: Machine
+    """This machine, with the address that the leader sees."""
+    offer: Offer
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Nothing has happened yet, for this reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Said to the leader: another machine came with another command, and was sent away."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The rendezvous is over for this machine."""
+
+    reason: str
+    is_input: bool = False
+    """The user's input is at fault: exit status 2."""
+
+
+Report = Met | Waiting | Refused | Failed
+
+
+class Keeper:
+    """The launcher's handle on the process that keeps the rendezvous."""
+
+    def __init__(self, channel: socket.socket, ticket: int) -> None:
+        self.ticket = ticket
+        """By which the fork server reports its start and its end."""
+        self._channel = channel
+        self._channel.setblocking(False)
+        self._unread = b""
+        self._failed = False
+
+    @classmethod
+    def start(
+        cls,
+        server: ForkServer,
+        like: Job,
+        rendezvous: Rendezvous,
+        *,
+        spec: Mapping[str, str],
+        offer: Offer | None,
+        log: Path,
+    ) -> Keeper:
+        """Ask for the process; `spec` is what must be the same on every machine, and an `offer` makes this one lead."""
+        from paceline.launch.keeper import KeepRendezvous
+
+        call = KeepRendezvous(rendezvous=rendezvous, spec=dict(spec), offer=offer)
+        ours, theirs = socket.socketpair()
+        with theirs, log.open("ab") as file, Path(os.devnull).open("wb") as control:
+            descriptors = [file.fileno(), file.fileno(), control.fileno(), theirs.fileno()]
+            ticket = server.request(dataclasses.replace(like, call=call, threads=1), descriptors)
+        return cls(ours, ticket)
+
+    def fileno(self) -> int:
+        """Give the descriptor that becomes readable when `on_readable` has something."""
+        return self._channel.fileno()
+
+    def on_readable(self) -> list[Report]:
+        """Give what was reported since; the last report of all is a `Failed`."""
+        if self._failed:
+            return []
+        try:
+            chunk = self._channel.recv(_CHUNK)
+        except BlockingIOError:
+            return []
+        except ConnectionResetError:
+            chunk = b""
+        *lines, self._unread = (self._unread + chunk).split(b"\n")
+        reports = [read_report(line) for line in lines]
+        if not chunk and not any(isinstance(report, Failed) for report in reports):
+            reports.append(Failed("the process that keeps the rendezvous has ended. See its log."))
+        self._failed = isinstance(reports[-1], Failed) if reports else False
+        return reports
+
+    def close(self) -> None:
+        """Hear no more of it; ending the process is the fork server's to do."""
+        self._channel.close()
+
+
+def write_report(report: Report) -> bytes:
+    """Give a report as a line."""
+    return json.dumps({"kind": type(report).__name__, **dataclasses.asdict(report)}).encode() + b"\n"
+
+
+def read_report(line: bytes) -> Report:
+    """Read a report from its line."""
+    fields = json.loads(line)
+    kind = fields.pop("kind")
+    if kind == "Failed":
+        return Failed(**fields)
+    if kind != "Met":
+        return Waiting(**fields) if kind == "Waiting" else Refused(**fields)
+    for name in ("leader", "local"):
+        fields[name] = Machine(**fields[name])
+    fields["machines"] = tuple(Machine(**machine) for machine in fields["machines"])
+    fields["offer"] = Offer(**fields["offer"])
+    return Met(**fields)

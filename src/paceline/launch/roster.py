@@ -1,0 +1,95 @@
+"""The workers of a launch, one entry each, and workers.json, which tells everybody who runs where."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.launch.failures import Failure
+
+NAME = "workers.json"
+
+
+@dataclass
+class Entry:
+    """One worker as its launcher knows it."""
+
+    number: int
+    """Which worker it is, for all its life; ranks change."""
+    site: int
+    """Which machine it runs on."""
+    rank: int
+    """In its group; -1 as long as it is in none."""
+    slot: int
+    """Names its log; the next worker in its place goes on with it."""
+    trains: bool = False
+    running: bool = True
+    result: Any = None
+    returned: bool = False
+    reported: Failure | None = None
+
+
+class Roster:
+    """All workers since the launch, or since all of them were started over."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Entry] = {}
+        self._numbers = 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def __getitem__(self, number: int) -> Entry:
+        return self._entries[number]
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._entries
+
+    def add(self, site: int, rank: int | None, slot: int | None = None) -> Entry:
+        """Enter a worker that is being started; without a slot it gets the first that is free."""
+        if slot is None:
+            taken = {one.slot for one in self.running()}
+            slot = next(free for free in range(len(taken) + 1) if free not in taken)
+        entry = Entry(self._numbers, site, -1 if rank is None else rank, slot)
+        self._entries[entry.number] = entry
+        self._numbers += 1
+        return entry
+
+    def clear(self) -> None:
+        """Forget them; their numbers are never used again."""
+        self._entries.clear()
+
+    def running(self) -> list[Entry]:
+        """Give those that run."""
+        return [one for one in self if one.running]
+
+    def on(self, site: int) -> list[Entry]:
+        """Give those that run on one machine."""
+        return [one for one in self.running() if one.site == site]
+
+    def counts(self) -> Counter[int]:
+        """Count those that run, by machine."""
+        return Counter(one.site for one in self.running())
+
+    def results(self) -> tuple[Any, ...]:
+        """Give what those that ended well returned, by rank."""
+        returned = sorted((one.rank, one.number) for one in self if one.returned)
+        return tuple(self[number].result for _, number in returned)
+
+    def write(
+        self, folder: Path, generation: int, where: Callable[[Entry], tuple[int | None, str] | None]
+    ) -> None:
+        """Rewrite workers.json; `where` gives a worker's process id and host, None for one that is not in the group."""
+        rows = []
+        for entry in sorted(self.running(), key=lambda one: one.rank):
+            found = where(entry)
+            if found is not None and found[0] is not None:
+                pid, host = found
+                rows.append({"rank": entry.rank, "pid": pid, "host": host, "generation": generation})
+        partial = folder / f".{NAME}.partial"
+        partial.write_text(json.dumps(rows, indent=1) + "\n")
+        partial.replace(folder / NAME)

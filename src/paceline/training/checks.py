@@ -1,0 +1,54 @@
+"""What a run refuses before its first step."""
+
+from __future__ import annotations
+
+import math
+
+from paceline.data import Feed
+from paceline.errors import InputError
+from paceline.strategies.base import Exactness
+from paceline.training.options import RunOptions
+
+
+def promise(level: Exactness, options: RunOptions) -> Exactness:
+    """Give the level this run promises, or refuse to promise more than the strategy can give."""
+    order = list(Exactness)
+    if options.sync_batchnorm and level is Exactness.BITWISE:
+        level = Exactness.NUMERIC  # sums over a whole batch depend on how it is spread
+    if options.exact is None:
+        return level
+    asked = Exactness(options.exact)
+    if order.index(asked) < order.index(level):
+        raise InputError(
+            f"--exact {asked} is more than --strategy {options.strategy} can give, which is {level}. "
+            f"Use --exact {level}, or --strategy single."
+        )
+    return asked
+
+
+def last_step(feed: Feed, epochs: int | None, steps: int | None) -> float:
+    """Give the number of the step at which the run ends, as far as it is known beforehand."""
+    if steps is not None:
+        return steps
+    if epochs is None:
+        raise InputError("the run has no end: give epochs or steps.")
+    return math.inf if feed.steps_per_epoch is None else epochs * feed.steps_per_epoch
+
+
+def check_last_batch(feed: Feed, options: RunOptions, workers: int) -> None:
+    """Refuse a last batch that is too short for statistics over all workers."""
+    left = (feed.samples or 0) % feed.batch_size
+    if options.sync_batchnorm and 0 < left < workers:
+        raise InputError(
+            f"--sync-batchnorm needs a sample on each of {workers} workers in every batch, but the last one has only "
+            f"{left}. Use another --batch-size."
+        )
+
+
+def check_batch_size(there: int, here: int) -> None:
+    """Refuse another size of batch than the run was begun with."""
+    if there != here:
+        raise InputError(
+            f"this run has batches of {there} samples, not of {here}: the answer would be another. "
+            f"Use --batch-size {there}."
+        )

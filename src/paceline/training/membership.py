@@ -1,0 +1,86 @@
+"""Who belongs to the group: what a worker tells whoever started it, and what it is told. Imports no torch.
+
+The launcher decides. A worker whose group broke says where it stands and is given its place in the next one; a worker
+that was started to join a run under way says that it is ready, and waits for the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from paceline.world.env import Identity
+
+if TYPE_CHECKING:
+    from paceline.world.interruption import Interruption
+
+STEP = "step"
+EVALUATE = "evaluate"
+SAVE = "save"
+
+
+class LeaveRunError(BaseException):
+    """This worker is not needed any more; it ends well, and the others go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where a worker stood when its group broke."""
+
+    operation: int
+    """How many things it has done together with the others: steps, evaluations, checkpoints."""
+    kind: str
+    """What it was about to do, or doing."""
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A worker's place in the next group."""
+
+    identity: Identity
+    generation: int
+    shares: tuple[int, ...] | None = None
+    """How many shards each rank carries, where they are not dealt out evenly."""
+    reason: str = ""
+    """Why there is a new group, in a few words."""
+
+
+class Membership(Protocol):
+    """A worker's line to the one who decides."""
+
+    newcomer: bool
+    """Whether this worker joins a run that is under way."""
+    elastic: bool
+    """Whether losing a worker is survived."""
+
+    @property
+    def change_wanted(self) -> bool:
+        """Whether the group is to be left at the beginning of the next step, because somebody joins or leaves."""
+
+    def begin(self) -> None:
+        """Say that training begins: from now on a lost worker does not end the run."""
+
+    def attach(self, generation: int, interruption: Interruption) -> None:
+        """Have a group's interruption raised when that group is to be left at once."""
+
+    def next_place(self, standing: Standing | None) -> Place:
+        """Say where this worker stands (a newcomer: nowhere), and wait for its place in the next group."""
+
+
+class FixedMembership:
+    """The membership of a world that nobody changes: one lost worker ends it."""
+
+    newcomer = False
+    elastic = False
+    change_wanted = False
+
+    def begin(self) -> None:
+        """Tell nobody."""
+
+    def attach(self, generation: int, interruption: Interruption) -> None:
+        """Nobody will raise it."""
+
+    def next_place(self, standing: Standing | None) -> Place:  # noqa: ARG002
+        """There is none."""
+        raise RuntimeError("a fixed world has no next group")

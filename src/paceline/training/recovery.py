@@ -1,0 +1,229 @@
+"""Survives changes of the group: the survivors keep their processes and weights, regroup, and go on.
+
+Everything workers do together (a step, an evaluation, a checkpoint) is numbered alike on all of them, and none can be
+two ahead of another, because each needs everybody. So after a break it is enough to know how many each has finished:
+whoever is furthest ahead hands its state, and what the last operation came to, to the one that missed the end of it.
+A worker that joins takes the state and the position, at the beginning of a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from paceline.observe import Regrouped
+from paceline.strategies.result import StepResult
+from paceline.training.membership import EVALUATE, SAVE, STEP, Membership, Place, Standing
+from paceline.training.position import Position
+from paceline.training.transfer import broadcast_state
+from paceline.world import World, all_gather_object, connect
+from paceline.world.interruption import InterruptibleStore, Interruption
+from paceline.world.loss import is_lost_peer
+from paceline.world.points import REGROUP, reach
+from paceline.world.pulse import Kind, Phase
+
+if TYPE_CHECKING:
+    from paceline.training.run import Run
+
+Value = TypeVar("Value")
+MEETING_S = 20.0
+"""How long a new group may take to form before it is given up."""
+NEWCOMER = -1
+QUIET, COMMUNICATION = Phase.QUIET, Phase.COMMUNICATION
+_KINDS = {EVALUATE: Kind.EVALUATE, SAVE: Kind.SAVE}
+
+
+@dataclass(frozen=True)
+class _Member:
+    """What each tells the others when a new group has formed."""
+
+    finished: int
+    number: int
+    """Steps taken, from the beginning of the run."""
+    position: Position
+
+
+class Recovery:
+    """One worker's part in staying together."""
+
+    def __init__(self, run: Run, membership: Membership) -> None:
+        self._run, self.membership = run, membership
+        self._finished = NEWCOMER if membership.newcomer else 0
+        self._kind = STEP
+        self._outcome: Any = None
+        self._missed = False
+        """Whether the operation under way was finished by others, and its outcome taken over from them."""
+        self._broken_at: float | None = None
+        self.recoveries: list[dict[str, Any]] = []
+
+    @property
+    def generation(self) -> int:
+        """The group this worker is in."""
+        return int(self._run.world.generation)
+
+    @property
+    def waiting_to_join(self) -> bool:
+        """Whether this worker was started to join a run, and has not yet."""
+        return self._finished == NEWCOMER
+
+    def survives(self, error: Exception) -> bool:
+        """Say whether a failure is a broken group, and not the user's code."""
+        return self.membership.elastic and (self._run.world.interruption.raised or is_lost_peer(error))
+
+    def begin(self) -> None:
+        """Enter training; a newcomer waits here until it is let in."""
+        self.membership.attach(self._run.world.generation, self._run.world.interruption)
+        self.membership.begin()
+        if self.waiting_to_join:
+            self.regroup(STEP)
+
+    def together(self, kind: str, action: Callable[[], Value]) -> Value:
+        """Do something with all workers; where one is lost on the way, do it again with those that are left."""
+        pulse = self._run.world.pulse
+        while True:
+            pulse.begin(_KINDS[kind], self._run.position.number)
+            try:
+                value = action()
+            except Exception as error:
+                if not self.survives(error):
+                    raise
+                missed, outcome = self.regroup(kind)
+                if not missed:
+                    continue
+                pulse.end()
+                return outcome  # type: ignore[no-any-return]
+            self.finish(value)
+            pulse.end()
+            return value
+
+    def finish(self, outcome: Any) -> None:
+        """Count an operation that is done, and keep what it came to for one that may have missed it."""
+        self._finished += 1
+        self._outcome = outcome.state() if isinstance(outcome, StepResult) else outcome
+
+    def settled(self) -> dict[str, Any] | None:
+        """Close the books of a recovery when a step has been finished after it; gives None when there was none."""
+        if self._broken_at is None:
+            return None
+        self.recoveries[-1]["seconds"] = round(time.monotonic() - self._broken_at, 4)
+        self._broken_at = None
+        return self.recoveries[-1]
+
+    def regroup(self, kind: str) -> tuple[bool, Any]:
+        """Leave the broken group and enter the next; says whether others had finished what was under way, and its outcome."""
+        run = self._run
+        if not self.waiting_to_join:
+            self._broken_at = self._broken_at or time.monotonic()
+            run.leave_group()
+        run.world.pulse.enter(QUIET if self.waiting_to_join else COMMUNICATION)
+        while True:
+            standing = Standing(operation=self._finished, kind=kind, step=run.position.number)
+            place = self.membership.next_place(None if self.waiting_to_join else standing)
+            started = time.monotonic()
+            try:
+                run.world = self._connect(place)
+                self._agree(run.world, kind)
+                run.enter_group(run.position.after_step() if self._missed and kind == STEP else run.position)
+            except Exception as error:
+                broken = is_lost_peer(error) or run.world.interruption.raised
+                run.leave_group()
+                if not broken:
+                    raise
+                continue
+            self._note(place, started)
+            missed, self._missed = self._missed, False
+            return missed, self._outcome
+
+    def _connect(self, place: Place) -> World:
+        """Form the next group; a loss in the middle of it ends the attempt."""
+        run, options = self._run, self._run.options
+        reach(REGROUP)
+        interruption = Interruption()
+        self.membership.attach(place.generation, interruption)
+        # From here on a break concerns the group that is being formed.
+        run.world = replace(run.world, interruption=interruption)
+        identity = place.identity
+        store = None
+        if identity.size > 1:
+            store = InterruptibleStore(
+                TCPStore(
+                    identity.master_address,
+                    identity.master_port,
+                    is_master=False,
+                    timeout=timedelta(seconds=MEETING_S),
+                ),
+                interruption,
+            )
+        return connect(
+            identity,
+            store=store,
+            backend=options.backend,
+            checked=options.check_collectives,
+            generation=place.generation,
+            shares=place.shares,
+            interruption=interruption,
+            on=run.world.device,
+            pulse=run.world.pulse,
+        )
+
+    def _agree(self, world: World, kind: str) -> None:
+        """Bring everybody to where the furthest ahead stands."""
+        run = self._run
+        number = run.position.number + (self._missed and kind == STEP)
+        members: list[_Member] = all_gather_object(world.comm, _Member(self._finished, number, run.position))
+        source = max(range(len(members)), key=lambda rank: (members[rank].finished, -rank))
+        ahead, mine = members[source], members[world.rank]
+        if all(member.finished == ahead.finished for member in members):
+            return
+        reach(REGROUP)
+        sent: Any = None
+        if world.rank == source:
+            behind = any(member.number != ahead.number for member in members)
+            sent = {
+                "state": run.replica.state()
+                if behind or NEWCOMER in {one.finished for one in members}
+                else None,
+                "outcome": self._outcome,
+                "run": run.shared_state(),
+                "recoveries": self.recoveries,
+            }
+        got = broadcast_state(world, sent, source)
+        if mine.finished == ahead.finished:
+            return
+        if mine.finished not in (ahead.finished - 1, NEWCOMER):
+            raise RuntimeError(f"this worker is {ahead.finished - mine.finished} operations behind")
+        # From here to the end nothing can fail half-way: whoever has the state counts as having done the work.
+        if mine.finished == NEWCOMER or mine.number != ahead.number:
+            run.replica.load(got["state"])
+        self._outcome, self._finished = got["outcome"], ahead.finished
+        if mine.finished == NEWCOMER:
+            run.adopt(ahead.position, got["run"])
+            self.recoveries = got["recoveries"]
+        else:
+            self._missed = True
+
+    def _note(self, place: Place, started: float) -> None:
+        run = self._run
+        self.recoveries.append(
+            {
+                "generation": place.generation,
+                "workers": run.world.size,
+                "step": run.position.number,
+                "reason": place.reason,
+                "seconds": round(time.monotonic() - (self._broken_at or started), 4),
+            }
+        )
+        run.emit(
+            Regrouped(
+                generation=place.generation,
+                workers=run.world.size,
+                step=run.position.number,
+                reason=place.reason,
+                seconds=self.recoveries[-1]["seconds"],
+            )
+        )

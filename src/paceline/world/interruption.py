@@ -1,0 +1,111 @@
+"""Makes what waits for other workers stop: for a worker that has learned that one of them is gone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed.distributed_c10d import Store
+
+POLL_S = 0.0005
+PATIENCE_S = 60.0
+
+
+class InterruptedWaitError(RuntimeError):
+    """A wait for other workers was ended, because one of them is gone or another joins."""
+
+
+class Interruption:
+    """Raised once for each group, from any thread; what is under way in that group then fails."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._raised = False
+        self._breakers: list[Callable[[], None]] = []
+
+    @property
+    def raised(self) -> bool:
+        """Whether the group is to be left."""
+        return self._raised
+
+    def on_raise(self, breaker: Callable[[], None]) -> None:
+        """Have `breaker` called when the interruption comes: at once, if it has come already."""
+        with self._lock:
+            self._breakers.append(breaker)
+            if not self._raised:
+                return
+        breaker()
+
+    def interrupt(self) -> None:
+        """Break every wait of this group."""
+        with self._lock:
+            if self._raised:
+                return
+            self._raised = True
+            breakers = list(self._breakers)
+        for breaker in breakers:
+            breaker()
+
+    def clear(self) -> None:
+        """Start with a new group."""
+        with self._lock:
+            self._raised = False
+            self._breakers.clear()
+
+    def check(self) -> None:
+        """Raise here if the interruption has come."""
+        if self._raised:
+            raise InterruptedWaitError("the group is broken: a worker was lost, or another one joins")
+
+
+class InterruptibleStore(Store):
+    """Another store whose waits end when the interruption comes: torch's own wait until their time-out."""
+
+    def __init__(self, store: Store, interruption: Interruption) -> None:
+        super().__init__()
+        self._store, self._interruption = store, interruption
+
+    def set(self, key: str, value: Any) -> None:
+        """Store a value."""
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        """Give a value when it is there."""
+        self._await([key])
+        return self._store.get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter."""
+        return self._store.add(key, amount)
+
+    def check(self, keys: list[str]) -> bool:
+        """Say whether all keys are there."""
+        return self._store.check(keys)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Store a value in place of an expected one."""
+        return self._store.compare_set(key, expected, desired)
+
+    def delete_key(self, key: str) -> bool:
+        """Forget a key."""
+        return self._store.delete_key(key)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Give several values when all are there."""
+        self._await(keys)
+        return self._store.multi_get(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Return when all keys are there."""
+        self._await(keys, timeout)
+
+    def _await(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        limit = time.monotonic() + (PATIENCE_S if timeout is None else timeout.total_seconds())
+        while not self._store.check(keys):
+            self._interruption.check()
+            if time.monotonic() > limit:
+                raise InterruptedWaitError(f"timed out waiting for {', '.join(keys)}")
+            time.sleep(POLL_S)

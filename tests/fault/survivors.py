@@ -1,0 +1,115 @@
+"""Trainings that something happens to: what their workers run, and the faults they set off in themselves."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import paceline
+from paceline.launch.control import order
+from paceline.world import points
+
+STEPS = 24
+BATCH = 24
+
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 108
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(6, generator=generator), index % 3
+
+
+def once(folder, name):
+    """Say yes to the first who asks, over the lives of all workers."""
+    try:
+        os.close(os.open(Path(folder) / name, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def train(run, folder, faults=(), steps=STEPS):
+    """Train in a loop of one's own; `faults` are (name, step, rank, action), each set off once."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3))
+    model, _ = run.prepare(
+        model,
+        lambda made: torch.optim.AdamW(made.parameters(), lr=0.05),
+        lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    )
+    points.set_trap(lambda point: set_off(run, folder, faults, point))
+    given = []
+    for step in run.steps(Samples(), batch_size=BATCH, steps=steps):
+        given.append(step.number)
+        set_off(run, folder, faults, "loop")
+        for inputs, targets in step:
+            losses = F.cross_entropy(model(inputs), targets, reduction="none")
+            step.backward(losses.sum(), len(losses))
+        result = step.apply(clip=1.0)
+        assert result.again == step.again
+        if step.number in (7, 15) and not step.again:
+            run.evaluate(
+                Samples(), lambda made, batch: {"mean": paceline.Mean(made(batch[0]).sum(), len(batch[0]))}
+            )
+    points.set_trap(None)
+    hashed = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values()))
+    return {
+        "weights": hashed.hexdigest(),
+        "given": given,
+        "recoveries": run.recoveries,
+        "size": run.world.size,
+        "pid": os.getpid(),
+    }
+
+
+def set_off(run, folder, faults, point):
+    """Come to a point of the training, and do what is planned there."""
+    for index, (where, step, rank, action) in enumerate(faults):
+        here = where == point and run.position.number >= step and rank in (run.world.rank, None)
+        if here and once(folder, f"fault-{index}-{rank if rank is not None else run.world.rank}"):
+            ACTIONS[action](run)
+
+
+def resize_to(workers):
+    def resize(run):
+        order(run.options.out, {"do": "resize", "workers": workers})
+
+    return resize
+
+
+def fail(_):
+    raise ValueError("a passing trouble")
+
+
+def kill_store(_):
+    """Kill the child of the fork server that is no worker: it listens, and nobody else does."""
+    server = os.getppid()
+    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+    store = min(map(int, children))
+    assert store != os.getpid()
+    os.kill(store, signal.SIGKILL)
+    time.sleep(0.2)
+
+
+ACTIONS = {
+    "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "exit": lambda _: os._exit(3),
+    "abort": lambda _: os.abort(),
+    "notice": lambda _: os.kill(os.getpid(), signal.SIGTERM),
+    "kill fork server": lambda _: os.kill(os.getppid(), signal.SIGKILL),
+    "kill store": kill_store,
+    "raise": fail,
+    "to 1": resize_to(1),
+    "to 3": resize_to(3),
+    "to 4": resize_to(4),
+}

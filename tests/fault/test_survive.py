@@ -1,0 +1,145 @@
+"""Workers die, leave and join while a run trains: it ends with the bits of a run in which nothing happened."""
+
+import json
+
+import pytest
+
+import paceline
+from paceline.errors import InputError, WorkerFailedError
+from tests.fault.survivors import STEPS, train
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The weights of one process that nothing happened to."""
+    (result,) = paceline.launch(train, tmp_path_factory.mktemp("quiet"), strategy="single", shards=6)
+    return result["weights"]
+
+
+def run(folder, faults, workers=3, **options):
+    options = {"shards": 6, "out": folder / "run", **options}
+    return paceline.launch(train, str(folder), faults, workers=workers, threads=1, **options)
+
+
+def events(folder, kind):
+    lines = (folder / "run" / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+POINTS = ("data", "forward", "backward", "reduction", "optimizer")
+
+
+@pytest.mark.parametrize("lane", ["memory", "gloo"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_worker_killed_anywhere_in_a_step_changes_nothing(rank, lane, tmp_path, undisturbed):
+    faults = [(point, 3 + 4 * place, rank, "kill") for place, point in enumerate(POINTS)]
+    results = run(tmp_path, faults, lane=lane)
+    assert {result["weights"] for result in results} == {undisturbed}
+    assert len(events(tmp_path, "worker_lost")) == len(faults)
+    # Each step is finished once, whoever was there; an event of it may be lost with a killed rank 0.
+    finished = [event["step"] for event in events(tmp_path, "step")]
+    assert len(finished) == len(set(finished))
+    assert max(finished) == STEPS
+
+
+def test_those_who_are_left_keep_their_processes(tmp_path, undisturbed):
+    results = run(tmp_path, [("backward", 4, 1, "kill")], max_restarts=0)
+    assert [result["weights"] for result in results] == [undisturbed] * 2
+    assert [result["size"] for result in results] == [2, 2]
+    assert [change["workers"] for change in results[0]["recoveries"]] == [2]
+    for result in results:
+        assert sorted(set(result["given"])) == list(range(STEPS))
+        assert len(result["given"]) <= STEPS + 1  # at most one step was given again
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [("reduction", 5, 0, "kill"), ("reduction", 5, 1, "kill")],
+        [("forward", 5, 1, "kill"), ("forward", 5, 2, "kill")],
+        [("backward", 5, 1, "kill"), ("regroup", 5, 0, "kill")],
+        [("backward", 5, 1, "kill"), ("regroup", 5, None, "kill")],
+        [("backward", 5, 1, "exit"), ("reduction", 9, 0, "abort")],
+        [("loop", 8, 0, "kill"), ("loop", 16, 1, "kill")],
+    ],
+    ids=[
+        "rank 0 and another at once",
+        "all but rank 0",
+        "a kill, and another in the regroup",
+        "a kill, and several in the regroup",
+        "exit and abort",
+        "around evaluations",
+    ],
+)
+def test_several_faults(faults, tmp_path, undisturbed):
+    results = run(tmp_path, faults)
+    assert {result["weights"] for result in results} == {undisturbed}
+
+
+def test_when_all_die_the_run_starts_over_from_its_last_checkpoint(tmp_path, undisturbed):
+    results = run(tmp_path, [("forward", 13, None, "kill")], save_every="5")
+    assert {result["weights"] for result in results} == {undisturbed}
+    assert results[0]["given"][0] == 10
+    assert "starting over from the last checkpoint" in events(tmp_path, "note")[0]["text"]
+
+
+def test_the_fork_server_and_the_store_may_go_too(tmp_path, undisturbed):
+    faults = [
+        ("loop", 4, 1, "kill store"),
+        ("loop", 8, 2, "kill"),
+        ("loop", 14, 0, "kill fork server"),
+    ]
+    results = run(tmp_path, faults, save_every="6")
+    assert {result["weights"] for result in results} == {undisturbed}
+    assert results[0]["given"][0] == 12
+
+
+def test_a_live_run_is_resized_up_and_down(tmp_path, undisturbed):
+    faults = [("loop", 3, 0, "to 4"), ("loop", 9, 0, "to 1"), ("loop", 15, 0, "to 3")]
+    results = run(tmp_path, faults, workers=2)
+    assert {result["weights"] for result in results} == {undisturbed}
+
+
+def test_a_worker_given_notice_leaves_at_a_step_and_is_replaced(tmp_path, undisturbed):
+    results = run(tmp_path, [("loop", 4, 1, "notice")])
+    assert {result["weights"] for result in results} == {undisturbed}
+    assert not events(tmp_path, "worker_lost")
+    assert "rank 1 leaves" in events(tmp_path, "regrouped")[0]["reason"]
+
+
+def test_an_exception_of_one_worker_once_is_a_fault(tmp_path, undisturbed):
+    results = run(tmp_path, [("forward", 6, 1, "raise")])
+    assert {result["weights"] for result in results} == {undisturbed}
+    assert events(tmp_path, "worker_lost")[0]["rank"] == 1
+
+
+@pytest.mark.parametrize("rank", [1, None])
+def test_an_exception_that_comes_again_is_a_bug_and_is_shown(rank, tmp_path):
+    with pytest.raises(WorkerFailedError) as caught:
+        run(tmp_path, [("forward", 6, rank, "raise")] * (2 if rank is not None else 1))
+    assert "ValueError: a passing trouble" in caught.value.trace
+
+
+def test_too_few_workers_are_the_end(tmp_path):
+    with pytest.raises(
+        WorkerFailedError, match=r"1 of at least 2 workers are left.*--max-restarts 0 is used up"
+    ):
+        run(tmp_path, [("backward", 5, 1, "kill")], workers=2, min_workers=2, max_restarts=0)
+
+
+def test_without_elasticity_the_first_loss_is_the_end(tmp_path):
+    with pytest.raises(WorkerFailedError, match="rank 1 on .* was killed by SIGKILL"):
+        run(tmp_path, [("backward", 5, 1, "kill")], elastic=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"min_workers": 4}, "--min-workers is 4, but must be from 1 to the 3 workers"),
+        ({"max_restarts": -1}, "--max-restarts is -1, but must be 0 or more"),
+        ({"hang_timeout": 0.0}, "--hang-timeout is 0, but must be above 0 seconds"),
+    ],
+)
+def test_bad_input(options, words, tmp_path):
+    with pytest.raises(InputError, match=words):
+        run(tmp_path, [], **options)

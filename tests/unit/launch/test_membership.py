@@ -1,0 +1,282 @@
+"""The decisions about who belongs to the group, without a process in sight."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.launch.failures import Failure
+from paceline.launch.membership import (
+    Assign,
+    Break,
+    GiveUp,
+    Membership,
+    Policy,
+    Release,
+    Start,
+    StartOver,
+    State,
+)
+from paceline.training.membership import EVALUATE, STEP, Standing
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def killed(rank=0):
+    return Failure(rank=rank, host="here", kind="signal", message="was killed by SIGKILL")
+
+
+def raised(rank=0):
+    return Failure(rank=rank, host="here", kind="code", message="ValueError: no", trace="a trace")
+
+
+def training(workers=3, clock=None, **policy):
+    """A group in training, as it is when all have begun."""
+    made = Membership(Policy(workers=workers, shards=policy.pop("shards", 6), **policy), clock or Clock())
+    for number in range(workers):
+        made.add(number, rank=number)
+    for number in range(workers):
+        made.began(number)
+    return made
+
+
+def standing(operation=5, kind=STEP):
+    return Standing(operation=operation, kind=kind, step=operation)
+
+
+def of(kind, actions):
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def regroup(made, *numbers, **stands):
+    actions = []
+    for number in numbers:
+        actions += made.broken(number, standing(**stands))
+    return actions
+
+
+def test_a_death_breaks_the_group_at_once_and_the_others_form_the_next():
+    made = training()
+    actions = made.lost(1, killed(1))
+    assert of(Break, actions) == [Break(0, 0, at_once=True), Break(2, 0, at_once=True)]
+    assert of(Start, actions) == [Start(1)]
+    assert not of(Assign, made.broken(0, standing()))
+    placed = of(Assign, made.broken(2, standing()))
+    assert [(one.member, one.rank, one.size, one.generation) for one in placed] == [
+        (0, 0, 2, 1),
+        (2, 1, 2, 1),
+    ]
+    assert placed[0].reason == "rank 1 was killed by SIGKILL"
+
+
+def test_a_worker_that_noticed_first_makes_the_others_leave_too():
+    made = training()
+    assert of(Break, made.broken(2, standing())) == [Break(0, 0, at_once=True), Break(1, 0, at_once=True)]
+    made.lost(1, killed(1))
+    assert [one.rank for one in of(Assign, made.broken(0, standing()))] == [0, 1]
+
+
+def test_a_newcomer_is_let_in_at_a_step_and_nobody_is_broken_off():
+    made = training(2)
+    made.resize(3)
+    made.add(7, rank=None)
+    assert made.ready(7) == [Break(0, 0, at_once=False), Break(1, 0, at_once=False)]
+    assert not of(Break, made.broken(0, standing()))[0].at_once
+    placed = of(Assign, made.broken(1, standing()))
+    assert [(one.member, one.rank) for one in placed] == [(0, 0), (1, 1), (7, 2)]
+
+
+def test_a_newcomer_waits_while_the_others_evaluate_and_gets_in_at_the_next_step():
+    made = training()
+    made.lost(2, killed(2))
+    made.add(3, rank=None)
+    made.ready(3)
+    actions = regroup(made, 0, 1, kind=EVALUATE)
+    assert [one.member for one in of(Assign, actions)] == [0, 1]
+    assert of(Break, actions)[-2:] == [Break(0, 1, at_once=False), Break(1, 1, at_once=False)]
+    assert [one.member for one in of(Assign, regroup(made, 0, 1, operation=6))] == [0, 1, 3]
+
+
+def test_what_the_furthest_ahead_is_about_to_do_counts():
+    made = training()
+    made.lost(2, killed(2))
+    made.add(3, rank=None)
+    made.ready(3)
+    made.broken(0, standing(operation=6, kind=EVALUATE))
+    assert [one.member for one in of(Assign, made.broken(1, standing(operation=5)))] == [0, 1]
+
+
+def test_a_death_in_the_middle_of_a_regroup_begins_another():
+    made = training(4)
+    made.lost(3, killed(3))
+    regroup(made, 0, 1, 2)
+    actions = made.lost(0, killed(0))
+    assert of(Break, actions) == [Break(1, 1, at_once=True), Break(2, 1, at_once=True)]
+    placed = of(Assign, regroup(made, 1, 2))
+    assert [(one.member, one.rank, one.generation) for one in placed] == [(1, 0, 2), (2, 1, 2)]
+
+
+def test_one_that_is_awaited_and_dies_is_not_waited_for():
+    made = training()
+    made.lost(2, killed(2))
+    made.broken(0, standing())
+    assert [(one.member, one.size) for one in of(Assign, made.lost(1, killed(1)))] == [(0, 1)]
+
+
+def test_resizing_down_lets_the_last_ranks_go():
+    made = training(4)
+    assert len(of(Break, made.resize(2))) == 4
+    actions = regroup(made, 0, 1, 2, 3)
+    assert [one.member for one in of(Assign, actions)] == [0, 1]
+    assert [one.member for one in of(Release, actions)] == [2, 3]
+    assert made.ended(3) == []
+
+
+def test_a_worker_with_notice_is_replaced_and_kept_until_there_are_enough():
+    made = training(1)
+    assert made.wants_to_leave(0) == [Start(1)]
+    made.add(1, rank=None)
+    assert of(Break, made.ready(1)) == [Break(0, 0, at_once=False)]
+    actions = made.broken(0, standing())
+    assert [one.member for one in of(Assign, actions)] == [1]
+    assert [one.member for one in of(Release, actions)] == [0]
+
+
+def test_replacements_are_rationed_and_the_ration_comes_back():
+    clock = Clock()
+    made = training(3, clock, max_restarts=1)
+    assert of(Start, made.lost(2, killed(2)))
+    regroup(made, 0, 1)
+    assert not of(Start, made.lost(1, killed(1)))
+    regroup(made, 0)
+    clock.now = 61.0
+    assert of(Start, made.wants_to_leave(0))
+
+
+def test_too_few_wait_for_those_on_their_way_and_give_up_when_nobody_is():
+    made = training(2, min_workers=2, max_restarts=1)
+    made.lost(1, killed(1))
+    made.add(2, rank=None)
+    assert made.broken(0, standing()) == []
+    (given_up,) = made.lost(2, killed())
+    assert isinstance(given_up, GiveUp)
+    assert "1 of at least 2 workers are left" in given_up.failure.message
+
+
+def test_when_nobody_is_left_all_start_over():
+    made = training(2)
+    made.lost(0, killed(0))
+    assert isinstance(made.lost(1, killed(1))[-1], StartOver)
+
+
+def test_nobody_starts_over_what_somebody_has_finished():
+    made = training(2)
+    made.ended(0)
+    assert not of(StartOver, made.lost(1, killed(1)))
+
+
+def test_an_exception_is_a_bug_when_all_raise_it():
+    made = training(2)
+    assert not of(GiveUp, made.lost(0, raised(0), step=4))
+    (end,) = of(GiveUp, made.lost(1, raised(1), step=4))
+    assert end.failure.rank == 0
+
+
+def test_an_exception_is_a_bug_when_the_step_raises_it_again():
+    made = training(3)
+    made.lost(1, raised(1), step=4)
+    regroup(made, 0, 2)
+    (end,) = of(GiveUp, made.lost(2, raised(1), step=4))
+    assert end.failure.trace == "a trace"
+    assert not of(GiveUp, training(3).lost(1, raised(1), step=5))
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_death_before_the_first_group_came_to_be(trains):
+    made = Membership(Policy(workers=2, shards=2, trains=trains), Clock())
+    made.add(0, rank=0)
+    made.add(1, rank=1)
+    (action,) = made.lost(1, killed(1))
+    assert isinstance(action, StartOver if trains else GiveUp)
+
+
+def test_wrong_input_and_a_run_that_is_not_elastic_end_at_the_first_loss():
+    wrong = Failure(rank=0, host="here", kind="input", message="no")
+    assert isinstance(training().lost(0, wrong)[0], GiveUp)
+    assert isinstance(training(elastic=False).lost(0, killed())[0], GiveUp)
+
+
+def test_shares_hold_for_one_group_and_no_longer():
+    made = training(2)
+    made.reshare([4, 2])
+    placed = of(Assign, regroup(made, 0, 1))
+    assert {one.shares for one in placed} == {(4, 2)}
+    assert made.carried() == [4, 2]
+    made.lost(1, killed(1))
+    assert of(Assign, regroup(made, 0))[0].shares is None
+
+
+def test_each_machine_has_its_ranks_in_a_row_the_leaders_first():
+    made = training(2)
+    made.members[1].host = 1
+    made.resize(4)
+    made.add(2, rank=None, host=0)
+    made.add(3, rank=None, host=1)
+    made.ready(2)
+    made.ready(3)
+    placed = of(Assign, regroup(made, 0, 1))
+    assert [one.member for one in sorted(placed, key=lambda one: one.rank)] == [0, 2, 1, 3]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("kbrlt"), st.integers(0, 9)), max_size=60))
+def test_whatever_happens_there_is_one_group_with_all_ranks_or_an_end(happenings):
+    made, started = training(3, max_restarts=50), 3
+
+    def do(actions):
+        nonlocal started
+        generations = set()
+        for action in actions:
+            if isinstance(action, Start):
+                for _ in range(action.count):
+                    made.add(started, rank=None)
+                    started += 1
+            if isinstance(action, Assign):
+                generations.add(action.generation)
+            if isinstance(action, GiveUp | StartOver):
+                return False
+        assert len(generations) <= 1
+        return True
+
+    for what, which in happenings:
+        number = which % started
+        member = made.members[number]
+        going_on = True
+        if what == "k" and member.state not in (State.ENDED, State.RELEASED):
+            going_on = do(made.lost(number, killed(member.rank)))
+        elif what == "b" and member.state is State.TRAINING:
+            going_on = do(made.broken(number, standing(made.generation)))
+        elif what == "r" and member.state is State.STARTING and member.newcomer:
+            going_on = do(made.ready(number))
+        elif what == "l":
+            going_on = do(made.wants_to_leave(number))
+        elif what == "t":
+            going_on = do(made.resize(1 + which % 6))
+        if not going_on:
+            return
+        group = made.group()
+        if group:
+            assert [one.rank for one in group] == list(range(len(group)))
+            assert len(group) <= 6
+    # Whoever is still in the old group comes out of it in the end; then the next one forms.
+    for member in list(made.members.values()):
+        if member.state is State.TRAINING and not do(made.broken(member.number, standing(made.generation))):
+            return
+    for member in list(made.members.values()):
+        if member.newcomer and member.state is State.STARTING and not do(made.ready(member.number)):
+            return
+    assert any(one.state in (State.TRAINING, State.BROKEN) for one in made.members.values())
