@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -136,7 +137,7 @@ def kill_one(run: Watched, rank: int) -> Kill:
     if len(set(run.pids().values()) - {pids[rank]}) == WORKERS:
         kill.back_s = time.time() - killed
         moments = [moment for _, moment in after()]
-        kill.longest_wait_s = max(b - a for a, b in zip(moments, moments[1:], strict=False))
+        kill.longest_wait_s = max(b - a for a, b in pairwise(moments))
     return kill
 
 

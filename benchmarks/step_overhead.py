@@ -105,7 +105,8 @@ def measure(run: paceline.Run, name: str, rounds: int) -> dict[str, list[tuple[f
     return interleave(run, contenders, case.steps, rounds)
 
 
-def summarise(seen: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
+def summarise(seen: dict[str, list[tuple[float, float]]], against: str = "hand") -> dict[str, Any]:
+    """Give each contender's medians, and the median over the rounds of its ratio to one of them."""
     pick: Callable[[str, int], list[float]] = lambda key, column: [row[column] for row in seen[key]]  # noqa: E731
     result: dict[str, Any] = {}
     for key in seen:
@@ -114,17 +115,17 @@ def summarise(seen: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
             "wall_ms": round(statistics.median(wall) * 1e3, 4),
             "cpu_ms": round(statistics.median(cpu) * 1e3, 4),
             "wall_ratio": round(
-                statistics.median(a / b for a, b in zip(wall, pick("hand", 0), strict=True)), 4
+                statistics.median(a / b for a, b in zip(wall, pick(against, 0), strict=True)), 4
             ),
             "cpu_ratio": round(
-                statistics.median(a / b for a, b in zip(cpu, pick("hand", 1), strict=True)), 4
+                statistics.median(a / b for a, b in zip(cpu, pick(against, 1), strict=True)), 4
             ),
         }
     return result
 
 
 def show(title: str, rows: dict[str, Any]) -> None:
-    """Print one case; ratios are to `hand`, the median over the rounds."""
+    """Print one case."""
     print(f"\n{title}")
     print(f"  {'':12} {'wall ms':>9} {'cpu ms':>9} {'wall':>7} {'cpu':>7}")
     for key, row in rows.items():

@@ -98,6 +98,16 @@ class Trial:
         done = self.events("step")
         return done[-1]["step"] if done else 0
 
+    def roster(self):
+        """Give the workers of the present group, by rank."""
+        path = self.folder / "run" / "workers.json"
+        return json.loads(path.read_text()) if path.exists() else []
+
+    def places(self):
+        """Give the machine of each rank."""
+        machines = [machine.pids() for machine in self.net.machines]
+        return [[one["pid"] in pids for pids in machines].index(True) for one in self.roster()]
+
     def wait_until(self, condition):
         started = time.monotonic()
         while not condition():
@@ -127,21 +137,26 @@ def bits(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])["weights_sha256"]
 
 
-def test_two_machines_come_to_the_bits_of_one_through_a_cut_that_heals(trial, bits):
+def test_two_machines_come_to_the_bits_of_one_through_a_cut_that_heals_and_a_lost_worker(trial, bits):
     leader, follower = trial.net.machines
-    leading, following = trial.start(leader, nodes="2"), trial.start(follower, nodes="2")
+    leading, following = (trial.start(one, nodes="2", **{"max-restarts": 1}) for one in (leader, follower))
     trial.wait_until(lambda: trial.steps() >= 3)
-    roster = json.loads((trial.folder / "run" / "workers.json").read_text())
-    places = {pid: index for index, machine in enumerate(trial.net.machines) for pid in machine.pids()}
-    assert [(one["rank"], places[one["pid"]]) for one in roster] == [(0, 0), (1, 0), (2, 1), (3, 1)]
+    assert trial.places() == [0, 0, 1, 1]
     trial.net.cut(follower)
     time.sleep(TIMEOUT_S / 3)
     stood = trial.steps()
     trial.net.heal(follower)
     trial.wait_until(lambda: trial.steps() > stood + 1)
+    assert trial.events("regrouped") == []
+    lost = trial.roster()[-1]["pid"]
+    os.kill(lost, signal.SIGKILL)
+    trial.wait_until(lambda: trial.events("regrouped") and trial.events("regrouped")[-1]["workers"] == 4)
+    assert trial.places() == [0, 0, 1, 1]
+    assert lost not in [one["pid"] for one in trial.roster()]
     trial.hurry()
     status, result, _ = leading.end()
-    assert (status, result["weights_sha256"], result["recoveries"]) == (0, bits, [])
+    assert (status, result["weights_sha256"], result["restarts"]) == (0, bits, 1)
+    assert [one["workers"] for one in result["recoveries"]] == [3, 4]
     status, told, _ = following.end()
     assert status == 0
     assert leader.address in told["led_by"]
@@ -152,16 +167,17 @@ def test_a_machine_that_loses_its_power_is_done_without_and_joins_again_when_it_
     leading = trial.start(leader, nodes="1:2")
     trial.start(follower, nodes="1:2")
     trial.wait_until(lambda: trial.steps() >= 3)
-    trial.wait_until(lambda: workers(trial) == 4)
+    trial.wait_until(lambda: len(trial.roster()) == 4)
     follower.kill()
-    trial.wait_until(lambda: workers(trial) == 2)
+    trial.wait_until(lambda: len(trial.roster()) == 2)
     again = trial.start(follower, nodes="1:2")
-    trial.wait_until(lambda: workers(trial) == 4)
+    trial.wait_until(lambda: len(trial.roster()) == 4)
     trial.hurry()
     status, result, _ = leading.end()
     assert (status, result["weights_sha256"], result["restarts"]) == (0, bits, 0)
-    assert [one["workers"] for one in result["recoveries"]][-2:] in ([2, 4], [3, 4])
-    assert "was lost with its machine" in result["recoveries"][-2]["reason"] or len(result["recoveries"]) > 2
+    reasons = {one["workers"]: one["reason"] for one in result["recoveries"]}
+    assert "was lost with its machine" in reasons[2]
+    assert reasons[4] == "a worker joins"
     assert again.end()[0] == 0
 
 
@@ -179,7 +195,7 @@ def test_a_machine_that_is_cut_off_for_good_ends_by_itself_and_the_others_go_on(
     )
     assert f"for {TIMEOUT_S} s" in said
     assert follower.pids() == []
-    trial.wait_until(lambda: workers(trial) == 2)
+    trial.wait_until(lambda: len(trial.roster()) == 2)
     trial.hurry()
     status, result, _ = leading.end()
     assert (status, result["weights_sha256"]) == (0, bits)
@@ -195,9 +211,3 @@ def test_followers_end_with_the_leader(trial):
     assert status == 1
     assert "is cut off from the run" in said
     assert follower.pids() == []
-
-
-def workers(trial):
-    """Give how many workers the present group has."""
-    changes = trial.events("regrouped")
-    return changes[-1]["workers"] if changes else 4 if trial.steps() else 0

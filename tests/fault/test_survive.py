@@ -12,12 +12,14 @@ from tests.fault.survivors import STEPS, train
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """The weights of one process that nothing happened to."""
-    (result,) = paceline.launch(train, tmp_path_factory.mktemp("quiet"), strategy="single", shards=6)
+    (result,) = paceline.launch(
+        train, tmp_path_factory.mktemp("quiet"), strategy="single", shards=6, threads=1, device="cpu"
+    )
     return result["weights"]
 
 
 def run(folder, faults, workers=3, **options):
-    options = {"shards": 6, "out": folder / "run", **options}
+    options = {"shards": 6, "device": "cpu", "out": folder / "run", **options}
     return paceline.launch(train, str(folder), faults, workers=workers, threads=1, **options)
 
 
@@ -128,7 +130,7 @@ def test_too_few_workers_are_the_end(tmp_path):
 
 
 def test_without_elasticity_the_first_loss_is_the_end(tmp_path):
-    with pytest.raises(WorkerFailedError, match="rank 1 on .* was killed by SIGKILL"):
+    with pytest.raises(WorkerFailedError, match=r"rank 1 on .* was killed by SIGKILL"):
         run(tmp_path, [("backward", 5, 1, "kill")], elastic=False)
 
 

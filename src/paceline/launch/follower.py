@@ -23,13 +23,12 @@ from paceline.launch.console import Console
 from paceline.launch.crew import Crew
 from paceline.launch.diagnosis import HangWatch, process_state
 from paceline.launch.ending import Ending
-from paceline.launch.job import Job
 from paceline.launch.leading import unmet
 from paceline.launch.link import Message, connect
 from paceline.launch.rendezvous import Failed, Met, Report, Waiting
 from paceline.launch.wire import Wire
 from paceline.observe.events import Note
-from paceline.world import env, interfaces
+from paceline.world import env
 from paceline.world.env import Identity
 
 PULSES_S = 1.0
@@ -60,7 +59,6 @@ class Follower:
         self._ending = Ending()
         self._wire: Wire | None = None
         self._leader = ""
-        self._environment: dict[str, str] = {}
         self._running: dict[int, int | None] = {}
         """The workers that run here, by number, with their process ids."""
         self._outcome: Outcome | None = None
@@ -130,10 +128,6 @@ class Follower:
 
     def _join(self, met: Met) -> None:
         self._leader = str(met.leader)
-        interface = interfaces.interface_of(met.local.address)
-        self._environment = dict(self._plan.jobs[0].environment)
-        if interface is not None:
-            self._environment.setdefault("GLOO_SOCKET_IFNAME", interface)
         secret = met.offer.secret.encode()
         link = connect(
             met.leader.address, met.offer.control_port, secret, timeout_s=self._rendezvous.silence_s
@@ -149,9 +143,7 @@ class Follower:
                 }
             }
         )
-        self._console.event(
-            Note(text=f"{self._leader} leads; this machine is {met.local.address} on {interface}.")
-        )
+        self._console.event(Note(text=f"{self._leader} leads; this machine is {met.local}."))
 
     # Orders.
 
@@ -178,11 +170,13 @@ class Follower:
 
     def _start(self, order: Message) -> None:
         self._running[order["number"]] = None
-        environment = self._environment
-        if "OMP_NUM_THREADS" in environment:
-            environment = {**environment, "OMP_NUM_THREADS": str(order["threads"])}
-        job: Job = dataclasses.replace(
-            self._plan.jobs[0],
+        like = self._plan.jobs[0]
+        # As many as at the leader, whatever this machine has: the bits of a sum depend on how many threads took it.
+        environment = dict(like.environment)
+        if environment.get("OMP_NUM_THREADS") == str(like.threads):
+            environment["OMP_NUM_THREADS"] = str(order["threads"])
+        job = dataclasses.replace(
+            like,
             identity=Identity(**order["identity"]),
             newcomer=order["newcomer"],
             starts=order["starts"],

@@ -115,15 +115,16 @@ class Leading:
 
     def dismiss(self, outcome: Outcome) -> None:
         """Tell all machines that the run has ended, and wait a moment for them to go."""
-        for one in self._followers:
+        going = list(self._followers)
+        for one in going:
+            one.wire.receive = lambda _: None
             one.wire.send({"do": "end", **_farewell(outcome)})
         deadline = time.monotonic() + GOODBYE_S
-        while time.monotonic() < deadline and any(
-            one.wire.lost(time.monotonic()) is None for one in self._followers
-        ):
-            for key, _ in self._selector.select(0.1):
-                if any(key.fileobj is one.wire.link for one in self._followers):
-                    key.data()
+        while going and time.monotonic() < deadline:
+            time.sleep(0.01)
+            for one in going:
+                one.wire.serve()
+            going = [one for one in going if one.wire.lost(time.monotonic()) is None]
 
     def close(self) -> None:
         """Let go of everything."""

@@ -334,11 +334,15 @@ class Membership:
             one.standing.kind == STEP for one in group if one.standing and one.standing.operation == furthest
         )
         staying = [one for one in group if not one.leaving]
+        if not staying:
+            # Somebody has to hand the state on: whoever is furthest ahead leaves one change later.
+            staying = [max(group, key=lambda one: one.standing.operation if one.standing else -1)]
         waiting = [one for one in self.members.values() if one.state is State.WAITING] if at_step else []
-        entering = waiting[: max(0, min(self.target, self.policy.shards) - len(staying))]
+        places = min(self.target, self.policy.shards) - sum(not one.leaving for one in staying)
+        entering = waiting[: max(0, min(places, self.policy.shards - len(staying)))]
         if len(staying) + len(entering) < (self.policy.min_workers if at_step else 1):
             return self._too_few(group, len(staying) + len(entering))
-        return self._form(staying, entering, [one for one in group if one.leaving])
+        return self._form(staying, entering, [one for one in group if one.leaving and one not in staying])
 
     def _too_few(self, group: list[Member], there: int) -> list[Action]:
         """Wait for those who are on their way; nobody coming is the end."""
@@ -376,7 +380,10 @@ class Membership:
         self._changing = False
         self._reasons.clear()
         self._failures.clear()
-        if any(one.state is State.WAITING for one in self.members.values()) and len(members) < self.target:
+        if entering and any(one.leaving for one in members):
+            self._reasons += [f"rank {one.rank} leaves" for one in members if one.leaving]
+            actions += self._tell(at_once=False)
+        elif any(one.state is State.WAITING for one in self.members.values()) and len(members) < self.target:
             self._reasons.append("a worker joins")
             actions += self._tell(at_once=False)
         return actions

@@ -57,6 +57,8 @@ class Site:
     """Where its workers reach the store."""
     wanted: int
     """How many workers it is to have."""
+    due: int = 0
+    """How many of them are to be started as soon as there is a group that they can join."""
 
 
 class Sites:

@@ -63,6 +63,8 @@ class Staffing:
         """
         first = [self._sites.own] if self.resumes or self._starts else list(self._sites)
         sizes = [site.wanted for site in first]
+        for site in self._sites:
+            site.due = 0 if site in first else site.wanted
         rank = 0
         for node, site in enumerate(first):
             for local in range(site.wanted):
@@ -80,10 +82,17 @@ class Staffing:
                 rank += 1
         self._starts += 1
 
-    def start_newcomer(self) -> None:
-        """Start a worker that will join."""
+    def start_due(self) -> None:
+        """Start the workers of machines that have none yet."""
+        for site in self._sites:
+            for _ in range(site.due):
+                self.start_newcomer(site)
+            site.due = 0
+
+    def start_newcomer(self, site: Site | None = None) -> None:
+        """Start a worker that will join; without a machine, where one is missing."""
         there = self._roster.counts()
-        site = self._sites.place(there)
+        site = site or self._sites.place(there)
         local = there[site.index]
         identity = Identity(
             rank=0, size=1, local_rank=local, local_size=local + 1, master_address=site.store_address

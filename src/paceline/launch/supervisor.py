@@ -95,13 +95,14 @@ class Supervisor:
         return any(not self._only_waits(one) for one in self._roster.running()) or self._crew.unheard
 
     def _only_waits(self, entry: Entry) -> bool:
-        """Say whether a worker waits to join a run that has ended meanwhile."""
+        """Say whether a worker is none of the group's yet: nobody waits for one when the run ends meanwhile."""
         member = self._membership.members.get(entry.number)
         return member is not None and member.newcomer
 
     def _turn(self) -> None:
         """Wait for what happens next, and take it."""
-        ending, look_at = self._ending, self._lookout.due
+        ending = self._ending
+        look_at = None if ending.under_way else self._lookout.due
         far = None if self._leading is None else time.monotonic() + self._leading.tick()
         times = [moment for moment in (ending.deadline, look_at, far) if moment is not None]
         wait = max(0.0, min(times) - time.monotonic()) if times else None
@@ -217,8 +218,8 @@ class Supervisor:
         """Let a machine take part: from the beginning, or from the next step on."""
         policy = self._membership.policy
         room = policy.shards - self._sites.wanted
-        site = Site(machine.index, machine.host, crew, machine.store_address, wanted=0)
-        site.wanted = min(len(self._plan.jobs), room)
+        wanted = min(len(self._plan.jobs), room)
+        site = Site(machine.index, machine.host, crew, machine.store_address, wanted, due=wanted)
         self._sites.add(site)
         self._membership.target = self._sites.wanted
         if self._staffing.started:
@@ -241,18 +242,19 @@ class Supervisor:
         self._ending.begin(failure)
 
     def remark(self, text: str) -> None:
-        """Tell the user; the run's events begin with its workers."""
-        if self._staffing.started:
+        """Tell the user; a folder that has events before its workers have seen it would be another run's to them."""
+        if any(one.trains for one in self._roster):
             self._tell(Note(text=text))
         else:
             self._console.event(Note(text=text))
 
     def _fill(self) -> None:
-        """Start the workers that other machines are yet to have, once the first group trains."""
-        running, policy = self._roster.running(), self._membership.policy
-        missing = self._sites.wanted - len(running)
-        if policy.elastic and missing > 0 and running and all(one.trains for one in running):
-            self._do([Start(missing)])
+        """Start the first workers of machines that were not in the first group, once that trains."""
+        first = [one for one in self._roster.running() if not self._only_waits(one)]
+        if self._ending.under_way or not self._membership.policy.elastic:
+            return
+        if first and all(one.trains for one in first):
+            self._staffing.start_due()
 
     # What is to be done.
 

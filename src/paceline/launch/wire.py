@@ -14,52 +14,53 @@ class Wire:
     """One link, served by the loop that owns the selector."""
 
     def __init__(self, link: Link, selector: selectors.BaseSelector, receive: Receive) -> None:
-        self.link, self._selector = link, selector
+        self._link, self._selector = link, selector
         self.receive = receive
         """Who takes the messages."""
         self._registered = link.fileno() >= 0
         if self._registered:
-            selector.register(link, selectors.EVENT_READ, self._serve)
+            selector.register(link, selectors.EVENT_READ, self.serve)
 
     @property
     def is_open(self) -> bool:
         """Say whether both ends have proved themselves and the connection stands."""
-        return self.link.is_open
+        return self._link.is_open
 
     @property
     def peer(self) -> str:
         """What the other end is called."""
-        return self.link.peer
+        return self._link.peer
 
     def rename(self, peer: str) -> None:
         """Call the other end by a better name, in sentences about it."""
-        self.link.peer = peer
+        self._link.peer = peer
 
     def send(self, message: Message) -> None:
         """Send a message; a link that is over drops it."""
-        self.link.send(message)
+        self._link.send(message)
         self._settle()
 
     def tick(self, now: float) -> float:
         """Keep the link alive; give the seconds until something is due again."""
-        due = self.link.tick(now)
+        due = self._link.tick(now)
         self._settle()
         return due
 
     def lost(self, now: float) -> str | None:
         """Say in one sentence why the link is over, or None while it is not."""
-        reason = self.link.lost(now)
+        reason = self._link.lost(now)
         self._settle()
         return reason
 
     def close(self) -> None:
         """Let go of it."""
-        self.link.close()
+        self._link.close()
         self._settle()
 
-    def _serve(self) -> None:
-        messages = self.link.on_readable()
-        self.link.on_writable()
+    def serve(self) -> None:
+        """Take in what has arrived, and hand the network what waits."""
+        messages = self._link.on_readable()
+        self._link.on_writable()
         self._settle()
         for message in messages:
             self.receive(message)
@@ -67,10 +68,10 @@ class Wire:
     def _settle(self) -> None:
         if not self._registered:
             return
-        if self.link.fileno() < 0:
+        if self._link.fileno() < 0:
             self._registered = False
-            self._selector.unregister(self.link)
+            self._selector.unregister(self._link)
             return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.link.wants_to_write else 0)
-        if self._selector.get_key(self.link).events != wanted:
-            self._selector.modify(self.link, wanted, self._serve)
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._link.wants_to_write else 0)
+        if self._selector.get_key(self._link).events != wanted:
+            self._selector.modify(self._link, wanted, self.serve)

@@ -40,6 +40,21 @@ class Journal:
         self.loss = float("nan")
         """The mean loss of the last step."""
 
+    def state(self) -> dict[str, float]:
+        """Give the sums so far, for a worker that joins and may have to tell them one day."""
+        self.settle()
+        return {
+            "total": self._epoch_total,
+            "weight": self._epoch_weight,
+            "samples": self.samples,
+            "loss": self.loss,
+        }
+
+    def load(self, state: dict[str, float]) -> None:
+        """Go on from the sums of another worker."""
+        self._epoch_total, self._epoch_weight = state["total"], state["weight"]
+        self.samples, self.loss = int(state["samples"]), state["loss"]
+
     def start(self) -> None:
         """Start the clock: what comes before belongs to no step."""
         self._clock = time.perf_counter()

@@ -144,6 +144,11 @@ class RunOptions:
                 f"--nodes {self.nodes} machines need a place to meet. Give --rendezvous host:port, with an address of the one "
                 "that leads, on each of them."
             )
+        if self.machine_timeout < 4:
+            raise InputError(
+                f"--machine-timeout is {self.machine_timeout}, but a machine that is silent for so short may well be alive. "
+                "Use 4 seconds or more."
+            )
         if self.join_timeout <= 0:
             raise InputError(f"--join-timeout is {self.join_timeout:g}, but must be above 0 seconds.")
         if self.rendezvous is not None and strategies.entry(self.strategy).processes == 1:

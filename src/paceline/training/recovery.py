@@ -120,11 +120,12 @@ class Recovery:
         if not self.waiting_to_join:
             self._broken_at = self._broken_at or time.monotonic()
             run.leave_group()
-        run.world.pulse.enter(QUIET if self.waiting_to_join else COMMUNICATION)
+        run.world.pulse.enter(QUIET if self.waiting_to_join else COMMUNICATION)  # nobody waits for a newcomer
         while True:
             standing = Standing(operation=self._finished, kind=kind, step=run.position.number)
             place = self.membership.next_place(None if self.waiting_to_join else standing)
             started = time.monotonic()
+            run.world.pulse.enter(COMMUNICATION)
             try:
                 run.world = self._connect(place)
                 self._agree(run.world, kind)
@@ -158,6 +159,7 @@ class Recovery:
                     timeout=timedelta(seconds=MEETING_S),
                 ),
                 interruption,
+                MEETING_S,
             )
         return connect(
             identity,

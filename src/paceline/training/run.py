@@ -345,12 +345,13 @@ class Run:
 
     def shared_state(self) -> dict[str, Any]:
         """Give what a worker that joins must know beside the model."""
-        return {"started_at": self.started_at, "meta": self._meta}
+        return {"started_at": self.started_at, "meta": self._meta, "journal": self._journal.state()}
 
     def adopt(self, position: Position, shared: dict[str, Any]) -> None:
         """Go on from where the others stand."""
         self.position = position
         self.started_at, self._meta = shared["started_at"], shared["meta"]
+        self._journal.load(shared["journal"])
 
     def _announcement(self, feed: Feed, epochs: int | None, last: float) -> RunStarted:
         world, options = self.world, self.options

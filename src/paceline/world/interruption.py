@@ -64,9 +64,9 @@ class Interruption:
 class InterruptibleStore(Store):
     """Another store whose waits end when the interruption comes: torch's own wait until their time-out."""
 
-    def __init__(self, store: Store, interruption: Interruption) -> None:
+    def __init__(self, store: Store, interruption: Interruption, patience_s: float = PATIENCE_S) -> None:
         super().__init__()
-        self._store, self._interruption = store, interruption
+        self._store, self._interruption, self._patience_s = store, interruption, patience_s
 
     def set(self, key: str, value: Any) -> None:
         """Store a value."""
@@ -98,12 +98,12 @@ class InterruptibleStore(Store):
         self._await(keys)
         return self._store.multi_get(keys)
 
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Return when all keys are there."""
-        self._await(keys, timeout)
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002
+        """Return when all keys are there; torch's own time-out is that of its operations, far too long for a meeting."""
+        self._await(keys)
 
-    def _await(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        limit = time.monotonic() + (PATIENCE_S if timeout is None else timeout.total_seconds())
+    def _await(self, keys: list[str]) -> None:
+        limit = time.monotonic() + self._patience_s
         while not self._store.check(keys):
             self._interruption.check()
             if time.monotonic() > limit:

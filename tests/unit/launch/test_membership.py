@@ -141,7 +141,11 @@ def test_a_worker_with_notice_is_replaced_and_kept_until_there_are_enough():
     assert made.wants_to_leave(0) == [Start(1)]
     made.add(1, rank=None)
     assert of(Break, made.ready(1)) == [Break(0, 0, at_once=False)]
+    # Both are in one group first: the one that leaves holds the state.
     actions = made.broken(0, standing())
+    assert [one.member for one in of(Assign, actions)] == [0, 1]
+    assert of(Break, actions) == [Break(0, 1, at_once=False), Break(1, 1, at_once=False)]
+    actions = regroup(made, 0, 1, operation=6)
     assert [one.member for one in of(Assign, actions)] == [1]
     assert [one.member for one in of(Release, actions)] == [0]
 
@@ -235,48 +239,37 @@ def test_each_machine_has_its_ranks_in_a_row_the_leaders_first():
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("kbrlt"), st.integers(0, 9)), max_size=60))
 def test_whatever_happens_there_is_one_group_with_all_ranks_or_an_end(happenings):
-    made, started = training(3, max_restarts=50), 3
-
-    def do(actions):
-        nonlocal started
-        generations = set()
-        for action in actions:
-            if isinstance(action, Start):
-                for _ in range(action.count):
-                    made.add(started, rank=None)
-                    started += 1
-            if isinstance(action, Assign):
-                generations.add(action.generation)
-            if isinstance(action, GiveUp | StartOver):
-                return False
-        assert len(generations) <= 1
-        return True
-
+    made = training(3, max_restarts=50)
     for what, which in happenings:
-        number = which % started
-        member = made.members[number]
-        going_on = True
-        if what == "k" and member.state not in (State.ENDED, State.RELEASED):
-            going_on = do(made.lost(number, killed(member.rank)))
-        elif what == "b" and member.state is State.TRAINING:
-            going_on = do(made.broken(number, standing(made.generation)))
-        elif what == "r" and member.state is State.STARTING and member.newcomer:
-            going_on = do(made.ready(number))
-        elif what == "l":
-            going_on = do(made.wants_to_leave(number))
-        elif what == "t":
-            going_on = do(made.resize(1 + which % 6))
-        if not going_on:
+        member = made.members[which % len(made.members)]
+        if not carry_out(made, happen(made, what, member, which)):
             return
         group = made.group()
-        if group:
-            assert [one.rank for one in group] == list(range(len(group)))
-            assert len(group) <= 6
+        assert [one.rank for one in group] == list(range(len(group)))
+        assert len(group) <= 6
     # Whoever is still in the old group comes out of it in the end; then the next one forms.
     for member in list(made.members.values()):
-        if member.state is State.TRAINING and not do(made.broken(member.number, standing(made.generation))):
-            return
-    for member in list(made.members.values()):
-        if member.newcomer and member.state is State.STARTING and not do(made.ready(member.number)):
+        if not carry_out(made, happen(made, "b", member, 0) + happen(made, "r", member, 0)):
             return
     assert any(one.state in (State.TRAINING, State.BROKEN) for one in made.members.values())
+
+
+def happen(made, what, member, which):
+    """Let one thing happen to a worker, where it can."""
+    if what == "k" and member.state not in (State.ENDED, State.RELEASED):
+        return made.lost(member.number, killed(member.rank))
+    if what == "b" and member.state is State.TRAINING:
+        return made.broken(member.number, standing(made.generation))
+    if what == "r" and member.state is State.STARTING and member.newcomer:
+        return made.ready(member.number)
+    if what == "l":
+        return made.wants_to_leave(member.number)
+    return made.resize(1 + which % 6) if what == "t" else []
+
+
+def carry_out(made, actions):
+    """Start whom the decision asks for; says whether the run goes on."""
+    for _ in range(sum(action.count for action in of(Start, actions))):
+        made.add(len(made.members), rank=None)
+    assert len({action.generation for action in of(Assign, actions)}) <= 1
+    return not of(GiveUp, actions) and not of(StartOver, actions)
