@@ -38,8 +38,12 @@ def once(folder, name):
     return True
 
 
-def train(run, folder, faults=(), steps=STEPS):
-    """Train in a loop of one's own; `faults` are (name, step, rank, action), each set off once."""
+def train(run, folder, faults=(), steps=STEPS, slow=None):
+    """Train in a loop of one's own; `faults` are (name, step, rank, action), each set off once.
+
+    The worker that had rank `slow` first takes 40 ms longer for each shard.
+    """
+    lag = 0.04 if run.world.rank == slow else 0.0
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3))
     model, _ = run.prepare(
@@ -55,6 +59,7 @@ def train(run, folder, faults=(), steps=STEPS):
             time.sleep(0.2)  # the one that something is to happen to is on its way
         set_off(run, folder, faults, "loop")
         for inputs, targets in step:
+            time.sleep(lag)
             losses = F.cross_entropy(model(inputs), targets, reduction="none")
             step.backward(losses.sum(), len(losses))
         result = step.apply(clip=1.0)
@@ -103,7 +108,15 @@ def kill_store(_):
     time.sleep(0.2)
 
 
+def disagree(run):
+    """Wait for a message from a worker that waits for one too."""
+    run.world.comm.recv(like=torch.ones(3), source=(run.world.rank + 1) % run.world.size)
+
+
 ACTIONS = {
+    "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
+    "sleep": lambda _: time.sleep(600),
+    "disagree": disagree,
     "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
     "exit": lambda _: os._exit(3),
     "abort": lambda _: os.abort(),

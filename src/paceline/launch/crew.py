@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from paceline.errors import PacelineError
 from paceline.launch import forkserver
-from paceline.launch.diagnosis import HangWatch, Member, look
+from paceline.launch.diagnosis import HangWatch, Member, look, process_state
 from paceline.launch.forkserver import ForkServer
 from paceline.launch.job import Job
 from paceline.launch.process import Process
@@ -144,7 +144,9 @@ class Crew:
     def reading(self, number: int) -> Reading | None:
         """Say what a running worker is at; None for one that is not there."""
         member = self._member(number, rank=-1, host="")
-        return None if member is None else member.pulse.read()
+        if member is None:
+            return None
+        return dataclasses.replace(member.pulse.read(), stopped=process_state(member.pid) == "T")
 
     def look(self, ranks: Mapping[int, int], host: str, watch: HangWatch) -> tuple[Evidence, ...]:
         """Have workers, given with their ranks, show what they are at; takes a second at most."""

@@ -57,7 +57,8 @@ class HangWatch:
         """Say how long a worker may stay silent where it is."""
         limit = max(self._timeout_s, STEPS * self._longest_s)
         unusual = reading.steps == 0 or Kind.SAVE is reading.kind or reading.phase is Phase.SAVE
-        return limit * PATIENCE if unusual else limit
+        # One that is stopped will not be done any sooner for being waited for.
+        return limit * PATIENCE if unusual and not reading.stopped else limit
 
     def overdue(self, readings: Mapping[int, Reading], now: float) -> bool:
         """Say whether the run hangs: give the readings of all ranks that are known, once a second or so.
@@ -66,7 +67,7 @@ class HangWatch:
         """
         self._longest_s = max(self._longest_s, *(one.longest_s for one in readings.values()), 0.0)
         training = [one for one in readings.values() if one.phase not in (Phase.QUIET, Phase.ENDED)]
-        busy = [one for one in training if one.phase is not Phase.COMMUNICATION]
+        busy = [one for one in training if one.stopped or one.phase is not Phase.COMMUNICATION]
         late = [one.silence_s(now) >= self.limit_s(one) for one in busy or training]
         return any(late) if busy else bool(late) and all(late)
 

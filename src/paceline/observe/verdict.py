@@ -17,6 +17,12 @@ _TASKS = f"{_PACKAGE}/tasks/"
 _LIBRARIES = (f"{_PACKAGE}/", "<", *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")))
 _LIBRARY_FOLDERS = re.compile(r"/(site-packages|dist-packages|lib(64)?/python3\.\d+)/")
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):")
+_OPERATIONS = (
+    "torch/distributed/distributed_c10d.py",
+    "paceline/world/process_group.py",
+    "paceline/world/pending.py",
+)
+"""Where a worker that is in an operation with others has come through."""
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _ACTIVITIES = {
     Phase.QUIET: "outside training",
@@ -85,8 +91,11 @@ class Evidence:
 
     @property
     def waits(self) -> bool:
-        """Say whether it waits for the others, by its own account."""
-        return self.reading.phase is Phase.COMMUNICATION
+        """Say whether it waits for the others: by its own account, or in an operation that the user's code called."""
+        main = self.threads[0] if self.threads else ()
+        return self.reading.phase is Phase.COMMUNICATION or any(
+            frame.file.endswith(_OPERATIONS) for frame in main
+        )
 
     @property
     def trains(self) -> bool:

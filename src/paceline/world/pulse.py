@@ -81,6 +81,8 @@ class Reading:
     communication_s: float
     longest_s: float
     """The longest step but the first, which may have compiled."""
+    stopped: bool = False
+    """Whether the process is stopped by a signal; its launcher sees that, not the pulse."""
 
     def silence_s(self, now: float) -> float:
         """Say for how long nothing has changed."""
