@@ -93,7 +93,10 @@ def plan(
                 shards=options.total_shards,
                 elastic=options.elastic,
                 trains=function == TRAINER,
-                min_workers=min(options.min_workers, options.processes * options.max_nodes),
+                # Statistics over all workers need one shard on each: a lost one is waited for.
+                min_workers=options.total_shards
+                if options.sync_batchnorm
+                else min(options.min_workers, options.processes * options.max_nodes),
                 max_restarts=options.max_restarts,
                 hang_timeout=options.hang_timeout,
                 rebalance=options.rebalance,

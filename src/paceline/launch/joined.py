@@ -27,6 +27,10 @@ class JoinedLauncher:
 
     def adopt(self, options: RunOptions) -> RunOptions:
         """Take the number of workers from the world that is there."""
+        if options.rendezvous is not None:
+            raise InputError(
+                "--rendezvous is for machines that meet by themselves, but these workers have been started already. Leave it out."
+            )
         identity = env.identity()
         size = 1 if identity is None else identity.size
         if options.processes != size and strategies.entry(options.strategy).processes == 1:

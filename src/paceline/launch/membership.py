@@ -356,8 +356,8 @@ class Membership:
                     rank=group[0].rank,
                     host=cause.host if cause is not None else "",
                     kind="few",
-                    message=f"{there} of at least {self.policy.min_workers} workers are left, and --max-restarts "
-                    f"{self.policy.max_restarts} is used up{words}. Resume with --resume",
+                    message=f"{there} of at least {self.policy.min_workers} workers are left, and nobody is on the way "
+                    f"(--max-restarts {self.policy.max_restarts}){words}. Go on with --resume",
                 )
             )
         ]

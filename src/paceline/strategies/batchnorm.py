@@ -74,6 +74,10 @@ class GlobalBatchNorm(nn.Module):
         normal: Tensor = (wide * scale.view(shape) + shift.view(shape)).to(values.dtype)
         return normal
 
+    def regroup(self, comm: Comm) -> None:
+        """Take the statistics with another group of workers from now on."""
+        self._comm = comm
+
     def _sum(self, value: Tensor) -> Tensor:
         total: Tensor = _Sum.apply(self._comm, value)  # type: ignore[no-untyped-call]
         return total
@@ -107,3 +111,5 @@ def synchronise(model: nn.Module, comm: Comm, shards: int) -> None:
         for name, child in list(parent.named_children()):
             if isinstance(child, _BatchNorm):
                 setattr(parent, name, GlobalBatchNorm(child, own))
+            elif isinstance(child, GlobalBatchNorm):
+                child.regroup(own)

@@ -36,7 +36,7 @@ def save(
             "seed": options.seed,
             "shards": options.total_shards,
             "strategy": options.strategy,
-            "workers": options.workers,
+            "workers": options.workers if options.processes == 1 else world.size,
         }
         path = Checkpoints(options.out / CHECKPOINTS, keep=options.keep).save(
             position.number,

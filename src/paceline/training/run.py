@@ -68,6 +68,8 @@ class Run:
         self.position = Position()
         self.started_at = 0
         """The step this process started from: above 0 in a resumed run."""
+        self.workers = options.workers if self.strategy.threaded else world.size
+        """How many the run began with, on all machines."""
         self.name = "run"
         self._saved_at = -1
         self._sink = Fanout(sinks)
@@ -154,8 +156,13 @@ class Run:
             compile=self.options.compile,
             allow_unused=self.options.allow_unused,
         )
-        self._replica = self.strategy.prepare(parts, self.world)
-        if self.options.resume and not self._recovery.waiting_to_join:
+        joins = self._recovery.waiting_to_join
+        self._replica = self.strategy.prepare(
+            # What needs the others is done when there are any.
+            replace(parts, sync_batchnorm=parts.sync_batchnorm and not joins),
+            self.world,
+        )
+        if self.options.resume and not joins:
             self.position, self._meta = resuming.load(self._replica, self.options, self.emit)
             self.started_at = self.position.number
         return self._replica
@@ -345,12 +352,18 @@ class Run:
 
     def shared_state(self) -> dict[str, Any]:
         """Give what a worker that joins must know beside the model."""
-        return {"started_at": self.started_at, "meta": self._meta, "journal": self._journal.state()}
+        return {
+            "started_at": self.started_at,
+            "workers": self.workers,
+            "meta": self._meta,
+            "journal": self._journal.state(),
+        }
 
     def adopt(self, position: Position, shared: dict[str, Any]) -> None:
         """Go on from where the others stand."""
         self.position = position
         self.started_at, self._meta = shared["started_at"], shared["meta"]
+        self.workers = shared["workers"]
         self._journal.load(shared["journal"])
 
     def _announcement(self, feed: Feed, epochs: int | None, last: float) -> RunStarted:
@@ -358,7 +371,7 @@ class Run:
         return RunStarted(
             task=self.name,
             strategy=options.strategy,
-            workers=options.workers,
+            workers=self.workers,
             shards=options.total_shards,
             exactness=str(self.exactness),
             device=str(world.device),

@@ -105,7 +105,7 @@ class Trainer:
         return {
             "task": run.name,
             "strategy": options.strategy,
-            "workers": options.workers,
+            "workers": run.workers,
             "shards": options.total_shards,
             "exactness": str(run.exactness),
             "steps": run.position.number,

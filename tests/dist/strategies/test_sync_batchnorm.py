@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +20,8 @@ BOUND = 2e-5
 """Sums of 24 x 16 float32 numbers rounded in another order, eps 6e-8 each, through six steps of momentum SGD."""
 
 
-def train(run: Run, batch_size: int = 24) -> dict[str, Tensor]:
-    """Train a small CNN and give its state."""
+def train(run: Run, batch_size: int = 24, killed: str | None = None) -> dict[str, Tensor]:
+    """Train a small CNN and give its state; the worker of rank 1 dies once, where `killed` names the file that says so."""
     made = torch.Generator().manual_seed(3)
     data = TensorDataset(torch.randn(72, 1, 6, 6, generator=made), torch.randint(3, (72,), generator=made))
     model = nn.Sequential(
@@ -32,6 +35,9 @@ def train(run: Run, batch_size: int = 24) -> dict[str, Tensor]:
         model, lambda made: torch.optim.SGD(made.parameters(), lr=0.05, momentum=0.9)
     )
     for step in run.steps(data, batch_size=batch_size, steps=STEPS):
+        if killed is not None and run.world.rank == 1 and step.number == 3 and not Path(killed).exists():
+            Path(killed).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         step.compute(loss)
     assert run.exactness == ("numeric" if run.options.sync_batchnorm else "bitwise")
     return replica.state()["model"]
@@ -47,6 +53,15 @@ def test_many_workers_normalise_as_one(workers: int) -> None:
         assert torch.allclose(states[0][name].double(), value.double(), rtol=BOUND, atol=BOUND), name
         assert all(torch.equal(other[name], states[0][name]) for other in states[1:])
     assert not torch.allclose(apart["1.running_var"], whole["1.running_var"], rtol=10 * BOUND)
+
+
+def test_a_lost_worker_is_waited_for_because_each_must_carry_one_shard(tmp_path: Path) -> None:
+    (whole,) = launch(train, strategy="single", threads=1, device="cpu")
+    killed = str(tmp_path / "killed")
+    states = launch(train, 24, killed, workers=2, sync_batchnorm=True, threads=1, device="cpu")
+    assert len(states) == 2
+    for name, value in whole.items():
+        assert torch.allclose(states[0][name].double(), value.double(), rtol=BOUND, atol=BOUND), name
 
 
 def test_it_promises_no_more_than_numeric() -> None:
