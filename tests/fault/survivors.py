@@ -51,6 +51,10 @@ def train(run, folder, faults=(), steps=STEPS, slow=None):
         lambda made: torch.optim.AdamW(made.parameters(), lr=0.05),
         lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
     )
+    before = run.evaluate(
+        Samples(), lambda made, batch: {"mean": paceline.Mean(made(batch[0]).sum(), len(batch[0]))}
+    )
+    assert list(before) == ["mean"]
     points.set_trap(lambda point: set_off(run, folder, faults, point))
     given = []
     for step in run.steps(Samples(), batch_size=BATCH, steps=steps):

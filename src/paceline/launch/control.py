@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -50,9 +51,10 @@ class ControlSocket:
                 reply = {"ok": True, "said": self._answer(order)}
             except InputError as error:
                 reply = {"ok": False, "said": str(error)}
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 reply = {"ok": False, "said": f"the order could not be read: {error}"}
-            connection.sendall(json.dumps(reply).encode() + b"\n")
+            with contextlib.suppress(OSError):  # whoever asked may be gone
+                connection.sendall(json.dumps(reply).encode() + b"\n")
 
     def close(self) -> None:
         """Take no more orders."""
@@ -75,10 +77,9 @@ def order(folder: Path, request: dict[str, Any]) -> str:
             connection.connect(found["socket"])
             connection.sendall(json.dumps(request).encode())
             reply = json.loads(connection.makefile().readline())
-    except OSError as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise InputError(
-            f"the launcher of {folder} (pid {found['pid']} on {found['host']}) does not answer ({error}). "
-            "It has ended, or runs on another machine."
+            f"the launcher of {folder} does not answer ({error!r}). It has ended, or runs on another machine."
         ) from None
     if not reply["ok"]:
         raise InputError(reply["said"])

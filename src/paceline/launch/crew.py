@@ -139,7 +139,8 @@ class Crew:
 
     def pid(self, number: int) -> int | None:
         """Give a worker's process id, once it is there."""
-        return self._processes[number].pid
+        process = self._processes.get(number)
+        return None if process is None else process.pid
 
     def reading(self, number: int) -> Reading | None:
         """Say what a running worker is at; None for one that is not there."""
@@ -239,6 +240,14 @@ class Crew:
             return
         self._hear_out(process)
         self._listener.ended(process.number, process.status)
+        self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        """Close what belonged to workers that are gone: over the days of a run there may be hundreds."""
+        for number, process in list(self._processes.items()):
+            if process.status is not None and process.open_pipes == 0 and number != self._shown:
+                process.let_go(self._selector)
+                del self._processes[number]
 
     def _take(self, report: dict[str, Any]) -> Process | None:
         """Note what the fork server reports; None where the process is of an earlier launch."""

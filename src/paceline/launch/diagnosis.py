@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import time
@@ -11,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import InputError
 from paceline.observe.verdict import Collective, Evidence, Frame, parse_stacks
 from paceline.world.pulse import Kind, Phase, PulseReader, Reading
 from paceline.world.stacks import SIGNAL
@@ -46,11 +44,7 @@ class HangWatch:
     """Decides from readings when a run counts as hanging; it learns from the steps it sees."""
 
     def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        if not timeout_s >= 0:
-            raise InputError(
-                f"--hang-timeout is {timeout_s:g}, but it is a time in seconds. Give one, or 0 to never time out."
-            )
-        self._timeout_s = timeout_s or math.inf
+        self._timeout_s = timeout_s
         self._longest_s = 0.0
 
     def limit_s(self, reading: Reading) -> float:

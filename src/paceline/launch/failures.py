@@ -11,19 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import InputError, NonFiniteLossError
+from paceline.world.last_words import tell_of_a_lost_peer
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CALLERS = (*(str(_PACKAGE / room) for room in ("launch", "training", "strategies", "data")), "<frozen runpy")
 """The rooms through which a worker comes to the user's code."""
-_LOST_PEER = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "broken pipe",
-    "connection refused",
-    "socket closed",
-    "connection was likely closed",
-    "timed out waiting",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +52,7 @@ def from_exception(error: BaseException, rank: int, host: str, step: int | None 
     if isinstance(error, NonFiniteLossError):
         # Its words name step, shard and samples; where in our loop it was raised helps nobody.
         return Failure(rank=rank, host=host, kind="code", message=str(error), step=step)
-    text = str(error).lower()
-    lost = isinstance(error, RuntimeError) and any(phrase in text for phrase in _LOST_PEER)
+    lost = tell_of_a_lost_peer(error)
     return Failure(
         rank=rank,
         host=host,

@@ -52,7 +52,7 @@ class ForkServer:
                 pickle.dump(job, file)
             message = json.dumps({"do": "spawn", "ticket": self._tickets}).encode()
             socket.send_fds(self._channel, [message], [payload, *descriptors])
-        except BrokenPipeError as error:
+        except (BrokenPipeError, ConnectionResetError) as error:
             raise self._gone() from error
         finally:
             os.close(payload)
@@ -60,12 +60,15 @@ class ForkServer:
 
     def signal(self, pid: int, number: signal.Signals) -> None:
         """Send a signal to a worker; one that has ended already is left alone."""
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._channel.send(json.dumps({"do": "signal", "pid": pid, "signal": int(number)}).encode())
 
     def report(self) -> dict[str, Any]:
         """Give the next report: a worker that started or ended."""
-        message = self._channel.recv(MAX_MESSAGE)
+        try:
+            message = self._channel.recv(MAX_MESSAGE)
+        except ConnectionResetError:
+            message = b""  # it died with requests unread
         if not message:
             raise self._gone()
         report: dict[str, Any] = json.loads(message)

@@ -153,6 +153,8 @@ class Membership:
 
     def ready(self, number: int) -> list[Action]:
         """A worker that is to join has prepared everything and waits."""
+        if self.members[number].state is State.RELEASED:
+            return []
         self.members[number].state = State.WAITING
         self._reasons.append("a worker joins")
         if self._changing:
@@ -220,10 +222,14 @@ class Membership:
         missing = workers - len(staying) - len(coming)
         if missing > 0:
             return [Start(missing)]
-        for member in staying[len(staying) + missing :]:
+        actions: list[Action] = []
+        for member in coming[max(0, workers - len(staying)) :]:
+            member.state = State.RELEASED
+            actions.append(Release(member.number))
+        for member in staying[workers:]:
             member.leaving = True
             self._reasons.append(f"rank {member.rank} leaves")
-        return self._tell(at_once=False) if missing < 0 else []
+        return actions + (self._tell(at_once=False) if staying[workers:] else [])
 
     def reshare(self, shares: Sequence[int]) -> list[Action]:
         """Deal the shards out otherwise, from the next step on."""

@@ -107,7 +107,8 @@ class Supervisor:
         times = [moment for moment in (ending.deadline, look_at, far) if moment is not None]
         wait = max(0.0, min(times) - time.monotonic()) if times else None
         for key, _ in self._selector.select(wait):
-            if key.fd in self._selector.get_map():
+            # A callback before this one may have closed the descriptor, and even have opened another of that number.
+            if self._selector.get_map().get(key.fd) is key:
                 key.data[0]() if isinstance(key.data, tuple) else key.data()
         if self._leading is not None:
             self._leading.tick()
@@ -272,6 +273,7 @@ class Supervisor:
                     self._lookout.regrouped()
                     self._staffing.write_roster(self._folder)
                 case Release():
+                    self._roster[action.member].rank = -1
                     self._staffing.send(action.member, {"do": "release"})
                 case Start():
                     for _ in range(action.count):

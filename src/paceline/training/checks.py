@@ -52,3 +52,12 @@ def check_batch_size(there: int, here: int) -> None:
             f"this run has batches of {there} samples, not of {here}: the answer would be another. "
             f"Use --batch-size {there}."
         )
+
+
+def check_steps_left(started_at: int, number: int, last: float) -> None:
+    """Refuse a second call for steps that have been taken."""
+    if started_at < number >= last:
+        raise InputError(
+            f"this run has taken its {number} steps: epochs and steps count from the beginning of the run. "
+            "Call run.steps once, or give a larger number."
+        )

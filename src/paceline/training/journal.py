@@ -12,15 +12,9 @@ from torch.optim import Optimizer
 from paceline.observe import (
     EpochFinished,
     Event,
-    JsonlSink,
-    RelaySink,
-    Sink,
     StepFinished,
-    TensorBoardSink,
-    open_progress,
 )
 from paceline.strategies.result import StepResult
-from paceline.training.options import RunOptions
 from paceline.training.position import Position
 from paceline.training.step import Step
 
@@ -116,13 +110,3 @@ class Journal:
                 gradient_norm=result.gradient_norm,
             )
         )
-
-
-def open_sinks(options: RunOptions, events: int | None) -> list[Sink]:
-    """Give rank 0 its listeners: the launcher or, without one, this process's own terminal; and the run folder."""
-    sinks: list[Sink] = [RelaySink(events) if events is not None else open_progress()]
-    if options.out is not None:
-        sinks.append(JsonlSink(options.out / "events.jsonl"))
-        if options.tensorboard:
-            sinks.append(TensorBoardSink(options.out / "tensorboard"))
-    return sinks

@@ -33,7 +33,12 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 MEETING_S = 20.0
 """How long a new group may take to form before it is given up."""
+CONNECTING_S = 3.0
+"""How long connecting may take once all have come; it takes milliseconds."""
+ATTEMPTS = 3
+"""How often a worker may take a failure for a lost peer without anybody getting further."""
 NEWCOMER = -1
+MISSED = "missed"
 QUIET, COMMUNICATION = Phase.QUIET, Phase.COMMUNICATION
 _KINDS = {EVALUATE: Kind.EVALUATE, SAVE: Kind.SAVE}
 
@@ -43,9 +48,12 @@ class _Member:
     """What each tells the others when a new group has formed."""
 
     finished: int
-    number: int
-    """Steps taken, from the beginning of the run."""
     position: Position
+
+    @property
+    def number(self) -> int:
+        """Steps taken, from the beginning of the run."""
+        return self.position.number
 
 
 class Recovery:
@@ -56,6 +64,9 @@ class Recovery:
         self._finished = NEWCOMER if membership.newcomer else 0
         self._kind = STEP
         self._outcome: Any = None
+        self._begun = False
+        self._noticed: dict[int, int] = {}
+        """How often this worker itself took a failure for a lost peer, by the operation it was at."""
         self._missed = False
         """Whether the operation under way was finished by others, and its outcome taken over from them."""
         self._broken_at: float | None = None
@@ -73,10 +84,19 @@ class Recovery:
 
     def survives(self, error: Exception) -> bool:
         """Say whether a failure is a broken group, and not the user's code."""
-        return self.membership.elastic and (self._run.world.interruption.raised or is_lost_peer(error))
+        if not (self._begun and self.membership.elastic):
+            return False
+        if self._run.world.interruption.raised:
+            return True
+        if not is_lost_peer(error):
+            return False
+        # Words can deceive: the user's own code may fail to connect somewhere, and would do so for ever.
+        self._noticed[self._finished] = self._noticed.get(self._finished, 0) + 1
+        return self._noticed[self._finished] <= ATTEMPTS
 
     def begin(self) -> None:
         """Enter training; a newcomer waits here until it is let in."""
+        self._begun = True
         self.membership.attach(self._run.world.generation, self._run.world.interruption)
         self.membership.begin()
         if self.waiting_to_join:
@@ -84,6 +104,8 @@ class Recovery:
 
     def together(self, kind: str, action: Callable[[], Value]) -> Value:
         """Do something with all workers; where one is lost on the way, do it again with those that are left."""
+        if self.waiting_to_join:
+            return action()  # alone: it is nothing that the others do too
         pulse = self._run.world.pulse
         while True:
             pulse.begin(_KINDS[kind], self._run.position.number)
@@ -106,13 +128,11 @@ class Recovery:
         self._finished += 1
         self._outcome = outcome.state() if isinstance(outcome, StepResult) else outcome
 
-    def settled(self) -> dict[str, Any] | None:
-        """Close the books of a recovery when a step has been finished after it; gives None when there was none."""
-        if self._broken_at is None:
-            return None
-        self.recoveries[-1]["seconds"] = round(time.monotonic() - self._broken_at, 4)
-        self._broken_at = None
-        return self.recoveries[-1]
+    def settle(self) -> None:
+        """Close the books of a recovery, if there was one, when a step has been finished after it."""
+        if self._broken_at is not None:
+            self.recoveries[-1]["seconds"] = round(time.monotonic() - self._broken_at, 4)
+            self._broken_at = None
 
     def regroup(self, kind: str) -> tuple[bool, Any]:
         """Leave the broken group and enter the next; says whether others had finished what was under way, and its outcome."""
@@ -120,16 +140,20 @@ class Recovery:
         if not self.waiting_to_join:
             self._broken_at = self._broken_at or time.monotonic()
             run.leave_group()
-        run.world.pulse.enter(QUIET if self.waiting_to_join else COMMUNICATION)  # nobody waits for a newcomer
         while True:
-            standing = Standing(operation=self._finished, kind=kind, step=run.position.number)
+            # What comes after an operation that others finished is not known here: nobody may join then.
+            standing = Standing(
+                operation=self._finished, kind=MISSED if self._missed else kind, step=run.position.number
+            )
+            # Whoever waits for a place may wait for a worker that is only being started: that is no hang.
+            run.world.pulse.enter(QUIET)
             place = self.membership.next_place(None if self.waiting_to_join else standing)
             started = time.monotonic()
             run.world.pulse.enter(COMMUNICATION)
             try:
                 run.world = self._connect(place)
                 self._agree(run.world, kind)
-                run.enter_group(run.position.after_step() if self._missed and kind == STEP else run.position)
+                run.enter_group(self._position(kind))
             except Exception as error:
                 broken = is_lost_peer(error) or run.world.interruption.raised
                 run.leave_group()
@@ -168,6 +192,7 @@ class Recovery:
             checked=options.check_collectives,
             generation=place.generation,
             shares=place.shares,
+            meeting_s=CONNECTING_S,
             interruption=interruption,
             on=run.world.device,
             pulse=run.world.pulse,
@@ -176,8 +201,8 @@ class Recovery:
     def _agree(self, world: World, kind: str) -> None:
         """Bring everybody to where the furthest ahead stands."""
         run = self._run
-        number = run.position.number + (self._missed and kind == STEP)
-        members: list[_Member] = all_gather_object(world.comm, _Member(self._finished, number, run.position))
+        position = self._position(kind)
+        members: list[_Member] = all_gather_object(world.comm, _Member(self._finished, position))
         source = max(range(len(members)), key=lambda rank: (members[rank].finished, -rank))
         ahead, mine = members[source], members[world.rank]
         if all(member.finished == ahead.finished for member in members):
@@ -208,6 +233,11 @@ class Recovery:
             self.recoveries = got["recoveries"]
         else:
             self._missed = True
+
+    def _position(self, kind: str) -> Position:
+        """Give where this worker stands, a step included that others finished and it has yet to count."""
+        position = self._run.position
+        return position.after_step() if self._missed and kind == STEP else position
 
     def _note(self, place: Place, started: float) -> None:
         run = self._run

@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint import Checkpoints, check_fits
+from paceline.checkpoint import Checkpoints, caused_by_disk, check_fits
 from paceline.errors import CheckpointError, InputError
 from paceline.observe import CheckpointDamaged, CheckpointSaved, Event, Note
 from paceline.strategies.base import Replica
 from paceline.training.folder import CHECKPOINTS
 from paceline.training.options import RunOptions
 from paceline.training.position import Position
-from paceline.world import World
+from paceline.training.recorder import NoRecords
+from paceline.world import World, all_gather_object
 
 
 def save(
@@ -23,11 +25,33 @@ def save(
     position: Position,
     world: World,
     meta: dict[str, Any],
+    records: NoRecords,
     emit: Callable[[Event], None],
-) -> dict[str, Any]:
-    """Write a checkpoint; all workers give their part of the state, the first one writes. Gives that state."""
+) -> tuple[str, bool]:
+    """Write a checkpoint; all workers wait until it is there, or is not. Gives what went wrong, and whether it was the disk."""
     if options.out is None:
         raise InputError("run.save needs a folder. Give out= to paceline.launch, or --out.")
+    records.before_save()
+    problem = "", False
+    try:
+        state = _write(options.out, replica, options, position, world, meta, emit)
+        records.after_save(position.number, state["model"])
+    except CheckpointError as error:
+        problem = str(error), caused_by_disk(error)
+    told: list[tuple[str, bool]] = all_gather_object(world.comm, problem)
+    return max(told)
+
+
+def _write(
+    out: Path,
+    replica: Replica,
+    options: RunOptions,
+    position: Position,
+    world: World,
+    meta: dict[str, Any],
+    emit: Callable[[Event], None],
+) -> dict[str, Any]:
+    """All workers give their part of the state, the first one writes it."""
     started = time.perf_counter()
     state = replica.state()
     if world.is_first:
@@ -38,7 +62,7 @@ def save(
             "strategy": options.strategy,
             "workers": options.workers if options.processes == 1 else world.size,
         }
-        path = Checkpoints(options.out / CHECKPOINTS, keep=options.keep).save(
+        path = Checkpoints(out / CHECKPOINTS, keep=options.keep).save(
             position.number,
             {**state, "position": asdict(position), "meta": meta},
             note=lambda text: emit(Note(text=text)),

@@ -11,7 +11,7 @@ def main(run: paceline.Run):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,33 +20,32 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline import strategies
-from paceline.checkpoint import caused_by_disk
 from paceline.data import Feed, StepData, owned_shards
 from paceline.errors import CheckpointError, DiskFaultError, InputError
-from paceline.observe import Event, Fanout, Note, RunStarted, Sink
+from paceline.observe import Event, Note, RunStarted
 from paceline.strategies.base import Exactness, MetricsFunction, OpenReplica, Parts, ShardWork, StepWork
 from paceline.strategies.buffers import Rule
 from paceline.strategies.precision import Precision
 from paceline.training import folder, resuming
 from paceline.training.autocast import autocast_forward
-from paceline.training.checks import check_batch_size, check_last_batch, last_step, promise
+from paceline.training.checks import check_batch_size, check_last_batch, check_steps_left, last_step, promise
 from paceline.training.evaluation import evaluate
-from paceline.training.journal import Journal, open_sinks
+from paceline.training.journal import Journal
+from paceline.training.listeners import Listeners
 from paceline.training.membership import EVALUATE, SAVE, STEP, FixedMembership, Membership
 from paceline.training.options import RunOptions, SaveEvery
 from paceline.training.position import Position
+from paceline.training.preparing import MakeOptimizer, MakeScheduler, kept_parts, new_parts
 from paceline.training.receipt import Start
 from paceline.training.recorder import describe_start, open_records
 from paceline.training.recovery import Recovery
 from paceline.training.step import Step
-from paceline.world import Identity, World, all_gather_object, connect, determinism, seeds
+from paceline.world import Identity, World, connect, determinism, seeds
 from paceline.world.points import DATA, reach
 from paceline.world.pulse import Kind, NoPulse, Phase
 
 STARTING, READING, COMPUTING, ENDED = Phase.STARTING, Phase.DATA, Phase.COMPUTE, Phase.ENDED
 STEPPING = Kind.STEP
-MakeOptimizer = Callable[[nn.Module], Optimizer]
-MakeScheduler = Callable[[Optimizer], LRScheduler | None]
 
 
 class Run:
@@ -56,9 +55,8 @@ class Run:
         self,
         world: World,
         options: RunOptions,
-        sinks: Sequence[Sink] = (),
         membership: Membership | None = None,
-        events: int | None = None,
+        listeners: Listeners | None = None,
     ) -> None:
         self.world = world
         """Whom this worker works with; another one after each change of the group."""
@@ -72,9 +70,7 @@ class Run:
         """How many the run began with, on all machines."""
         self.name = "run"
         self._saved_at = -1
-        self._sink = Fanout(sinks)
-        self._hears = bool(sinks)
-        self._events = events
+        self._listeners = listeners
         self._recovery = Recovery(self, membership or FixedMembership())
         self._parts: Parts | None = None
         self._replica: OpenReplica | None = None
@@ -113,8 +109,9 @@ class Run:
             checked=options.check_collectives,
             pulse=pulse,
         )
-        sinks = [] if membership.newcomer or not world.is_first else open_sinks(options, events)
-        return cls(world, options, sinks, membership, events)
+        listeners = Listeners(options, events)
+        listeners.listen(first=world.is_first and not membership.newcomer)
+        return cls(world, options, membership, listeners)
 
     # Preparing.
 
@@ -140,21 +137,8 @@ class Run:
         buffers: Mapping[str, Rule] | None = None,
     ) -> OpenReplica:
         """Do the same for a loop that hands the strategy its loss function instead of calling backward."""
-        if not isinstance(model, nn.Module):
-            raise InputError(f"the model is a {type(model).__name__}, not a torch.nn.Module.")
-        self._parts = parts = Parts(
-            model=model,
-            make_optimizer=(lambda _: optimizer) if isinstance(optimizer, Optimizer) else optimizer,
-            make_scheduler=scheduler if callable(scheduler) else (lambda _: scheduler),
-            precision=Precision(self.options.precision, self.world.device),
-            shards=self.options.total_shards,
-            threads=self.options.workers if self.strategy.threaded else 1,
-            exactness=self.exactness,
-            buffer_rules=buffers or {},
-            sync_batchnorm=self.options.sync_batchnorm,
-            lane=self.options.lane,
-            compile=self.options.compile,
-            allow_unused=self.options.allow_unused,
+        self._parts = parts = new_parts(
+            self.options, self.exactness, self.world.device, model, optimizer, scheduler, buffers
         )
         joins = self._recovery.waiting_to_join
         self._replica = self.strategy.prepare(
@@ -210,11 +194,9 @@ class Run:
         self._begun = feed, clip
         joined = self._recovery.waiting_to_join
         self._recovery.begin()
-        if self.started_at < self.position.number >= last:
-            raise InputError(
-                f"this run has taken its {self.position.number} steps: epochs and steps count from the beginning of the run. "
-                "Call run.steps once, or give a larger number."
-            )
+        if joined and self.position.number >= last:
+            return  # the others are in a later call of `steps`
+        check_steps_left(self.started_at, self.position.number, last)
         check_last_batch(feed, self.options, self.world.size)
         if not joined:
             self.emit(self._announcement(feed, epochs, last))
@@ -291,7 +273,7 @@ class Run:
         """Stand behind a step that has just been applied."""
         self.position = self.position.after_step()
         self._journal.step(step, self.position, self.replica.optimizer)
-        self._recovery.settled()
+        self._recovery.settle()
         self.world.pulse.end()
 
     def _description(self, position: Position) -> tuple[str, int, int, Callable[[], Start]]:
@@ -329,25 +311,12 @@ class Run:
         """
         if self._parts is None:
             raise RuntimeError("a group is entered when the model is prepared")
-        before = self.replica
-        parts = replace(
-            self._parts,
-            model=before.model,
-            make_optimizer=lambda _: before.optimizer,
-            make_scheduler=lambda _: before.scheduler,
-            scaler=before.scaler,
-            compile=False,  # it is, in place
-            agreed=True,
-        )
+        parts = kept_parts(self._parts, self.replica)
         self._replica = self.strategy.prepare(parts, self.world)
         for feed in self._feeds:
             feed.own(self._owned)
-        if self.world.is_first and not self._hears:
-            self._sink = Fanout(open_sinks(self.options, self._events))
-        elif self._hears and not self.world.is_first:
-            self._sink.close()
-            self._sink = Fanout(())
-        self._hears = self.world.is_first
+        if self._listeners is not None:
+            self._listeners.listen(first=self.world.is_first)
         self._records.regroup(self.world, *self._description(position))
 
     def shared_state(self) -> dict[str, Any]:
@@ -399,23 +368,16 @@ class Run:
         self._journal.settle()
         if self._recovery.waiting_to_join:
             return  # the run is elsewhere still
-        problem, passing = self._recovery.together(SAVE, self._write)
-        if problem:
-            raise (DiskFaultError if passing else CheckpointError)(problem)
-        self._saved_at = self.position.number
-
-    def _write(self) -> tuple[str, bool]:
-        """Write a checkpoint; all wait until it is there, or is not. Gives what went wrong, and whether it was the disk."""
         meta = {"task": self.name, "batch_size": self._meta.get("batch_size")}
-        self._records.before_save()
-        problem = "", False
-        try:
-            state = resuming.save(self.replica, self.options, self.position, self.world, meta, self.emit)
-            self._records.after_save(self.position.number, state["model"])
-        except CheckpointError as error:
-            problem = str(error), caused_by_disk(error)
-        told: list[tuple[str, bool]] = all_gather_object(self.world.comm, problem)
-        return max(told)
+        problem, disk = self._recovery.together(
+            SAVE,
+            lambda: resuming.save(
+                self.replica, self.options, self.position, self.world, meta, self._records, self.emit
+            ),
+        )
+        if problem:
+            raise (DiskFaultError if disk else CheckpointError)(problem)
+        self._saved_at = self.position.number
 
     def _save_on_the_way(self) -> None:
         """Write a checkpoint; a disk that fails does not end a run that can go on without it."""
@@ -426,7 +388,8 @@ class Run:
 
     def emit(self, event: Event) -> None:
         """Tell everyone who listens; only rank 0 has listeners."""
-        self._sink.emit(event)
+        if self._listeners is not None:
+            self._listeners.emit(event)
 
     @property
     def recoveries(self) -> list[dict[str, Any]]:
@@ -444,7 +407,8 @@ class Run:
         for feed in self._feeds:
             feed.close()
         self._records.close()
-        self._sink.close()
+        if self._listeners is not None:
+            self._listeners.close()
         self.world.close()
 
     def with_options(self, **changes: Any) -> None:

@@ -44,6 +44,11 @@ def new_group(name: str, ranks: Sequence[int], timeout: timedelta) -> dist.Proce
     return group
 
 
+def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
+    """Change how long the operations of a group may take; on gloo not those between two ranks, which are given it each time."""
+    distributed_c10d._set_pg_timeout(timeout, group)  # noqa: SLF001
+
+
 def abort(group: dist.ProcessGroup) -> None:
     """End what is under way on NCCL's communicators; gloo does not listen to this."""
     distributed_c10d._abort_process_group(group)  # noqa: SLF001

@@ -49,12 +49,6 @@ class Interruption:
         for breaker in breakers:
             breaker()
 
-    def clear(self) -> None:
-        """Start with a new group."""
-        with self._lock:
-            self._raised = False
-            self._breakers.clear()
-
     def check(self) -> None:
         """Raise here if the interruption has come."""
         if self._raised:
@@ -104,6 +98,7 @@ class InterruptibleStore(Store):
 
     def _await(self, keys: list[str]) -> None:
         limit = time.monotonic() + self._patience_s
+        self._interruption.check()
         while not self._store.check(keys):
             self._interruption.check()
             if time.monotonic() > limit:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from datetime import timedelta
 
@@ -17,9 +16,10 @@ from paceline.world.backends import choose_backend, choose_device
 from paceline.world.base import Comm
 from paceline.world.checked import CheckedComm
 from paceline.world.env import Identity
+from paceline.world.interfaces import is_loopback
 from paceline.world.interruption import Interruption
 from paceline.world.local import LocalComm
-from paceline.world.process_group import ProcessGroupComm
+from paceline.world.process_group import Patience, ProcessGroupComm
 from paceline.world.pulse import NoPulse
 from paceline.world.sockets import Sockets
 from paceline.world.world import World
@@ -37,6 +37,7 @@ def connect(
     backend: str = "auto",
     device: str = "auto",
     timeout_s: float = 300.0,
+    meeting_s: float | None = None,
     checked: bool = False,
     generation: int = 0,
     shares: tuple[int, ...] | None = None,
@@ -48,7 +49,8 @@ def connect(
 
     The workers meet at `store`, or, without one, at the identity's master address and port (torchrun's way).
     Each generation has its own prefix there, so what a dead group left behind is never read. `on` is the device of a
-    worker that has one already, from the group before.
+    worker that has one already, from the group before. `meeting_s` is how long the others may take to connect; gloo waits
+    up to five times that for one that is killed in the very moment, and nothing can interrupt it.
     """
     place = choose_device(device, identity.local_rank) if on is None else on
     carrier = choose_backend(backend, place, identity.local_size)
@@ -61,7 +63,14 @@ def connect(
     if identity.size == 1:
         comm, carrier = LocalComm(), "local"
     else:
-        comm = _join_group(identity, store, carrier, timedelta(seconds=timeout_s), generation, interruption)
+        comm = _join_group(
+            identity,
+            store,
+            carrier,
+            Patience(timedelta(seconds=timeout_s), timedelta(seconds=meeting_s or timeout_s)),
+            generation,
+            interruption,
+        )
     return World(
         rank=identity.rank,
         size=identity.size,
@@ -84,7 +93,7 @@ def _join_group(
     identity: Identity,
     store: Store | None,
     backend: str,
-    timeout: timedelta,
+    patience: Patience,
     generation: int,
     interruption: Interruption,
 ) -> ProcessGroupComm:
@@ -93,7 +102,7 @@ def _join_group(
             "this process is already in a process group. Close that world before connecting again."
         )
     _keep_to_loopback(identity.master_address)
-    meeting = _meet(identity, timeout) if store is None else store
+    meeting = _meet(identity, patience.timeout) if store is None else store
     sockets = Sockets()
     compat.count_groups_anew()
     try:
@@ -103,7 +112,7 @@ def _join_group(
                 store=PrefixStore(f"generation-{generation}", meeting),
                 rank=identity.rank,
                 world_size=identity.size,
-                timeout=timeout,
+                timeout=patience.meeting,
             )
         interruption.on_raise(sockets.shut)
         group = dist.group.WORLD
@@ -111,7 +120,7 @@ def _join_group(
             raise InputError(
                 "torch made no process group. Check that this build of torch has distributed support."
             )
-        return ProcessGroupComm(group, timeout=timeout, interruption=interruption, store=meeting)
+        return ProcessGroupComm(group, patience=patience, interruption=interruption, store=meeting)
     except BaseException:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -135,17 +144,10 @@ def _meet(identity: Identity, timeout: timedelta) -> Store:
 
 def _keep_to_loopback(address: str) -> None:
     """Bind gloo to the loopback interface when the workers meet there; what somebody has set stays."""
-    if env.read("GLOO_SOCKET_IFNAME") is not None or not _is_loopback(address):
+    if env.read("GLOO_SOCKET_IFNAME") is not None or not is_loopback(address):
         return
     interfaces = {name for _, name in socket.if_nameindex()}
     for name in ("lo", "lo0"):
         if name in interfaces:
             env.export({"GLOO_SOCKET_IFNAME": name})
             return
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.strip("[]")).is_loopback
-    except ValueError:
-        return address == "localhost"

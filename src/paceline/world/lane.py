@@ -147,14 +147,16 @@ def open_lane(world: World, timeout_s: float = 300.0) -> Lane | None:
     if possible and world.is_first:
         descriptor = os.memfd_create(_NAME)
         os.ftruncate(descriptor, SIZE)
-    offers = all_gather_object(world.comm, (here, os.getpid(), descriptor))
-    memory: mmap.mmap | None = None
-    if possible and {offer[0] for offer in offers} == {here}:
-        memory = _map(offers[0][1], offers[0][2])
-    # Everyone has mapped it (or has failed to) when this returns: the descriptor can go.
-    everyone = all(all_gather_object(world.comm, memory is not None))
-    if descriptor >= 0:
-        os.close(descriptor)
+    try:
+        offers = all_gather_object(world.comm, (here, os.getpid(), descriptor))
+        memory: mmap.mmap | None = None
+        if possible and {offer[0] for offer in offers} == {here}:
+            memory = _map(offers[0][1], offers[0][2])
+        # Everyone has mapped it (or has failed to) when this returns: the descriptor can go.
+        everyone = all(all_gather_object(world.comm, memory is not None))
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
     if memory is None or not everyone:
         return None
     lane = Lane(memory, world.rank, [offer[1] for offer in offers], timeout_s)

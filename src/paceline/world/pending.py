@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from threading import Thread
 from typing import Generic, TypeVar
 
@@ -69,8 +70,10 @@ class WorkingReduction:
 class Delivery(Generic[Value]):
     """A message to or from one rank; it keeps the buffer alive until the message is through."""
 
-    def __init__(self, work: dist.Work, buffer: Tensor, finish: Callable[[], Value]) -> None:
-        self._work = work
+    def __init__(
+        self, work: dist.Work, buffer: Tensor, finish: Callable[[], Value], timeout: timedelta
+    ) -> None:
+        self._work, self._timeout = work, timeout
         self._buffer = buffer
         self._finish = finish
         self._waiter: Thread | None = None
@@ -103,7 +106,7 @@ class Delivery(Generic[Value]):
         if self._through:
             return
         try:
-            self._work.wait()
+            self._work.wait(self._timeout)
         except Exception as failure:  # noqa: BLE001 - raised again by wait()
             self._failure = failure
         self._through = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,15 @@ _TORCH_OPS = {
 }
 
 
+class Patience(NamedTuple):
+    """How long things may take in a group."""
+
+    timeout: timedelta
+    """An operation."""
+    meeting: timedelta
+    """Connecting with the others, when a group is formed."""
+
+
 class ProcessGroupComm(Comm):
     """A group of workers, each in a process of its own."""
 
@@ -38,7 +48,7 @@ class ProcessGroupComm(Comm):
         self,
         group: dist.ProcessGroup,
         *,
-        timeout: timedelta,
+        patience: Patience,
         interruption: Interruption | None = None,
         store: Store | None = None,
     ) -> None:
@@ -46,7 +56,9 @@ class ProcessGroupComm(Comm):
         # Held, because torch keeps only the C++ half of a store that is written in Python, and `split` meets there.
         self._store = store
         self._interruption = interruption or Interruption()
-        self._timeout = timeout
+        self._patience = patience
+        if patience.meeting != patience.timeout:
+            compat.set_timeout(group, patience.timeout)
         self._rank = dist.get_rank(group)
         self._size = dist.get_world_size(group)
         # Gloo reduces and gathers CUDA tensors, but cannot send one to a single rank.
@@ -182,7 +194,7 @@ class ProcessGroupComm(Comm):
         if buffer.is_cuda and not self._sends_cuda:
             buffer = buffer.cpu()
         work = dist.isend(_bytes(buffer), group_dst=to, group=self.group)
-        return Delivery(_started(work), buffer, lambda: None)
+        return Delivery(_started(work), buffer, lambda: None, self._patience.timeout)
 
     def irecv(self, *, like: Tensor, source: int) -> Pending[Tensor]:
         """Start a `recv`."""
@@ -190,7 +202,7 @@ class ProcessGroupComm(Comm):
         staged = like.is_cuda and not self._sends_cuda
         buffer = torch.empty(like.shape, dtype=like.dtype, device="cpu" if staged else like.device)
         work = dist.irecv(_bytes(buffer), group_src=source, group=self.group)
-        return Delivery(_started(work), buffer, lambda: buffer.to(like.device))
+        return Delivery(_started(work), buffer, lambda: buffer.to(like.device), self._patience.timeout)
 
     def barrier(self) -> None:
         """Return only when everybody has come here; host memory, so that no GPU is involved."""
@@ -212,9 +224,11 @@ class ProcessGroupComm(Comm):
         name = f"split-{seats[0][2]:x}-{color}"
         sockets = Sockets()
         with sockets.opened_here():
-            group = compat.new_group(name, [global_ranks[rank] for _, rank in members], self._timeout)
+            group = compat.new_group(
+                name, [global_ranks[rank] for _, rank in members], self._patience.meeting
+            )
         self._interruption.on_raise(sockets.shut)
-        return ProcessGroupComm(group, timeout=self._timeout, interruption=self._interruption)
+        return ProcessGroupComm(group, patience=self._patience, interruption=self._interruption)
 
     def close(self) -> None:
         """Destroy the group; closing the whole world's group ends those split from it too."""

@@ -136,6 +136,25 @@ def test_resizing_down_lets_the_last_ranks_go():
     assert made.ended(3) == []
 
 
+def test_resizing_down_before_newcomers_are_ready_lets_them_go_first():
+    made = training(4, shards=8)
+    assert made.resize(7) == [Start(3)]
+    for number in (4, 5, 6):
+        made.add(number, rank=None)
+    actions = made.resize(2)
+    assert [one.member for one in of(Release, actions)] == [4, 5, 6]
+    assert made.ready(5) == []
+    assert [one.member for one in of(Assign, regroup(made, 0, 1, 2, 3))] == [0, 1]
+
+
+def test_nobody_joins_behind_an_operation_that_others_finished():
+    made = training()
+    made.lost(2, killed(2))
+    made.add(3, rank=None)
+    made.ready(3)
+    assert [one.member for one in of(Assign, regroup(made, 0, 1, kind="missed"))] == [0, 1]
+
+
 def test_a_worker_with_notice_is_replaced_and_kept_until_there_are_enough():
     made = training(1)
     assert made.wants_to_leave(0) == [Start(1)]

@@ -1,0 +1,63 @@
+"""What a strategy is given: the parts of a new run, and of one that goes on in another group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeAlias
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline import strategies
+from paceline.errors import InputError
+from paceline.strategies.base import Exactness, Parts, Replica
+from paceline.strategies.buffers import Rule
+from paceline.strategies.precision import Precision
+from paceline.training.options import RunOptions
+
+MakeOptimizer: TypeAlias = Callable[[nn.Module], Optimizer]
+MakeScheduler: TypeAlias = Callable[[Optimizer], LRScheduler | None]
+
+
+def new_parts(
+    options: RunOptions,
+    exactness: Exactness,
+    device: torch.device,
+    model: nn.Module,
+    optimizer: Optimizer | MakeOptimizer,
+    scheduler: LRScheduler | MakeScheduler | None,
+    buffers: Mapping[str, Rule] | None,
+) -> Parts:
+    """Put together what the user gave and what the run was asked for."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"the model is a {type(model).__name__}, not a torch.nn.Module.")
+    return Parts(
+        model=model,
+        make_optimizer=(lambda _: optimizer) if isinstance(optimizer, Optimizer) else optimizer,
+        make_scheduler=scheduler if callable(scheduler) else (lambda _: scheduler),
+        precision=Precision(options.precision, device),
+        shards=options.total_shards,
+        threads=options.workers if strategies.entry(options.strategy).threaded else 1,
+        exactness=exactness,
+        buffer_rules=buffers or {},
+        sync_batchnorm=options.sync_batchnorm,
+        lane=options.lane,
+        compile=options.compile,
+        allow_unused=options.allow_unused,
+    )
+
+
+def kept_parts(parts: Parts, before: Replica) -> Parts:
+    """Go on with the very model, optimizer, schedule and scaler of the replica that the group before had."""
+    return replace(
+        parts,
+        model=before.model,
+        make_optimizer=lambda _: before.optimizer,
+        make_scheduler=lambda _: before.scheduler,
+        scaler=before.scaler,
+        compile=False,  # it is, in place
+        agreed=True,
+    )
