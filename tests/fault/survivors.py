@@ -38,6 +38,11 @@ def once(folder, name):
     return True
 
 
+def mean_output(model, batch):
+    """Measure something."""
+    return {"mean": paceline.Mean(model(batch[0]).sum(), len(batch[0]))}
+
+
 def train(run, folder, faults=(), steps=STEPS, slow=None):
     """Train in a loop of one's own; `faults` are (name, step, rank, action), each set off once.
 
@@ -51,10 +56,7 @@ def train(run, folder, faults=(), steps=STEPS, slow=None):
         lambda made: torch.optim.AdamW(made.parameters(), lr=0.05),
         lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
     )
-    before = run.evaluate(
-        Samples(), lambda made, batch: {"mean": paceline.Mean(made(batch[0]).sum(), len(batch[0]))}
-    )
-    assert list(before) == ["mean"]
+    assert list(run.evaluate(Samples(), mean_output)) == ["mean"]  # alone, for a worker that is to join
     points.set_trap(lambda point: set_off(run, folder, faults, point))
     given = []
     for step in run.steps(Samples(), batch_size=BATCH, steps=steps):
@@ -69,9 +71,7 @@ def train(run, folder, faults=(), steps=STEPS, slow=None):
         result = step.apply(clip=1.0)
         assert result.again == step.again
         if step.number in (7, 15) and not step.again:
-            run.evaluate(
-                Samples(), lambda made, batch: {"mean": paceline.Mean(made(batch[0]).sum(), len(batch[0]))}
-            )
+            run.evaluate(Samples(), mean_output)
     points.set_trap(None)
     hashed = hashlib.sha256(b"".join(value.cpu().numpy().tobytes() for value in model.state_dict().values()))
     return {

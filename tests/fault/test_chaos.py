@@ -109,7 +109,7 @@ def test_every_other_kind(chaos: Callable[..., Any]) -> None:
     notes = " ".join(event.text for event in events if isinstance(event, Note))
     assert "No space left on device" in notes
     groups = [event for event in events if isinstance(event, Regrouped)]
-    assert {4, 2} <= {group.workers for group in groups}
+    assert 2 in {group.workers for group in groups}
     reasons = " ".join(group.reason for group in groups)
     assert "leaves" in reasons
     assert "a worker joins" in reasons

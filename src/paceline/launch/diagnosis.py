@@ -18,7 +18,7 @@ DEFAULT_TIMEOUT_S = 60.0
 STEPS = 10
 """A step may take this many times the longest one seen."""
 PATIENCE = 10
-"""What may take longer than a step gets this many times its limit: a first step that compiles, a checkpoint."""
+"""What may take longer than a step gets this many times its limit: a first step that compiles, a checkpoint, a new group."""
 ANSWER_S = 0.5
 """How long a worker has to show its stacks, and again to tell its pending collectives."""
 _SETTLED_S = 0.02
@@ -50,7 +50,7 @@ class HangWatch:
     def limit_s(self, reading: Reading) -> float:
         """Say how long a worker may stay silent where it is."""
         limit = max(self._timeout_s, STEPS * self._longest_s)
-        unusual = reading.steps == 0 or Kind.SAVE is reading.kind or reading.phase is Phase.SAVE
+        unusual = reading.steps == 0 or Kind.SAVE is reading.kind or reading.phase is Phase.STARTING
         # One that is stopped will not be done any sooner for being waited for.
         return limit * PATIENCE if unusual and not reading.stopped else limit
 

@@ -239,6 +239,11 @@ class Membership:
         self._reasons.append("shards are rebalanced")
         return self._tell(at_once=False)
 
+    @property
+    def changing(self) -> bool:
+        """Whether the next group has yet to form."""
+        return self._changing
+
     def group(self) -> list[Member]:
         """Give those who train together now; nobody while a change is under way, or once some have come to the end."""
         group = self._in_group()

@@ -141,6 +141,8 @@ class Supervisor:
     def _act_on(self, verdict: Verdict) -> None:
         """End the workers that hang: they are replaced like dead ones. Where all wait for each other, nobody is to blame."""
         if not verdict.stuck:
+            if self._membership.changing:
+                return  # whoever waits now waits for the next group
             self._do([GiveUp(Failure(rank=0, host=env.host(), kind="hang", message=verdict.sentence))])
             return
         self._tell(Note(text=verdict.sentence))

@@ -39,7 +39,7 @@ ATTEMPTS = 3
 """How often a worker may take a failure for a lost peer without anybody getting further."""
 NEWCOMER = -1
 MISSED = "missed"
-QUIET, COMMUNICATION = Phase.QUIET, Phase.COMMUNICATION
+QUIET, STARTING = Phase.QUIET, Phase.STARTING
 _KINDS = {EVALUATE: Kind.EVALUATE, SAVE: Kind.SAVE}
 
 
@@ -149,7 +149,7 @@ class Recovery:
             run.world.pulse.enter(QUIET)
             place = self.membership.next_place(None if self.waiting_to_join else standing)
             started = time.monotonic()
-            run.world.pulse.enter(COMMUNICATION)
+            run.world.pulse.enter(STARTING)
             try:
                 run.world = self._connect(place)
                 self._agree(run.world, kind)
