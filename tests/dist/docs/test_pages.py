@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,17 @@ PAGES = sorted((REPOSITORY / "docs").glob("*.md"))
 
 
 @pytest.fixture(scope="module")
-def readme(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Ran]]:
-    """Run the README once for all tests that look at it."""
-    return run_page(README, tmp_path_factory.mktemp("readme"))
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Path, Future[list[Ran]]]]:
+    """Run all pages, two at a time: most of what they show takes its time to start, on one core."""
+    with ThreadPoolExecutor(2) as pool:
+        started = {page: pool.submit(run_page, page, tmp_path_factory.mktemp(page.stem)) for page in [README, *PAGES]}
+    yield started
+
+
+@pytest.fixture
+def readme(running: dict[Path, Future[list[Ran]]]) -> list[Ran]:
+    """What the README's commands printed."""
+    return running[README].result()
 
 
 def test_the_readme_runs(readme: list[Ran]) -> None:
@@ -39,8 +48,8 @@ def test_the_readme_lists_every_strategy_with_the_exactness_it_declares() -> Non
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_runs(page: Path, tmp_path: Path) -> None:
-    assert run_page(page, tmp_path)
+def test_a_page_runs(page: Path, running: dict[Path, Future[list[Ran]]]) -> None:
+    assert running[page].result()
 
 
 def test_every_example_is_run_by_some_page() -> None:

@@ -298,24 +298,3 @@ def test_two_machines_meet_over_ipv6(tmp_path):
     assert addresses[ours.rank] == first.address_v6 == ours.local.address == ours.leader.address
     assert theirs.leader.address == first.address_v6
     assert theirs.offer == ours.offer
-
-
-def test_a_machine_comes_late_vanishes_and_comes_back(tmp_path):
-    with network(2) as made:
-        first, second = made.machines
-        endpoint = f"{first.address}:29400"
-        leader = Agent(first, endpoint, "1:2", tmp_path)
-        alone = leader.meeting()
-        assert (alone.round, alone.nodes, alone.rank) == (1, 1, 0)
-
-        late = Agent(second, endpoint, "1:2", tmp_path).meeting()
-        both = leader.meeting()
-        assert (both.round, both.nodes) == (late.round, late.nodes) == (2, 2)
-        assert late.offer == alone.offer
-
-        second.kill()
-        back = Agent(second, endpoint, "1:2", tmp_path).meeting()
-        again = leader.meeting()
-        assert (again.round, again.nodes) == (back.round, back.nodes) == (3, 2)
-        assert back.offer == alone.offer
-        assert back.local == late.local
