@@ -11,6 +11,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -30,6 +31,8 @@ from paceline.world.lifeline import die_with_parent
 from paceline.world.pulse import NoPulse, Pulse
 
 _STEP = "paceline_step"
+HOLD_S = 0.5
+"""How long a worker that is to join keeps still first: the others are just forming their group, and need the cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +77,8 @@ def run(
         file.seek(0)
         job: Job = pickle.load(file)  # noqa: S301  (made by this user's own launcher)
     _settle(job)
+    if job.newcomer:
+        time.sleep(HOLD_S)
     launcher = Connection(control)  # never closed here: a thread may listen on it to the end
     worker = Worker(
         identity=job.identity,
