@@ -62,7 +62,7 @@ def train(run, folder, faults=(), steps=STEPS, slow=None):
     for step in run.steps(Samples(), batch_size=BATCH, steps=steps):
         given.append(step.number)
         if any(rank is not None and rank >= run.world.size for _, _, rank, _ in faults):
-            time.sleep(0.2)  # the one that something is to happen to is on its way
+            time.sleep(0.4)  # the one that something is to happen to is on its way
         set_off(run, folder, faults, "loop")
         for inputs, targets in step:
             time.sleep(lag)
