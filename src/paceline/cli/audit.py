@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.options import AsJson
 from paceline.cli.outcome import print_json
 
 
 def audit(
     folder: Annotated[Path, typer.Argument(help="The folder of a run (--out).")],
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_: AsJson = False,
 ) -> int:
     """Check that every sample was used exactly once an epoch, whatever happened to the workers."""
     from paceline.verify.audit import audit as check

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from paceline.cli.folders import new_folder
+from paceline.cli.options import AsJson, BatchSize, Device, Settings, Threads
 from paceline.cli.outcome import print_json
 from paceline.cli.outcome import report as report_failure
 from paceline.cli.reference import resolve
@@ -44,26 +45,17 @@ def chaos(
         int | None, typer.Option(help="Logical shards of a global batch. Default: one a worker.")
     ] = None,
     strategy: Annotated[str, typer.Option(help="A strategy of several processes.")] = "ddp",
-    batch_size: Annotated[
-        int | None, typer.Option(help="Samples of the GLOBAL batch. Default: the task's.")
-    ] = None,
+    batch_size: BatchSize = None,
     hang_timeout: Annotated[
         float, typer.Option(help="Seconds without progress after which a worker counts as hung.")
     ] = 3.0,
     out: Annotated[
         Path | None, typer.Option(help="The folder for both runs. Default: runs/TASK-chaos-TIME.")
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="An argument of the task's constructor; may be repeated."
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Threads of each worker. Default: cores / shards.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    set_: Settings = None,
+    threads: Threads = None,
+    device: Device = "auto",
+    json_: AsJson = False,
 ) -> int:
     """Kill, stop and slow down workers, fill the disk; then compare with a run in which nothing happened."""
     from paceline.observe.progress import open_progress

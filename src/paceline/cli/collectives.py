@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from paceline.cli.options import AsJson
 from paceline.cli.outcome import print_json, report
 from paceline.errors import InputError
 
@@ -21,7 +22,7 @@ def collectives(
         int, typer.Option("-n", "--workers", help="How many workers take part; at least 2.")
     ] = 4,
     only: Annotated[str | None, typer.Option(help="Some operations only: all_reduce,broadcast.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_: AsJson = False,
 ) -> int:
     """Show what every rank holds before and after each operation, from a real run."""
     from paceline.launch import api

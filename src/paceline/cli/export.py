@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.options import AsJson
 from paceline.cli.outcome import print_json
 
 
@@ -19,7 +20,7 @@ def export(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a file that is there already.")
     ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_: AsJson = False,
 ) -> None:
     """Write the newest weights of a run as one safetensors file."""
     from paceline.checkpoint import export as write

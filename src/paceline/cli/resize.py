@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.options import AsJson
 from paceline.cli.outcome import print_json
 
 
 def resize(
     run: Annotated[Path, typer.Argument(help="The run folder (--out) of a run under way.")],
     workers: Annotated[int, typer.Option(min=1, help="How many workers it shall have, at most its shards.")],
-    json_: Annotated[bool, typer.Option("--json", help="Print the answer as one JSON object.")] = False,
+    json_: AsJson = False,
 ) -> int:
     """Add workers to a live run, or let some go; it goes on with the same answer."""
     from paceline.launch.control import order

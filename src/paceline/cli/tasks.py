@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
+from paceline.cli.options import AsJson
 from paceline.cli.outcome import print_json
 from paceline.tasks import TASKS
 
 
-def tasks(json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+def tasks(json_: AsJson = False) -> None:
     """List the built-in tasks."""
     if json_:
         print_json(

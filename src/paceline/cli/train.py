@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.folders import new_folder
+from paceline.cli.options import AsJson, BatchSize, Device, Seed, Settings, Threads
 from paceline.cli.outcome import print_json, report
 from paceline.cli.reference import resolve
 from paceline.errors import InputError
@@ -43,12 +44,8 @@ def train(
     steps: Annotated[
         int | None, typer.Option(help="End after this step, counted from the beginning of the run.")
     ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Samples of the GLOBAL batch. Default: the task's.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Where all randomness comes from. Default: the task's.")
-    ] = None,
+    batch_size: BatchSize = None,
+    seed: Seed = None,
     precision: Annotated[
         str | None, typer.Option(help="fp32, bf16 or fp16 (CUDA only). Default: the task's.")
     ] = None,
@@ -81,16 +78,9 @@ def train(
         ),
     ] = False,
     out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/TASK-TIME.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="An argument of the task's constructor; may be repeated."
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Threads of each worker. Default: cores / shards.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    set_: Settings = None,
+    threads: Threads = None,
+    device: Device = "auto",
     backend: Annotated[str, typer.Option(help="auto, gloo or nccl.")] = "auto",
     lane: Annotated[
         str | None,
@@ -147,10 +137,7 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")
     ] = False,
-    json_: Annotated[
-        bool,
-        typer.Option("--json", help="Print the result as one JSON object, the last line of standard output."),
-    ] = False,
+    json_: AsJson = False,
 ) -> int:
     """Train a task: the same answer on one process, on threads or on many processes."""
     from paceline.launch import api

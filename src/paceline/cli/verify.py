@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from paceline.cli.options import AsJson, BatchSize, Device, Seed, Settings, Threads
 from paceline.cli.outcome import print_json
 from paceline.cli.outcome import report as report_failure
 from paceline.cli.reference import resolve
@@ -33,18 +34,9 @@ def verify(
     exact: Annotated[
         str | None, typer.Option(help="Verify the runs at this level. Default: the strategy's own.")
     ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Samples of the GLOBAL batch. Default: the task's.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Where all randomness comes from. Default: the task's.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="An argument of the task's constructor; may be repeated."
-        ),
-    ] = None,
+    batch_size: BatchSize = None,
+    seed: Seed = None,
+    set_: Settings = None,
     script: Annotated[
         str | None,
         typer.Option(help="Verify a script of your own instead: --script train.py -n 2 -- ITS ARGUMENTS."),
@@ -63,11 +55,9 @@ def verify(
     hash_seed: Annotated[
         bool, typer.Option(help="Also take the first steps in a fresh process with another hash seed.")
     ] = True,
-    threads: Annotated[
-        int | None, typer.Option(help="Threads of each worker. Default: cores / shards.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    threads: Threads = None,
+    device: Device = "auto",
+    json_: AsJson = False,
 ) -> int:
     """Compare runs with one process, step by step and bit by bit; name the cause where they part."""
     if receipt is not None:

@@ -307,8 +307,8 @@ class Supervisor:
         policy, before = membership.policy, membership.target
         if not policy.min_workers <= workers <= policy.shards:
             raise InputError(
-                f"the run has {policy.shards} shards and needs at least {policy.min_workers} workers: "
-                f"{workers} cannot share it. Use {policy.min_workers} to {policy.shards}."
+                f"the run has {policy.shards} shards and --min-workers {policy.min_workers}, so {workers} workers "
+                f"cannot share it. Use {policy.min_workers} to {policy.shards}."
             )
         if not any(one.trains for one in self._roster):
             raise InputError("the run has not begun to train yet. Try again in a moment.")

@@ -30,7 +30,6 @@ _ACTIVITIES = {
     Phase.DATA: "reading data",
     Phase.COMPUTE: "computing",
     Phase.COMMUNICATION: "waiting for the others",
-    Phase.SAVE: "saving",
     Phase.IDLE: "between steps",
     Phase.ENDED: "done",
 }

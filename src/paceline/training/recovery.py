@@ -62,7 +62,6 @@ class Recovery:
     def __init__(self, run: Run, membership: Membership) -> None:
         self._run, self.membership = run, membership
         self._finished = NEWCOMER if membership.newcomer else 0
-        self._kind = STEP
         self._outcome: Any = None
         self._begun = False
         self._noticed: dict[int, int] = {}
@@ -160,7 +159,7 @@ class Recovery:
                 if not broken:
                     raise
                 continue
-            self._note(place, started)
+            self._note(place, self._position(kind), started)
             missed, self._missed = self._missed, False
             return missed, self._outcome
 
@@ -239,13 +238,13 @@ class Recovery:
         position = self._run.position
         return position.after_step() if self._missed and kind == STEP else position
 
-    def _note(self, place: Place, started: float) -> None:
+    def _note(self, place: Place, position: Position, started: float) -> None:
         run = self._run
         self.recoveries.append(
             {
                 "generation": place.generation,
                 "workers": run.world.size,
-                "step": run.position.number,
+                "step": position.number,
                 "reason": place.reason,
                 "seconds": round(time.monotonic() - (self._broken_at or started), 4),
             }
@@ -254,7 +253,7 @@ class Recovery:
             Regrouped(
                 generation=place.generation,
                 workers=run.world.size,
-                step=run.position.number,
+                step=position.number,
                 reason=place.reason,
                 seconds=self.recoveries[-1]["seconds"],
             )

@@ -39,10 +39,9 @@ class Phase(IntEnum):
     DATA = 2
     COMPUTE = 3
     COMMUNICATION = 4
-    SAVE = 5
-    IDLE = 6
+    IDLE = 5
     """Between two operations, in the loop's own code."""
-    ENDED = 7
+    ENDED = 6
 
 
 class Kind(IntEnum):
@@ -195,7 +194,7 @@ class Pulse(NoPulse):
         if took > self._longest and self._steps:
             self._longest = took
         self._steps += 1
-        _, _, data, compute, communication, _, _, _ = self._spent
+        _, _, data, compute, communication, _, _ = self._spent
         self._data += data
         self._compute += compute
         self._communication += communication

@@ -156,14 +156,14 @@ def test_a_rank_that_left_training_while_others_wait() -> None:
 
 
 def test_a_rank_within_its_own_limit_is_only_slow() -> None:
-    verdict = judge([evidence(0), evidence(1, Phase.SAVE, kind=Kind.SAVE, silent_s=90.0, limit_s=600.0)])
+    verdict = judge([evidence(0), evidence(1, Phase.COMPUTE, kind=Kind.SAVE, silent_s=90.0, limit_s=600.0)])
     assert (verdict.kind, verdict.stuck) == ("slow", ())
     assert "rank 1 on node1" in verdict.sentence
     assert "the checkpoint of step 41" in verdict.sentence
 
 
 def test_a_saving_rank_is_not_blamed_for_a_stuck_one() -> None:
-    saving = evidence(0, Phase.SAVE, silent_s=90.0, limit_s=600.0)
+    saving = evidence(0, Phase.COMPUTE, silent_s=90.0, limit_s=600.0)
     assert judge([saving, evidence(1, Phase.DATA)]).stuck == (1,)
 
 
