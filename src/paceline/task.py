@@ -102,6 +102,18 @@ class Task:
         """
         return {}
 
+    def wrap_blocks(self) -> Sequence[str] | None:
+        """Name the modules that are gathered (fsdp) and recomputed as one, patterns allowed; None finds the repeated blocks."""
+        return None
+
+    def tensor_plan(self) -> Mapping[str, Any] | None:
+        """Say how layers are split (tp): name or pattern -> "columns", "rows" or a ParallelStyle; None proposes a plan."""
+        return None
+
+    def pipeline_stages(self) -> Sequence[str] | None:
+        """Name the modules at which the second and later stages begin (pp); None cuts where it balances."""
+        return None
+
     def train_data(self) -> Any:
         """Give the training set: a map-style or an iterable dataset."""
         raise NotImplementedError(f"{type(self).__name__} needs a method train_data(self)")

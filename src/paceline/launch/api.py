@@ -100,6 +100,7 @@ def plan(
                 max_restarts=options.max_restarts,
                 hang_timeout=options.hang_timeout,
                 rebalance=options.rebalance,
+                choice=options.choice,
             ),
             rendezvous=rendezvous,
             agreed=machines.agreed(function, options, record or {}) if rendezvous is not None else {},

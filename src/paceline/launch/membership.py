@@ -14,7 +14,9 @@ from enum import Enum, auto
 from paceline.data.shards import owned_shards
 from paceline.launch import failures
 from paceline.launch.failures import Failure
+from paceline.strategies import Choice
 from paceline.training.membership import STEP, Standing
+from paceline.world.mesh import DATA, Mesh
 
 REFILL_S = 60.0
 """After so many seconds one replacement more is allowed again, up to --max-restarts."""
@@ -46,6 +48,19 @@ class Policy:
     max_restarts: int = 10
     hang_timeout: float = 60.0
     rebalance: bool = False
+    choice: Choice | None = None
+    """How workers are laid out, where that is not flat."""
+
+    @property
+    def most(self) -> int:
+        """How many workers can have something to do."""
+        sizes = dict(self.choice.sizes) if self.choice is not None else {}
+        return self.shards * (sizes.get("tp") or 1) * (sizes.get("pp") or 1)
+
+    def owned(self, rank: int, size: int, shares: tuple[int, ...] | None) -> range:
+        """Give the shards that a worker carries in a group of some size."""
+        mesh = Mesh.flat(size) if self.choice is None else self.choice.fitted(size)
+        return owned_shards(mesh.index(rank, *DATA), mesh.size(*DATA), self.shards, shares)
 
 
 @dataclass
@@ -257,7 +272,7 @@ class Membership:
     def carried(self) -> list[int]:
         """Give how many shards each of them carries, by rank."""
         size = len(self._in_group())
-        return [len(owned_shards(rank, size, self.policy.shards, self._dealt)) for rank in range(size)]
+        return [len(self.policy.owned(rank, size, self._dealt)) for rank in range(size)]
 
     def restarted(self) -> None:
         """All workers are being started over."""
@@ -349,8 +364,8 @@ class Membership:
             # Somebody has to hand the state on: whoever is furthest ahead leaves one change later.
             staying = [max(group, key=lambda one: one.standing.operation if one.standing else -1)]
         waiting = [one for one in self.members.values() if one.state is State.WAITING] if at_step else []
-        places = min(self.target, self.policy.shards) - sum(not one.leaving for one in staying)
-        entering = waiting[: max(0, min(places, self.policy.shards - len(staying)))]
+        places = min(self.target, self.policy.most) - sum(not one.leaving for one in staying)
+        entering = waiting[: max(0, min(places, self.policy.most - len(staying)))]
         if len(staying) + len(entering) < (self.policy.min_workers if at_step else 1):
             return self._too_few(group, len(staying) + len(entering))
         return self._form(staying, entering, [one for one in group if one.leaving and one not in staying])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.errors import UnknownNameError
+from paceline.errors import InputError, UnknownNameError
+from paceline.world.mesh import SIDES, Mesh
 
 if TYPE_CHECKING:
     from paceline.strategies.base import Strategy
@@ -22,6 +24,10 @@ class Entry:
     """Whether --workers counts threads of one process."""
     processes: int | None = None
     """How many processes it runs in, where that is not for --workers to say."""
+    side: str = "ddp"
+    """The side of the mesh that its workers make, where it is named alone."""
+    beside: tuple[str, ...] = ()
+    """The sides that may stand beside it in a mesh."""
 
 
 STRATEGIES = {
@@ -41,15 +47,112 @@ STRATEGIES = {
 }
 
 
-def entry(name: str) -> Entry:
-    """Give what is known of a strategy by name."""
-    if name not in STRATEGIES:
-        raise UnknownNameError("strategy", name, STRATEGIES)
-    return STRATEGIES[name]
+@dataclass(frozen=True)
+class Choice:
+    """A strategy as it was asked for: by name, or as a mesh like "ddp=2,tp=2"."""
+
+    name: str
+    """The entry that computes it: the one of the innermost work, pp before tp before fsdp before ddp."""
+    sizes: tuple[tuple[str, int | None], ...]
+    """The sides that were named; one may be left for the number of workers to fill."""
+
+    @property
+    def workers(self) -> int | None:
+        """How many workers the sizes come to, if they say it."""
+        given = [size for _, size in self.sizes]
+        return None if None in given else Mesh.of(dict(self.sizes)).workers  # type: ignore[arg-type]
+
+    def mesh(self, workers: int) -> Mesh:
+        """Lay out exactly so many workers, or say which sizes would fit."""
+        sizes = dict(self.sizes)
+        fixed = Mesh.of({side: size for side, size in sizes.items() if size is not None})
+        open_sides = [side for side, size in sizes.items() if size is None]
+        if workers % fixed.workers or (not open_sides and workers != fixed.workers):
+            raise InputError(
+                f"--strategy {self} needs {fixed.workers}{' times some' if open_sides else ''} workers, but {workers} "
+                f"were given. Use {self._advice(fixed, workers)}."
+            )
+        return Mesh.of(
+            {side: size if size is not None else workers // fixed.workers for side, size in sizes.items()}
+        )
+
+    def pinned(self, workers: int) -> Choice:
+        """Give the same with every size filled in."""
+        return Choice(self.name, self.mesh(workers).sizes)
+
+    def fitted(self, workers: int) -> Mesh:
+        """Lay out the workers that are left of a pinned mesh, as near to what was asked for as they reach."""
+        asked = {side: size or 1 for side, size in self.sizes}
+        inner: dict[str, int] = {side: asked[side] for side in ("pp", "tp") if side in asked}
+        if workers % Mesh.of(inner).workers:
+            inner = {}
+        data, kept = workers // Mesh.of(inner).workers, asked.get("fsdp", 1)
+        if "fsdp" not in asked:
+            sizes = {"ddp": data}
+        elif "ddp" not in asked or data % kept:
+            sizes = {"fsdp": data}
+        else:
+            sizes = {"ddp": data // kept, "fsdp": kept}
+        sizes |= inner
+        return Mesh.of({side: size for side, size in sizes.items() if side in asked or size > 1} or sizes)
+
+    def strategy(self, mesh: Mesh) -> str:
+        """Give the name of the strategy that computes on such a mesh: another one where too few workers are left."""
+        side = STRATEGIES[self.name].side
+        if side in dict(mesh.sizes):
+            return self.name
+        return next(name for name in ("pp", "tp", "fsdp", "ddp") if name in dict(mesh.sizes))
+
+    def _advice(self, fixed: Mesh, workers: int) -> str:
+        ways = [f"--workers {fixed.workers}"]
+        for side, size in fixed.sizes:
+            rest = fixed.workers // size
+            if workers % rest == 0:
+                sizes = {**dict(fixed.sizes), side: workers // rest}
+                ways.append(f"--strategy {Mesh.of(sizes)}")
+        return " or ".join(dict.fromkeys(ways))
+
+    def __str__(self) -> str:
+        return ",".join(side if size is None else f"{side}={size}" for side, size in self.sizes)
 
 
-def load(name: str) -> Strategy:
+def choice(text: str) -> Choice:
+    """Read a strategy from the command line: a name, or sides of a mesh with their sizes."""
+    if text in STRATEGIES:
+        return Choice(text, ((STRATEGIES[text].side, None),))
+    sizes: dict[str, int | None] = {}
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*([a-z]+)\s*(?:=\s*(\d+))?\s*", part)
+        if found is None or found[1] not in SIDES:
+            raise UnknownNameError("strategy", text, STRATEGIES)
+        side, size = found[1], None if found[2] is None else int(found[2])
+        if side in sizes or size == 0:
+            raise InputError(
+                f"--strategy {text} names {side} {'twice' if side in sizes else 'with 0 workers'}. "
+                "Give each side once, like ddp=2,tp=2."
+            )
+        sizes[side] = size
+    if sum(size is None for size in sizes.values()) > 1:
+        raise InputError(
+            f"--strategy {text} leaves more than one size open. Give all but one, like ddp=2,tp=2."
+        )
+    name = next(name for name in ("pp", "tp", "fsdp", "ddp") if name in sizes)
+    wrong = [side for side in sizes if side != name and side not in STRATEGIES[name].beside]
+    if wrong:
+        raise InputError(
+            f"--strategy {text}: {name} cannot stand beside {wrong[0]}. "
+            f"Use it alone, or with {' or '.join(STRATEGIES[name].beside)}."
+        )
+    return Choice(name, tuple((side, sizes[side]) for side in SIDES if side in sizes))
+
+
+def entry(text: str) -> Entry:
+    """Give what is known of a strategy, named or given as a mesh."""
+    return STRATEGIES[choice(text).name]
+
+
+def load(text: str) -> Strategy:
     """Give the strategy itself."""
-    module, _, attribute = entry(name).reference.partition(":")
+    module, _, attribute = entry(text).reference.partition(":")
     strategy: Strategy = getattr(importlib.import_module(module), attribute)()
     return strategy

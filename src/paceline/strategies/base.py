@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,9 +18,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.errors import InputError
 from paceline.strategies.buffers import Rule
+from paceline.strategies.pieces import Catalogue, Held, Read
 from paceline.strategies.precision import Precision
 from paceline.strategies.result import StepResult
+from paceline.strategies.structure import Structure
+from paceline.strategies.tuning import Tuning
 from paceline.task import Loss, Mean
 from paceline.world import World
 
@@ -43,7 +48,8 @@ class Exactness(StrEnum):
 class Parts:
     """What a strategy is given to work with."""
 
-    model: nn.Module
+    make_model: Callable[[], nn.Module]
+    """Makes the model, each time with the same weights; or gives one that the user has made."""
     make_optimizer: Callable[[nn.Module], Optimizer]
     make_scheduler: Callable[[Optimizer], LRScheduler | None]
     precision: Precision
@@ -65,6 +71,39 @@ class Parts:
     """The loss scaler to go on with; None makes a new one where the precision needs one."""
     agreed: bool = False
     """Whether all workers are known to hold the same weights: those of a group that has formed anew."""
+    structure: Structure = field(default_factory=Structure)
+    tuning: Tuning = field(default_factory=Tuning)
+    remakes: bool = False
+    """Whether `make_model` and `make_optimizer` can be called again in a group that has formed anew."""
+    kept: Replica | None = None
+    """The replica of the group before, whose model and optimizer this one goes on with where it can."""
+
+    @property
+    def carries_on(self) -> bool:
+        """Whether model, optimizer and schedule of the group before are whole, and so can be gone on with as they are."""
+        return self.kept is not None and self.kept.whole
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The whole model in memory, made on first use."""
+        return self.kept.model if self.kept is not None and self.kept.whole else self.make_model()
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        """Give the optimizer over the model's parameters."""
+        made = (
+            self.kept.optimizer if self.kept is not None and self.kept.whole else self.make_optimizer(model)
+        )
+        if not isinstance(made, Optimizer):
+            raise InputError(
+                f"the optimizer is a {type(made).__name__}, not a torch.optim.Optimizer. Return one."
+            )
+        return made
+
+    def scheduler(self, optimizer: Optimizer) -> LRScheduler | None:
+        """Give the schedule over the optimizer."""
+        if self.kept is not None and self.kept.whole:
+            return self.kept.scheduler
+        return self.make_scheduler(optimizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +136,8 @@ class Replica(Protocol):
     optimizer: Optimizer
     scheduler: LRScheduler | None
     scaler: torch.amp.GradScaler | None
+    whole: bool
+    """Whether this worker holds all of the state; else it is cut up among the workers."""
 
     def step(self, work: StepWork, loss: LossFunction, clip: float | None) -> StepResult:
         """Compute one optimizer step over one exact global batch."""
@@ -105,10 +146,19 @@ class Replica(Protocol):
         """Measure this worker's shards."""
 
     def state(self) -> dict[str, Any]:
-        """Give model, optimizer, schedule and scaler by name, independent of the strategy."""
+        """Give model, optimizer, schedule and scaler by name, whole, independent of the strategy.
+
+        Where the state is cut up, all workers must ask together.
+        """
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over a state that `state` gave, of this or another strategy."""
+
+    def held(self) -> Held:
+        """Give what this worker holds of the state, without asking anybody."""
+
+    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+        """Take over this worker's part of a state of which all tensors are known and can be read in parts."""
 
     def abandon(self) -> None:
         """Forget the step under way, as if it had not begun, and let go of the group: it is broken.

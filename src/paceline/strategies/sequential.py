@@ -8,12 +8,11 @@ everyone knows; only where the true weight turns out to be another one (tokens, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from paceline.data import to_device
 from paceline.errors import InputError
@@ -22,6 +21,7 @@ from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import LossFunction, MetricsFunction, Parts, Rows, ShardWork, StepWork
 from paceline.strategies.buffers import Buffers
 from paceline.strategies.buffers import Rows as BufferRows
+from paceline.strategies.pieces import Box, Catalogue, Held, Read, hold, unite
 from paceline.strategies.result import StepResult
 from paceline.strategies.state import load_optimizer_state, optimizer_state, plain
 from paceline.strategies.tree import Gradients, TreeSum
@@ -33,6 +33,8 @@ from paceline.world.points import BACKWARD, FORWARD, OPTIMIZER, reach
 class SequentialReplica:
     """One model on one device; several shards are summed along the canonical tree."""
 
+    whole = True
+
     def __init__(self, parts: Parts, world: World) -> None:
         self.world = world
         self.model = parts.model.to(world.device)
@@ -41,14 +43,10 @@ class SequentialReplica:
             raise InputError(
                 "the model has no trainable parameters: nothing would be learned. Set requires_grad on some."
             )
-        if parts.compile:
+        if parts.compile and not parts.carries_on:
             self.model.compile()  # in place: the module keeps its type and its names
-        self.optimizer = parts.make_optimizer(self.model)
-        if not isinstance(self.optimizer, Optimizer):
-            raise InputError(
-                f"the optimizer is a {type(self.optimizer).__name__}, not a torch.optim.Optimizer. Return one."
-            )
-        self.scheduler = parts.make_scheduler(self.optimizer)
+        self.optimizer = parts.optimizer(self.model)
+        self.scheduler = parts.scheduler(self.optimizer)
         self.precision = parts.precision
         self.scaler = parts.scaler or parts.precision.scaler()
         self.ledger = nn.Parameter(torch.zeros(2, device=world.device))
@@ -267,6 +265,15 @@ class SequentialReplica:
             self.scheduler.load_state_dict(state["scheduler"])
         if self.scaler is not None and state["scaler"] is not None:
             self.scaler.load_state_dict(state["scaler"])
+
+    def held(self) -> Held:
+        """Give everything: this worker holds it all."""
+        return hold(self.state())
+
+    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+        """Take over the whole of a state."""
+        whole = {key: read(key, Box.whole(form.shape)) for key, form in catalogue.items()}
+        self.load(unite(whole, rest))
 
 
 def check_loss(loss: object) -> None:

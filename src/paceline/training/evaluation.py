@@ -50,7 +50,13 @@ def combine(rows: Rows, world: World) -> dict[str, float]:
     gathered = all_gather_object(world.comm, mine)
     result: dict[str, float] = {}
     for name in sorted({name for part in gathered for name in part}):
-        table = sorted(row for part in gathered for row in part.get(name, []))
+        # Workers beside each other in a mesh measure the same batches.
+        table = [
+            row
+            for _, row in sorted(
+                {tuple(row[:3]): row for part in gathered for row in part.get(name, [])}.items()
+            )
+        ]
         totals = torch.tensor([row[-2:] for row in table], dtype=torch.float64).sum(0)
         result[name] = float(totals[0] / totals[1])
     return result

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline import strategies
 from paceline.errors import InputError, UnknownNameError
+from paceline.strategies.tuning import Tuning
 
 LEVELS = ("bitwise", "numeric", "statistical")
 DEVICES = ("auto", "cpu", "cuda")
@@ -68,6 +69,14 @@ class RunOptions:
     keep: int = 3
     resume: bool = False
     tensorboard: bool = False
+    tuning: Tuning = field(default_factory=Tuning)
+    """What single strategies may be tuned by."""
+    save_async: bool = False
+    """Whether training goes on while a checkpoint is written."""
+    peer_copies: int = 0
+    """How many other workers keep a copy of each worker's part of a state that is cut up."""
+    copy_every: int = 10
+    """Steps between two such copies."""
     elastic: bool = True
     """Whether a lost worker is survived."""
     min_workers: int = 1
@@ -87,32 +96,13 @@ class RunOptions:
     """Seconds without a sign of life after which a machine is given up, and ends its own workers."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.tuning, dict):  # it comes so from a file, or from another process
+            object.__setattr__(self, "tuning", Tuning(**self.tuning))
         strategies.entry(self.strategy)
-        _one_of("device", self.device, DEVICES)
-        _one_of("backend", self.backend, BACKENDS)
-        _one_of("lane", self.lane, LANES)
-        _one_of("precision", self.precision, PRECISIONS)
-        if self.exact is not None:
-            _one_of("exactness", self.exact, LEVELS)
-        for name in ("workers", "shards", "micro_batch", "keep"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"--{name.replace('_', '-')} is {value}, but must be at least 1.")
-        if self.max_restarts < 0:
-            raise InputError(f"--max-restarts is {self.max_restarts}, but must be 0 or more.")
-        if self.hang_timeout <= 0:
-            raise InputError(f"--hang-timeout is {self.hang_timeout:g}, but must be above 0 seconds.")
+        self._check_names()
+        self._check_numbers()
         self._check_machines()
-        most = self.workers * self.max_nodes
-        if not 1 <= self.min_workers <= most:
-            raise InputError(
-                f"--min-workers is {self.min_workers}, but must be from 1 to the {most} workers of the run."
-            )
-        if most > self.total_shards:
-            raise InputError(
-                f"{most} workers for {self.total_shards} shards: some would have nothing to do. "
-                f"Use --workers {max(1, self.total_shards // self.max_nodes)} or fewer, or --shards {most} or more."
-            )
+        self._check_workers()
         if self.sync_batchnorm and self.micro_batch is not None:
             raise InputError(
                 "--sync-batchnorm takes a worker's share in one pass, so --micro-batch cannot cut it. Leave one out."
@@ -123,6 +113,49 @@ class RunOptions:
                 raise InputError("--save-every needs a folder to save into. Give --out.")
         if self.resume and self.out is None:
             raise InputError("--resume needs the folder of the run to resume. Give --out.")
+
+    def _check_names(self) -> None:
+        _one_of("device", self.device, DEVICES)
+        _one_of("backend", self.backend, BACKENDS)
+        _one_of("lane", self.lane, LANES)
+        _one_of("precision", self.precision, PRECISIONS)
+        if self.exact is not None:
+            _one_of("exactness", self.exact, LEVELS)
+
+    def _check_numbers(self) -> None:
+        for name in ("workers", "shards", "micro_batch", "keep", "copy_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"--{name.replace('_', '-')} is {value}, but must be at least 1.")
+        if self.max_restarts < 0:
+            raise InputError(f"--max-restarts is {self.max_restarts}, but must be 0 or more.")
+        if self.hang_timeout <= 0:
+            raise InputError(f"--hang-timeout is {self.hang_timeout:g}, but must be above 0 seconds.")
+        if not 0 <= self.peer_copies <= 1:
+            raise InputError(f"--peer-copies is {self.peer_copies}, but must be 0 or 1.")
+
+    def _check_workers(self) -> None:
+        most = self.workers * self.max_nodes
+        if not 1 <= self.min_workers <= most:
+            raise InputError(
+                f"--min-workers is {self.min_workers}, but must be from 1 to the {most} workers of the run."
+            )
+        sizes = dict(self.choice.sizes)
+        split = (sizes.get("tp") or 1) * (sizes.get("pp") or 1)
+        if most // split > self.total_shards:
+            fewer = max(1, self.total_shards // self.max_nodes) * split
+            raise InputError(
+                f"{most} workers for {self.total_shards} shards: some would have nothing to do. "
+                f"Use --workers {fewer} or fewer, or --shards {most // split} or more."
+            )
+
+    @property
+    def choice(self) -> strategies.Choice:
+        """The strategy, with the sizes of its mesh filled in."""
+        chosen = strategies.choice(self.strategy)
+        return chosen.pinned(
+            1 if strategies.entry(self.strategy).processes else self.workers * self.max_nodes
+        )
 
     @property
     def total_shards(self) -> int:

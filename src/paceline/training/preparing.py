@@ -16,8 +16,12 @@ from paceline.errors import InputError
 from paceline.strategies.base import Exactness, Parts, Replica
 from paceline.strategies.buffers import Rule
 from paceline.strategies.precision import Precision
+from paceline.strategies.structure import Structure
+from paceline.task import Task
 from paceline.training.options import RunOptions
+from paceline.world import seeds
 
+MakeModel: TypeAlias = Callable[[], nn.Module]
 MakeOptimizer: TypeAlias = Callable[[nn.Module], Optimizer]
 MakeScheduler: TypeAlias = Callable[[Optimizer], LRScheduler | None]
 
@@ -26,16 +30,19 @@ def new_parts(
     options: RunOptions,
     exactness: Exactness,
     device: torch.device,
-    model: nn.Module,
+    model: nn.Module | MakeModel,
     optimizer: Optimizer | MakeOptimizer,
     scheduler: LRScheduler | MakeScheduler | None,
     buffers: Mapping[str, Rule] | None,
+    structure: Structure | None,
 ) -> Parts:
     """Put together what the user gave and what the run was asked for."""
-    if not isinstance(model, nn.Module):
-        raise InputError(f"the model is a {type(model).__name__}, not a torch.nn.Module.")
+    given = isinstance(model, nn.Module)
     return Parts(
-        model=model,
+        make_model=(lambda: model) if isinstance(model, nn.Module) else _seeded(model, options.seed),
+        remakes=not (given or isinstance(optimizer, Optimizer)),
+        structure=structure or Structure(),
+        tuning=options.tuning,
         make_optimizer=(lambda _: optimizer) if isinstance(optimizer, Optimizer) else optimizer,
         make_scheduler=scheduler if callable(scheduler) else (lambda _: scheduler),
         precision=Precision(options.precision, device),
@@ -50,14 +57,29 @@ def new_parts(
     )
 
 
+def structure_of(task: Task) -> Structure:
+    """Give what a task says of its model's structure."""
+    return Structure(blocks=task.wrap_blocks(), tensor_plan=task.tensor_plan(), stages=task.pipeline_stages())
+
+
+def _seeded(make: MakeModel, seed: int) -> MakeModel:
+    """Make the model with the same weights every time."""
+
+    def made() -> nn.Module:
+        seeds.seed_everything(seeds.derive(seed, "model"))
+        model = make()
+        if not isinstance(model, nn.Module):
+            raise InputError(f"the model is a {type(model).__name__}, not a torch.nn.Module.")
+        return model
+
+    return made
+
+
 def kept_parts(parts: Parts, before: Replica) -> Parts:
     """Go on with the very model, optimizer, schedule and scaler of the replica that the group before had."""
     return replace(
         parts,
-        model=before.model,
-        make_optimizer=lambda _: before.optimizer,
-        make_scheduler=lambda _: before.scheduler,
+        kept=before,
         scaler=before.scaler,
-        compile=False,  # it is, in place
         agreed=True,
     )

@@ -33,6 +33,8 @@ class Start:
     strategy: str
     workers: int
     processes: int
+    mesh: str = ""
+    """How the processes were laid out, where data was not dealt out to each."""
     shares: tuple[int, ...] | None = None
     """How many shards each process carries, where they are not dealt out evenly."""
     exactness: str

@@ -136,7 +136,7 @@ class Records(NoRecords):
 
     def step(self, step: Step, position: Position) -> None:
         """Append this worker's shards to its ledger."""
-        if self._ledger is not None:
+        if self._ledger is not None and self._world.counts_samples:
             self._ledger.step(position.number, position.epoch, position.step, step.work.shards)
 
     def before_save(self) -> None:
@@ -192,6 +192,7 @@ def describe_start(
         strategy=options.strategy,
         workers=options.workers if threaded else world.size,
         processes=world.size,
+        mesh=str(world.mesh) if world.data_size != world.size else "",
         shares=world.shares,
         exactness=exactness,
         stream=order is None,

@@ -150,7 +150,7 @@ class Recovery:
             started = time.monotonic()
             run.world.pulse.enter(STARTING)
             try:
-                run.world = self._connect(place)
+                run.world = run.laid_out(self._connect(place))
                 self._agree(run.world, kind)
                 run.enter_group(self._position(kind))
             except Exception as error:

@@ -26,6 +26,7 @@ from paceline.observe import Event, Note, RunStarted
 from paceline.strategies.base import Exactness, MetricsFunction, OpenReplica, Parts, ShardWork, StepWork
 from paceline.strategies.buffers import Rule
 from paceline.strategies.precision import Precision
+from paceline.strategies.structure import Structure
 from paceline.training import folder, resuming
 from paceline.training.autocast import autocast_forward
 from paceline.training.checks import check_batch_size, check_last_batch, check_steps_left, last_step, promise
@@ -35,7 +36,7 @@ from paceline.training.listeners import Listeners
 from paceline.training.membership import EVALUATE, SAVE, STEP, FixedMembership, Membership
 from paceline.training.options import RunOptions, SaveEvery
 from paceline.training.position import Position
-from paceline.training.preparing import MakeOptimizer, MakeScheduler, kept_parts, new_parts
+from paceline.training.preparing import MakeModel, MakeOptimizer, MakeScheduler, kept_parts, new_parts
 from paceline.training.receipt import Start
 from paceline.training.recorder import describe_start, open_records
 from paceline.training.recovery import Recovery
@@ -58,10 +59,11 @@ class Run:
         membership: Membership | None = None,
         listeners: Listeners | None = None,
     ) -> None:
-        self.world = world
-        """Whom this worker works with; another one after each change of the group."""
         self.options = options
-        self.strategy = strategies.load(options.strategy)
+        self.choice = options.choice
+        self.world = self.laid_out(world)
+        """Whom this worker works with; another one after each change of the group."""
+        self.strategy = strategies.load(self.choice.name)
         self.exactness = promise(self.strategy.exactness, options)
         self.position = Position()
         self.started_at = 0
@@ -117,28 +119,30 @@ class Run:
 
     def prepare(
         self,
-        model: nn.Module,
+        model: nn.Module | MakeModel,
         optimizer: Optimizer | MakeOptimizer,
         scheduler: LRScheduler | MakeScheduler | None = None,
         buffers: Mapping[str, Rule] | None = None,
+        structure: Structure | None = None,
     ) -> tuple[nn.Module, Optimizer]:
         """Place the model, wire up its gradients, and take over the state of a run that is being resumed."""
         autocast = self.options.precision != "fp32"
-        replica = self.prepare_replica(model, optimizer, scheduler, buffers)
+        replica = self.prepare_replica(model, optimizer, scheduler, buffers, structure)
         if autocast:
             autocast_forward(replica.model, Precision(self.options.precision, self.world.device))
         return replica.model, replica.optimizer
 
     def prepare_replica(
         self,
-        model: nn.Module,
+        model: nn.Module | MakeModel,
         optimizer: Optimizer | MakeOptimizer,
         scheduler: LRScheduler | MakeScheduler | None = None,
         buffers: Mapping[str, Rule] | None = None,
+        structure: Structure | None = None,
     ) -> OpenReplica:
         """Do the same for a loop that hands the strategy its loss function instead of calling backward."""
         self._parts = parts = new_parts(
-            self.options, self.exactness, self.world.device, model, optimizer, scheduler, buffers
+            self.options, self.exactness, self.world.device, model, optimizer, scheduler, buffers, structure
         )
         joins = self._recovery.waiting_to_join
         self._replica = self.strategy.prepare(
@@ -197,7 +201,7 @@ class Run:
         if joined and self.position.number >= last:
             return  # the others are in a later call of `steps`
         check_steps_left(self.started_at, self.position.number, last)
-        check_last_batch(feed, self.options, self.world.size)
+        check_last_batch(feed, self.options, self.world.data_size)
         if not joined:
             self.emit(self._announcement(feed, epochs, last))
             self._records.begin(*self._description(self.position))
@@ -295,7 +299,11 @@ class Run:
     @property
     def _owned(self) -> range:
         world = self.world
-        return owned_shards(world.rank, world.size, self.options.total_shards, world.shares)
+        return owned_shards(world.data_rank, world.data_size, self.options.total_shards, world.shares)
+
+    def laid_out(self, world: World) -> World:
+        """Give a world with the mesh that its workers make up."""
+        return replace(world, mesh=self.choice.fitted(world.size))
 
     def leave_group(self) -> None:
         """Let go of everybody: nobody may wait for this worker in the old group."""
@@ -312,6 +320,7 @@ class Run:
         if self._parts is None:
             raise RuntimeError("a group is entered when the model is prepared")
         parts = kept_parts(self._parts, self.replica)
+        self.strategy = strategies.load(self.choice.strategy(self.world.mesh))
         self._replica = self.strategy.prepare(parts, self.world)
         for feed in self._feeds:
             feed.own(self._owned)

@@ -9,11 +9,11 @@ from typing import Any
 from paceline.checkpoint import weights_sha256
 from paceline.observe import Evaluated, RunFinished
 from paceline.task import Task
+from paceline.training.preparing import structure_of
 from paceline.training.recorder import about_task
 from paceline.training.reference import load_task
 from paceline.training.run import Run
 from paceline.training.spec import OVERRIDES, TrainSpec
-from paceline.world import seeds
 
 
 def main(run: Run, spec: TrainSpec) -> dict[str, Any]:
@@ -64,10 +64,13 @@ class Trainer:
     def prepare(self) -> None:
         """Make the model and hand it to the strategy."""
         run, task, horizon = self.run, self.task, self.horizon
-        seeds.seed_everything(seeds.derive(run.options.seed, "model"))
         run.about = about_task(task, self.spec, horizon)
         run.prepare_replica(
-            task.model(), task.optimizer, lambda optimizer: task.scheduler(optimizer, horizon), task.buffers()
+            task.model,
+            task.optimizer,
+            lambda optimizer: task.scheduler(optimizer, horizon),
+            task.buffers(),
+            structure_of(task),
         )
 
     def _horizon(self) -> int | None:

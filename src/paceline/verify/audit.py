@@ -15,12 +15,14 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline import strategies
 from paceline.data.order import Order
 from paceline.data.shards import owned_shards, steps_per_epoch
 from paceline.errors import InputError
 from paceline.training import ledger
 from paceline.training.receipt import FIRST_LINK, Receipt, Start
 from paceline.verify.audit_report import Audit
+from paceline.world.mesh import DATA, Mesh
 
 BLOCK_SAMPLES = 2**20
 """The order is computed for about so many samples at once: 8 MB of ids, whatever the size of the data set."""
@@ -264,9 +266,14 @@ class _Audit:
 
     def _missing(self, cell: int, counts: _Whole, start: Start) -> str:
         shards = self.receipt.shards
-        ranks = range(start.processes)
+        mesh = (
+            strategies.choice(start.mesh).mesh(start.processes) if start.mesh else Mesh.flat(start.processes)
+        )
+        hands = mesh.size(*DATA)
         owner = next(
-            rank for rank in ranks if cell % shards in owned_shards(rank, len(ranks), shards, start.shares)
+            rank
+            for rank in range(start.processes)
+            if cell % shards in owned_shards(mesh.index(rank, *DATA), hands, shards, start.shares)
         )
         return f"on no ledger, so {counts[cell]} samples are lost; it was for rank {owner} to serve"
 

@@ -99,7 +99,9 @@ class _Watch:
             StepRecord(
                 number=step.number,
                 epoch=step.epoch,
-                samples={index: tuple(shard.samples.tolist()) for index, shard in shards.items()},
+                samples={index: tuple(shard.samples.tolist()) for index, shard in shards.items()}
+                if self._run.world.counts_samples
+                else {},
                 data=before,
                 changed=tuple(index for index in shards if before[index] != after[index]),
                 shard_losses=totals,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from paceline.world.base import Comm
 from paceline.world.interruption import Interruption
+from paceline.world.local import LocalComm
+from paceline.world.mesh import DATA, Mesh
 from paceline.world.pulse import NoPulse
 
 
@@ -29,7 +31,9 @@ class World:
     host: str
     comm: Comm
     shares: tuple[int, ...] | None = None
-    """How many shards each rank carries, where they are not dealt out evenly."""
+    """How many shards each rank carries (of those data is dealt to), where they are not dealt out evenly."""
+    mesh: Mesh = field(default_factory=lambda: Mesh(()))
+    """How the workers are laid out; flat where nobody said otherwise."""
     interruption: Interruption = field(default_factory=Interruption)
     """What ends every wait for the others, when one of them is gone."""
     pulse: NoPulse = field(default_factory=NoPulse)
@@ -39,6 +43,35 @@ class World:
     def is_first(self) -> bool:
         """Whether this worker speaks for all: rank 0."""
         return self.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        """This worker's place among those that data is dealt out to."""
+        return self.mesh.index(self.rank, *DATA) if self.mesh.sizes else self.rank
+
+    @property
+    def data_size(self) -> int:
+        """How many there are that data is dealt out to."""
+        return self.mesh.size(*DATA) if self.mesh.sizes else self.size
+
+    @property
+    def counts_samples(self) -> bool:
+        """Whether this worker answers for its samples: those beside it in `tp` and `pp` see the same ones."""
+        return self.mesh.leads(self.rank, "tp", "pp")
+
+    def along(self, *sides: str) -> World:
+        """Give the world of those who differ from this worker along these sides of the mesh only.
+
+        Everybody must call it with the same sides; data is dealt out flat in it.
+        """
+        mesh = self.mesh if self.mesh.sizes else Mesh.flat(self.size)
+        size = mesh.size(*sides)
+        if size == self.size:
+            return replace(self, mesh=Mesh(()))
+        comm = LocalComm() if size == 1 else self.comm.split(mesh.group(self.rank, *sides))
+        if comm is None:
+            raise RuntimeError("a group without its own member")
+        return replace(self, rank=mesh.index(self.rank, *sides), size=size, comm=comm, mesh=Mesh(()))
 
     def describe(self) -> str:
         """Say it in one line."""

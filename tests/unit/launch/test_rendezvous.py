@@ -110,6 +110,7 @@ class Keepers:
         self.pids = {}
         self.ended = set()
         self.all = []
+        self.unread = {}
         self.port = free_port()
 
     def start(self, tmp_path, *, nodes="2", leads=False, spec=SPEC, **patience):
@@ -166,15 +167,19 @@ def free_port():
         return listening.getsockname()[1]
 
 
-def wait_for(keeper, kind):
+def wait_for(keepers, keeper, kind):
+    """Give the next report of a kind; others that come with it, in any order, are there for the next call."""
+    unread = keepers.unread.setdefault(keeper, [])
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
-        select.select([keeper], [], [], 1.0)
-        for report in keeper.on_readable():
+        for report in unread:
             if isinstance(report, kind):
+                unread.remove(report)
                 return report
             assert not isinstance(report, Failed), report
-    raise AssertionError(f"no {kind.__name__}")
+        select.select([keeper], [], [], 1.0)
+        unread += keeper.on_readable()
+    raise AssertionError(f"no {kind.__name__} among {unread}")
 
 
 def test_a_machine_with_another_command_is_told_what_differs_and_the_right_one_takes_its_place(
@@ -182,24 +187,24 @@ def test_a_machine_with_another_command_is_told_what_differs_and_the_right_one_t
 ):
     leader = keepers.start(tmp_path, leads=True)
     stray = keepers.start(tmp_path, spec=SPEC | {"lr": "0.2", "seed": "7"})
-    failed = wait_for(stray, Failed)
+    failed = wait_for(keepers, stray, Failed)
     assert failed.is_input
     assert failed.reason == (
         f"this machine asks for another run than {env.host()} (127.0.0.1), which leads: lr is 0.2 here and 0.1 at the "
         "leader, seed is 7 here and not set at the leader. Give the same command on every machine."
     )
     right = keepers.start(tmp_path)
-    ours, theirs = wait_for(leader, Met), wait_for(right, Met)
+    ours, theirs = wait_for(keepers, leader, Met), wait_for(keepers, right, Met)
     assert (ours.nodes, theirs.nodes) == (2, 2)
     assert {ours.rank, theirs.rank} == {0, 1}
     assert ours.round == theirs.round == 1
     assert theirs.offer == ours.offer == OFFER
-    assert wait_for(leader, Refused) == Refused(
+    assert wait_for(keepers, leader, Refused) == Refused(
         f"{env.host()} (127.0.0.1) asked for another run and was sent away: lr is 0.2 there and 0.1 at the leader, "
         "seed is 7 there and not set at the leader"
     )
     keepers.kill(leader)
-    lost = wait_for(right, Failed)
+    lost = wait_for(keepers, right, Failed)
     assert not lost.is_input
     assert lost.reason.startswith(
         f"the rendezvous at 127.0.0.1:{keepers.port} is gone: the machine that holds it"
@@ -209,7 +214,7 @@ def test_a_machine_with_another_command_is_told_what_differs_and_the_right_one_t
 
 def test_a_leader_that_nobody_joins_says_how_many_came_and_who(keepers, tmp_path):
     leader = keepers.start(tmp_path, nodes="3", leads=True, join_s=1.0)
-    assert wait_for(leader, Failed) == Failed(
+    assert wait_for(keepers, leader, Failed) == Failed(
         f"1 of 3 machines came to 127.0.0.1:{keepers.port} within 1 s: {env.host()} (127.0.0.1). "
         "Start the same command on the others, or let --nodes allow fewer."
     )
@@ -218,8 +223,8 @@ def test_a_leader_that_nobody_joins_says_how_many_came_and_who(keepers, tmp_path
 
 def test_a_follower_without_a_leader_says_so(keepers, tmp_path):
     follower = keepers.start(tmp_path, join_s=0.5)
-    assert wait_for(follower, Waiting).reason.endswith("yet: Connection refused")
-    failed = wait_for(follower, Failed)
+    assert wait_for(keepers, follower, Waiting).reason.endswith("yet: Connection refused")
+    failed = wait_for(keepers, follower, Failed)
     assert re.match(
         r"no machine holds the rendezvous at 127\.0\.0\.1:\d+: Connection refused, for 0\.5 s\.",
         failed.reason,
@@ -229,7 +234,7 @@ def test_a_follower_without_a_leader_says_so(keepers, tmp_path):
 def test_a_port_that_is_taken_is_the_users_to_change(keepers, tmp_path):
     with socket.create_server(("127.0.0.1", keepers.port)):
         leader = keepers.start(tmp_path, leads=True)
-        failed = wait_for(leader, Failed)
+        failed = wait_for(keepers, leader, Failed)
     assert failed.is_input
     assert failed.reason == (
         f"this machine cannot hold the rendezvous at 127.0.0.1:{keepers.port}: Address already in use. "
@@ -239,9 +244,9 @@ def test_a_port_that_is_taken_is_the_users_to_change(keepers, tmp_path):
 
 def test_a_keeper_that_is_killed_is_missed(keepers, tmp_path):
     leader = keepers.start(tmp_path, leads=True)
-    assert wait_for(leader, Waiting)
+    assert wait_for(keepers, leader, Waiting)
     keepers.kill(leader)
-    assert wait_for(leader, Failed) == Failed("the process that keeps the rendezvous has ended. See its log.")
+    assert wait_for(keepers, leader, Failed) == Failed("the process that keeps the rendezvous has ended. See its log.")
 
 
 AGENT = """

@@ -1,0 +1,226 @@
+"""State that is cut up among workers: who holds which piece of which tensor, and how whole tensors come of them.
+
+Every tensor of a run's state has a key, `model/NAME` or `optimizer/NAME/SLOT`, that does not depend on the strategy. A
+worker holds a box of each, the whole or a part. What is no tensor (groups, schedule, scaler) is the same on all workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import CheckpointError
+from paceline.world import World, all_gather_object
+
+MODEL, OPTIMIZER = "model", "optimizer"
+TOGETHER = 64 << 20
+"""Bytes of whole tensors that are put together at once."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a whole tensor is, without its values."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        """Give its bytes."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Box:
+    """A part of a whole tensor: where it begins and how far it reaches."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, shape: Iterable[int]) -> Box:
+        """Give the box that is everything."""
+        shape = tuple(shape)
+        return cls((0,) * len(shape), shape)
+
+    @property
+    def numel(self) -> int:
+        """Give how many values it holds."""
+        return torch.Size(self.shape).numel()
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Give the view of a whole tensor that this box is."""
+        for side, (start, length) in enumerate(zip(self.offset, self.shape, strict=True)):
+            whole = whole.narrow(side, start, length)
+        return whole
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one worker holds of one tensor."""
+
+    values: Tensor
+    """A plain tensor, in no need of a copy: it may be the very memory that training writes to."""
+    box: Box
+    form: Form
+
+    @classmethod
+    def whole(cls, values: Tensor) -> Piece:
+        """Give a tensor that this worker holds all of."""
+        return cls(values, Box.whole(values.shape), Form(tuple(values.shape), values.dtype))
+
+
+Catalogue = Mapping[str, Form]
+Read = Callable[[str, Box], Tensor]
+"""Gives the values of a part of a tensor; the caller copies them."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """All that one worker holds of a run's state."""
+
+    pieces: dict[str, Piece]
+    rest: dict[str, Any]
+    """Groups and plain values of the optimizer, schedule, scaler: the same on all workers."""
+
+    @property
+    def bytes(self) -> int:
+        """Give how much it is."""
+        return sum(piece.box.numel * piece.form.dtype.itemsize for piece in self.pieces.values())
+
+
+# A whole state, as `Replica.state` gives it, and the same as pieces.
+
+
+def hold(state: Mapping[str, Any]) -> Held:
+    """Take a whole state apart into whole pieces and the rest."""
+    pieces = {f"{MODEL}/{name}": Piece.whole(value.detach()) for name, value in state[MODEL].items()}
+    plain: dict[str, dict[str, Any]] = {}
+    for name, slots in state[OPTIMIZER]["state"].items():
+        plain[name] = {}
+        for slot, value in slots.items():
+            if isinstance(value, Tensor):
+                pieces[f"{OPTIMIZER}/{name}/{slot}"] = Piece.whole(value)
+            else:
+                plain[name][slot] = value
+    rest = {key: value for key, value in state.items() if key not in (MODEL, OPTIMIZER)}
+    return Held(pieces, {**rest, OPTIMIZER: {**state[OPTIMIZER], "state": plain}})
+
+
+def unite(tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> dict[str, Any]:
+    """Put a whole state together from whole tensors by key and the rest."""
+    model = {key.partition("/")[2]: value for key, value in tensors.items() if key.startswith(f"{MODEL}/")}
+    slots = {name: dict(plain) for name, plain in rest[OPTIMIZER]["state"].items()}
+    for key, value in tensors.items():
+        if key.startswith(f"{OPTIMIZER}/"):
+            name, _, slot = key.partition("/")[2].rpartition("/")
+            slots.setdefault(name, {})[slot] = value
+    return {**rest, MODEL: model, OPTIMIZER: {**rest[OPTIMIZER], "state": slots}}
+
+
+def slots_of(catalogue: Catalogue, name: str) -> dict[str, Form]:
+    """Give the optimizer's slots of one parameter."""
+    prefix = f"{OPTIMIZER}/{name}/"
+    return {key[len(prefix) :]: form for key, form in catalogue.items() if key.startswith(prefix)}
+
+
+# Whole tensors from the pieces of all workers.
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What everybody holds, without the values."""
+
+    forms: dict[str, Form]
+    boxes: dict[str, dict[Box, int]]
+    """For each tensor the pieces that make it up, and the rank that answers for each."""
+
+    def missing(self) -> list[str]:
+        """Give the tensors that nobody's pieces make whole."""
+        return [
+            key
+            for key, form in self.forms.items()
+            if sum(box.numel for box in self.boxes[key]) < torch.Size(form.shape).numel()
+        ]
+
+
+def survey(world: World, pieces: Mapping[str, Piece]) -> Holding:
+    """Learn who holds what; where several hold the same piece, the first of them answers for it."""
+    mine = {key: (piece.form, piece.box) for key, piece in pieces.items()}
+    return holding(all_gather_object(world.comm, mine))
+
+
+def holding(everybody: Iterable[Mapping[str, tuple[Form, Box]]]) -> Holding:
+    """Put together what each rank says it holds."""
+    forms: dict[str, Form] = {}
+    boxes: dict[str, dict[Box, int]] = {}
+    for rank, held in enumerate(everybody):
+        for key, (form, box) in held.items():
+            if forms.setdefault(key, form) != form:
+                raise CheckpointError(f"{key} is {forms[key]} on one worker and {form} on rank {rank}.")
+            known = boxes.setdefault(key, {})
+            # A tensor that somebody holds whole comes from that one.
+            if Box.whole(form.shape) not in known:
+                if box == Box.whole(form.shape):
+                    known.clear()
+                if box.numel or not form.size:
+                    known.setdefault(box, rank)
+    return Holding(forms, boxes)
+
+
+def collect(world: World, pieces: Mapping[str, Piece], found: Holding) -> Iterator[tuple[str, Tensor]]:
+    """Give every tensor whole, one after the other, to everybody; no more than `TOGETHER` bytes of them at a time."""
+    for keys in _batches(found):
+        whole = {
+            key: torch.empty(found.forms[key].shape, dtype=found.forms[key].dtype, device=world.device)
+            for key in keys
+        }
+        for rank in sorted({rank for key in keys for rank in found.boxes[key].values()}):
+            sent = [(key, box) for key in keys for box, holder in found.boxes[key].items() if holder == rank]
+            _spread(world, rank, sent, whole, pieces, found)
+        yield from whole.items()
+
+
+def _batches(found: Holding) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for key, form in found.forms.items():
+        if batch and size + form.size > TOGETHER:
+            yield batch
+            batch, size = [], 0
+        batch.append(key)
+        size += form.size
+    if batch:
+        yield batch
+
+
+def _spread(
+    world: World,
+    rank: int,
+    sent: list[tuple[str, Box]],
+    whole: dict[str, Tensor],
+    pieces: Mapping[str, Piece],
+    found: Holding,
+) -> None:
+    """Bring one worker's pieces of some tensors to everybody, as one message of bytes."""
+    lengths = [-(-box.numel * found.forms[key].dtype.itemsize // 16) * 16 for key, box in sent]
+    room = torch.empty(sum(lengths), dtype=torch.uint8, device=world.device)
+    views = []
+    start = 0
+    for (key, box), length in zip(sent, lengths, strict=True):
+        dtype = found.forms[key].dtype
+        views.append(room[start : start + box.numel * dtype.itemsize].view(dtype).view(box.shape))
+        start += length
+    if world.rank == rank:
+        for (key, _), view in zip(sent, views, strict=True):
+            view.copy_(pieces[key].values)
+    got = room if world.size == 1 else world.comm.broadcast(room, rank)
+    start = 0
+    for (key, box), length in zip(sent, lengths, strict=True):
+        dtype = found.forms[key].dtype
+        box.of(whole[key]).copy_(got[start : start + box.numel * dtype.itemsize].view(dtype).view(box.shape))
+        start += length

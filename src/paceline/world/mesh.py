@@ -1,0 +1,83 @@
+"""`Mesh`: the workers as a grid with named sides, and the answer to every question about ranks. Imports no torch.
+
+Ranks count along the last side first, so the sides that talk most (tp) hold neighbours, and those that talk least
+(pp, ddp) reach furthest. Data is dealt out along `ddp` and `fsdp`; workers that differ only in `tp` or `pp` work on the
+same samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from paceline.errors import InputError
+
+SIDES = ("pp", "ddp", "fsdp", "tp")
+"""From the outermost to the innermost."""
+DATA = ("ddp", "fsdp")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A grid of workers; a side that is not named has length 1."""
+
+    sizes: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, int]) -> Mesh:
+        """Make a mesh in the order of `SIDES`, leaving out nothing that was named."""
+        unknown = [side for side in sizes if side not in SIDES]
+        if unknown:
+            raise InputError(f"{unknown[0]} is no side of a mesh. Use {', '.join(SIDES)}.")
+        return cls(tuple((side, sizes[side]) for side in SIDES if side in sizes))
+
+    @classmethod
+    def flat(cls, workers: int) -> Mesh:
+        """Give the mesh of workers that all do the same with other data."""
+        return cls((("ddp", workers),))
+
+    @cached_property
+    def workers(self) -> int:
+        """How many workers it takes."""
+        return math.prod(size for _, size in self.sizes)
+
+    def size(self, *sides: str) -> int:
+        """Give how many workers there are along these sides."""
+        return math.prod(size for side, size in self.sizes if side in sides)
+
+    def coordinate(self, rank: int) -> dict[str, int]:
+        """Give a worker's place on each side."""
+        places: dict[str, int] = {}
+        for side, size in reversed(self.sizes):
+            rank, places[side] = divmod(rank, size)
+        return {side: places[side] for side, _ in self.sizes}
+
+    def index(self, rank: int, *sides: str) -> int:
+        """Give a worker's place along these sides taken together, from 0."""
+        places, index = self.coordinate(rank), 0
+        for side, size in self.sizes:
+            if side in sides:
+                index = index * size + places[side]
+        return index
+
+    def members(self, rank: int, *sides: str) -> list[int]:
+        """Give the ranks that differ from `rank` at most along these sides, by their place there."""
+        return [other for other in range(self.workers) if self._rest(other, sides) == self._rest(rank, sides)]
+
+    def group(self, rank: int, *sides: str) -> int:
+        """Number the groups that these sides make, and give the one that `rank` is in."""
+        others = tuple(side for side, _ in self.sizes if side not in sides)
+        return self.index(rank, *others)
+
+    def leads(self, rank: int, *sides: str) -> bool:
+        """Say whether a worker is the first of those along these sides."""
+        places = self.coordinate(rank)
+        return not any(places.get(side) for side in sides)
+
+    def _rest(self, rank: int, sides: Iterable[str]) -> tuple[int, ...]:
+        return tuple(place for side, place in self.coordinate(rank).items() if side not in sides)
+
+    def __str__(self) -> str:
+        return ",".join(f"{side}={size}" for side, size in self.sizes)
