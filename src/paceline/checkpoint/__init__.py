@@ -3,7 +3,7 @@
 from paceline.checkpoint.compare import check_fits
 from paceline.checkpoint.durable import caused_by_disk
 from paceline.checkpoint.export import ExportReport, export
-from paceline.checkpoint.fingerprint import weights_sha256
+from paceline.checkpoint.fingerprint import digest, weights_sha256
 from paceline.checkpoint.read import Loaded, load
 from paceline.checkpoint.store import Checkpoints
 
@@ -13,6 +13,7 @@ __all__ = [
     "Loaded",
     "caused_by_disk",
     "check_fits",
+    "digest",
     "export",
     "load",
     "weights_sha256",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -12,12 +12,16 @@ from torch import Tensor
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
     """Give the sha256 over name, type, shape and raw bytes of every tensor, sorted by name."""
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        tensor = state[name]
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(raw_bytes(tensor).numpy().data)
-    return digest.hexdigest()
+    return digest((name, state[name]) for name in sorted(state))
+
+
+def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Give the same of tensors that come one by one, sorted by name."""
+    made = hashlib.sha256()
+    for name, tensor in tensors:
+        made.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        made.update(raw_bytes(tensor).numpy().data)
+    return made.hexdigest()
 
 
 def raw_bytes(tensor: Tensor) -> Tensor:

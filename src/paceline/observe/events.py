@@ -142,6 +142,10 @@ class Regrouped(Event):
     step: int
     reason: str
     seconds: float
+    source: str = ""
+    """Where the parts of a state that is cut up came from: workers, copies, checkpoint, beginning."""
+    redone: int = 0
+    """Steps that had been taken and are taken again."""
 
 
 @dataclass(frozen=True, slots=True)

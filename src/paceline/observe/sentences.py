@@ -49,11 +49,26 @@ def describe(event: Event, pace: Pace) -> str | None:  # noqa: PLR0911 - one ret
             return f"rank {rank} on {host} {reason}"
         case Regrouped(workers=workers, step=step, reason=reason, seconds=seconds):
             who = f"{formats.plural(workers, 'worker')} from step {formats.count(step)} on"
-            return f"{reason}: regrouped in {formats.duration(seconds)}, {who}"
+            return f"{reason}: regrouped in {formats.duration(seconds)}, {who}{_handed_over(event)}"
         case RunFailed(rank=rank, host=host, reason=reason):
             return f"rank {rank} on {host} failed: {reason}"
         case _:
             return None
+
+
+_SOURCES = {
+    "workers": "the parts of the state came from the workers",
+    "copies": "the lost part of the state came from the copies in the workers' memory",
+    "checkpoint": "the lost part of the state came from the last checkpoint",
+    "beginning": "the state is made anew from the seed",
+}
+
+
+def _handed_over(event: Regrouped) -> str:
+    if not event.source:
+        return ""
+    redone = f", {formats.plural(event.redone, 'step')} to do again" if event.redone else ""
+    return f"; {_SOURCES[event.source]}{redone}"
 
 
 def fields(pace: Pace) -> dict[str, str]:

@@ -174,6 +174,11 @@ def holding(everybody: Iterable[Mapping[str, tuple[Form, Box]]]) -> Holding:
 
 def collect(world: World, pieces: Mapping[str, Piece], found: Holding) -> Iterator[tuple[str, Tensor]]:
     """Give every tensor whole, one after the other, to everybody; no more than `TOGETHER` bytes of them at a time."""
+    return collect_from(world, lambda key, _: pieces[key].values, found)
+
+
+def collect_from(world: World, read: Read, found: Holding) -> Iterator[tuple[str, Tensor]]:
+    """Do the same for whoever holds more than one piece of a tensor: `read` gives the one that is asked for."""
     for keys in _batches(found):
         whole = {
             key: torch.empty(found.forms[key].shape, dtype=found.forms[key].dtype, device=world.device)
@@ -181,7 +186,7 @@ def collect(world: World, pieces: Mapping[str, Piece], found: Holding) -> Iterat
         }
         for rank in sorted({rank for key in keys for rank in found.boxes[key].values()}):
             sent = [(key, box) for key in keys for box, holder in found.boxes[key].items() if holder == rank]
-            _spread(world, rank, sent, whole, pieces, found)
+            _spread(world, rank, sent, whole, read, found)
         yield from whole.items()
 
 
@@ -203,7 +208,7 @@ def _spread(
     rank: int,
     sent: list[tuple[str, Box]],
     whole: dict[str, Tensor],
-    pieces: Mapping[str, Piece],
+    read: Read,
     found: Holding,
 ) -> None:
     """Bring one worker's pieces of some tensors to everybody, as one message of bytes."""
@@ -216,8 +221,8 @@ def _spread(
         views.append(room[start : start + box.numel * dtype.itemsize].view(dtype).view(box.shape))
         start += length
     if world.rank == rank:
-        for (key, _), view in zip(sent, views, strict=True):
-            view.copy_(pieces[key].values)
+        for (key, box), view in zip(sent, views, strict=True):
+            view.copy_(read(key, box))
     got = room if world.size == 1 else world.comm.broadcast(room, rank)
     start = 0
     for (key, box), length in zip(sent, lengths, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch.optim import Optimizer
@@ -21,6 +22,8 @@ from paceline.training.step import Step
 
 class Journal:
     """Keeps the numbers of each step. On a GPU a step's numbers are read one step later, so that it never waits."""
+
+    BEGINNING: ClassVar[dict[str, float]] = {"total": 0.0, "weight": 0.0, "samples": 0, "loss": float("nan")}
 
     def __init__(self, emit: Callable[[Event], None], device: torch.device) -> None:
         self._emit = emit

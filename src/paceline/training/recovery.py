@@ -9,19 +9,22 @@ A worker that joins takes the state and the position, at the beginning of a step
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from paceline.errors import PacelineError
 from paceline.observe import Regrouped
+from paceline.strategies.base import OpenReplica
 from paceline.strategies.result import StepResult
+from paceline.training.handover import Offer, choose
 from paceline.training.membership import EVALUATE, SAVE, STEP, Membership, Place, Standing
 from paceline.training.position import Position
 from paceline.training.transfer import broadcast_state
-from paceline.world import World, all_gather_object, connect
+from paceline.world import World, all_gather_object, broadcast_object, connect
 from paceline.world.interruption import InterruptibleStore, Interruption
 from paceline.world.loss import is_lost_peer
 from paceline.world.points import REGROUP, reach
@@ -49,11 +52,17 @@ class _Member:
 
     finished: int
     position: Position
+    cut: bool
+    """Whether it holds only a part of the state."""
 
     @property
     def number(self) -> int:
         """Steps taken, from the beginning of the run."""
         return self.position.number
+
+
+class RolledBackError(PacelineError):
+    """The run had come to its end, and stands before it again: steps are to be taken once more."""
 
 
 class Recovery:
@@ -69,6 +78,9 @@ class Recovery:
         self._missed = False
         """Whether the operation under way was finished by others, and its outcome taken over from them."""
         self._broken_at: float | None = None
+        self._left: OpenReplica | None = None
+        """The replica of the last group that worked, as long as nobody has taken over what it holds."""
+        self._source, self._redone = "", 0
         self.recoveries: list[dict[str, Any]] = []
 
     @property
@@ -114,6 +126,11 @@ class Recovery:
                 if not self.survives(error):
                     raise
                 missed, outcome = self.regroup(kind)
+                if self._redone and self._run.ended:
+                    raise RolledBackError(
+                        f"a worker was lost behind the last step, and the newest state that is whole is that of step "
+                        f"{self._run.position.number}. Go on with --resume."
+                    ) from error
                 if not missed:
                     continue
                 pulse.end()
@@ -136,9 +153,11 @@ class Recovery:
     def regroup(self, kind: str) -> tuple[bool, Any]:
         """Leave the broken group and enter the next; says whether others had finished what was under way, and its outcome."""
         run = self._run
+        self._source, self._redone = "", 0
         if not self.waiting_to_join:
             self._broken_at = self._broken_at or time.monotonic()
             run.leave_group()
+        self._left = run.replica_or_none
         while True:
             # What comes after an operation that others finished is not known here: nobody may join then.
             standing = Standing(
@@ -151,8 +170,8 @@ class Recovery:
             run.world.pulse.enter(STARTING)
             try:
                 run.world = run.laid_out(self._connect(place))
-                self._agree(run.world, kind)
-                run.enter_group(self._position(kind))
+                replica = self._agree(run.world, kind)
+                run.enter_group(self._position(kind), replica)
             except Exception as error:
                 broken = is_lost_peer(error) or run.world.interruption.raised
                 run.leave_group()
@@ -197,11 +216,20 @@ class Recovery:
             pulse=run.world.pulse,
         )
 
-    def _agree(self, world: World, kind: str) -> None:
-        """Bring everybody to where the furthest ahead stands."""
+    def _agree(self, world: World, kind: str) -> OpenReplica:
+        """Bring everybody to where the furthest ahead stands, and give the replica of the new group."""
         run = self._run
         position = self._position(kind)
-        members: list[_Member] = all_gather_object(world.comm, _Member(self._finished, position))
+        cut = self._left is not None and not self._left.whole
+        members: list[_Member] = all_gather_object(world.comm, _Member(self._finished, position, cut))
+        if run.cut.expected(world) or any(member.cut for member in members):
+            return self._put_together(world, members)
+        self._catch_up(world, members)
+        return run.prepare_group(self._left)
+
+    def _catch_up(self, world: World, members: Sequence[_Member]) -> None:
+        """Have whoever is furthest ahead hand its state to those behind it, where each holds all of it."""
+        run = self._run
         source = max(range(len(members)), key=lambda rank: (members[rank].finished, -rank))
         ahead, mine = members[source], members[world.rank]
         if all(member.finished == ahead.finished for member in members):
@@ -233,6 +261,39 @@ class Recovery:
         else:
             self._missed = True
 
+    def _put_together(self, world: World, members: Sequence[_Member]) -> OpenReplica:
+        """Prepare for the new group and bring the parts of the state together, from wherever all of them are."""
+        run, mine = self._run, members[world.rank]
+        held = self._left.held() if self._left is not None and mine.finished != NEWCOMER else None
+        offers: list[Offer] = all_gather_object(world.comm, run.cut.offer(mine.finished, mine.position, held))
+        source = choose(offers)
+        furthest = max(member.number for member in members if member.finished != NEWCOMER)
+        ahead = max(range(len(members)), key=lambda rank: (members[rank].finished, -rank))
+        sent = {"outcome": self._outcome, "run": run.shared_state(), "recoveries": self.recoveries}
+        got = broadcast_object(world.comm, sent if world.rank == ahead else None, ahead)
+        reach(REGROUP)
+        replica = run.prepare_group(self._left)
+        try:
+            position = run.fill(replica, source, held)
+        except BaseException:
+            replica.abandon()
+            raise
+        # From here on this worker holds what it needs, whoever else is lost.
+        run.adopt_replica(replica)
+        self._left = replica
+        self._source, self._redone = source.kind, furthest - position.number
+        if mine.finished == NEWCOMER:
+            run.adopt(position, got["run"])
+            self.recoveries = got["recoveries"]
+        if self._redone:
+            run.go_back(position, source)
+            self._missed = False
+            self._finished = max(member.finished for member in members) + 1
+        else:
+            self._missed = NEWCOMER != mine.finished < members[ahead].finished
+            self._outcome, self._finished = got["outcome"], members[ahead].finished
+        return replica
+
     def _position(self, kind: str) -> Position:
         """Give where this worker stands, a step included that others finished and it has yet to count."""
         position = self._run.position
@@ -246,6 +307,7 @@ class Recovery:
                 "workers": run.world.size,
                 "step": position.number,
                 "reason": place.reason,
+                **({"source": self._source, "redone": self._redone} if self._source else {}),
                 "seconds": round(time.monotonic() - (self._broken_at or started), 4),
             }
         )
@@ -256,5 +318,7 @@ class Recovery:
                 step=position.number,
                 reason=place.reason,
                 seconds=self.recoveries[-1]["seconds"],
+                source=self._source,
+                redone=self._redone,
             )
         )

@@ -71,8 +71,16 @@ def _write(
     return state
 
 
+def newest_step(options: RunOptions) -> int | None:
+    paths = [] if options.out is None else Checkpoints(options.out / CHECKPOINTS).committed()
+    return int(paths[-1].name.rpartition("-")[2]) if paths else None
+
+
 def load(
-    replica: Replica, options: RunOptions, emit: Callable[[Event], None]
+    replica: Replica,
+    options: RunOptions,
+    world: World,  # noqa: ARG001
+    emit: Callable[[Event], None],
 ) -> tuple[Position, dict[str, Any]]:
     """Take over the newest whole checkpoint and give the position it stands at, and what it says of its run."""
     if options.out is None:

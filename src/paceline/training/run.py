@@ -20,17 +20,21 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline import strategies
+from paceline.checkpoint import weights_sha256
 from paceline.data import Feed, StepData, owned_shards
 from paceline.errors import CheckpointError, DiskFaultError, InputError
 from paceline.observe import Event, Note, RunStarted
 from paceline.strategies.base import Exactness, MetricsFunction, OpenReplica, Parts, ShardWork, StepWork
 from paceline.strategies.buffers import Rule
+from paceline.strategies.pieces import Held
 from paceline.strategies.precision import Precision
 from paceline.strategies.structure import Structure
-from paceline.training import folder, resuming
+from paceline.training import cut_state, folder, resuming
 from paceline.training.autocast import autocast_forward
 from paceline.training.checks import check_batch_size, check_last_batch, check_steps_left, last_step, promise
+from paceline.training.cut_state import CutState
 from paceline.training.evaluation import evaluate
+from paceline.training.handover import BEGINNING, CHECKPOINT, Source
 from paceline.training.journal import Journal
 from paceline.training.listeners import Listeners
 from paceline.training.membership import EVALUATE, SAVE, STEP, FixedMembership, Membership
@@ -74,6 +78,11 @@ class Run:
         self._saved_at = -1
         self._listeners = listeners
         self._recovery = Recovery(self, membership or FixedMembership())
+        self.cut = CutState(options)
+        self.ended = False
+        """Whether the steps have all been taken."""
+        self.parameters = 0
+        """Of the model, on all workers together."""
         self._parts: Parts | None = None
         self._replica: OpenReplica | None = None
         self._journal = Journal(self.emit, world.device)
@@ -145,14 +154,22 @@ class Run:
             self.options, self.exactness, self.world.device, model, optimizer, scheduler, buffers, structure
         )
         joins = self._recovery.waiting_to_join
-        self._replica = self.strategy.prepare(
-            # What needs the others is done when there are any.
-            replace(parts, sync_batchnorm=parts.sync_batchnorm and not joins),
-            self.world,
+        # What needs the others is done when there are any.
+        replica = self.strategy.prepare(
+            replace(parts, sync_batchnorm=parts.sync_batchnorm and not joins), self.world
         )
+        self.adopt_replica(replica)
+        for text in getattr(replica, "notes", ()):
+            self.emit(Note(text=text))
         if self.options.resume and not joins:
-            self.position, self._meta = resuming.load(self._replica, self.options, self.emit)
+            self.position, self._meta = resuming.load(replica, self.options, self.world, self.emit)
             self.started_at = self.position.number
+        self.cut.note_checkpoint(self.position, self._journal)
+        return replica
+
+    @property
+    def replica_or_none(self) -> OpenReplica | None:
+        """What `prepare` made, if it has."""
         return self._replica
 
     @property
@@ -206,7 +223,32 @@ class Run:
             self.emit(self._announcement(feed, epochs, last))
             self._records.begin(*self._description(self.position))
         due = SaveEvery.parse(self.options.save_every) if self.options.save_every else SaveEvery()
-        while (epochs is None or self.position.epoch < epochs) and self.position.number < last:
+        self.cut.attach(self.world, self.replica)
+        self._copy()
+        self.ended = False
+        while not self.ended:
+            yield from self._until(feed, clip, last, epochs, due, after_epoch)
+            self._journal.settle()
+            if self.options.out is not None and self._saved_at != self.position.number > self.started_at:
+                self.save()
+            # A worker may have been lost in that very checkpoint, and steps with it.
+            self.ended = not self._steps_left(last, epochs)
+        self._records.finish()
+
+    def _steps_left(self, last: float, epochs: int | None) -> bool:
+        return (epochs is None or self.position.epoch < epochs) and self.position.number < last
+
+    def _until(
+        self,
+        feed: Feed,
+        clip: float | None,
+        last: float,
+        epochs: int | None,
+        due: SaveEvery,
+        after_epoch: Callable[[int], None] | None,
+    ) -> Iterator[Step]:
+        """Give the steps from where the run stands to its end, with the checkpoints and measurements on the way."""
+        while self._steps_left(last, epochs):
             before = self.position
             for step in self._epoch(feed, clip, last):
                 yield step
@@ -228,10 +270,6 @@ class Run:
                 after_epoch(self.position.epoch)
             if self.position.number < last and due.after_epoch(self.position.epoch):
                 self._save_on_the_way()
-        self._journal.settle()
-        if self.options.out is not None and self._saved_at != self.position.number > self.started_at:
-            self.save()
-        self._records.finish()
 
     def _epoch(self, feed: Feed, clip: float | None, last: float) -> Iterator[Step]:
         self._journal.start()
@@ -277,6 +315,8 @@ class Run:
         """Stand behind a step that has just been applied."""
         self.position = self.position.after_step()
         self._journal.step(step, self.position, self.replica.optimizer)
+        if self.cut.due(self.position):
+            self._copy()
         self._recovery.settle()
         self.world.pulse.end()
 
@@ -308,25 +348,55 @@ class Run:
     def leave_group(self) -> None:
         """Let go of everybody: nobody may wait for this worker in the old group."""
         self.world.interruption.interrupt()
+        self.cut.detach()
         if self._replica is not None:
             self._replica.abandon()
         self.world.close()
 
-    def enter_group(self, position: Position) -> None:
+    def prepare_group(self, before: OpenReplica | None) -> OpenReplica:
+        """Prepare for the group that has formed, with what the replica of the one before was made of."""
+        if self._parts is None:
+            raise RuntimeError("a group is entered when the model is prepared")
+        parts = kept_parts(self._parts, before) if before is not None else self._parts
+        self.strategy = strategies.load(self.choice.strategy(self.world.mesh))
+        return self.strategy.prepare(parts, self.world)
+
+    def enter_group(self, position: Position, replica: OpenReplica) -> None:
         """Take this worker's place in the group that has formed: its shards, its listeners, its books.
 
         `position` is where the run goes on: behind a step that others finished and this worker has yet to count.
         """
-        if self._parts is None:
-            raise RuntimeError("a group is entered when the model is prepared")
-        parts = kept_parts(self._parts, self.replica)
-        self.strategy = strategies.load(self.choice.strategy(self.world.mesh))
-        self._replica = self.strategy.prepare(parts, self.world)
+        self._replica = replica
         for feed in self._feeds:
             feed.own(self._owned)
         if self._listeners is not None:
             self._listeners.listen(first=self.world.is_first)
         self._records.regroup(self.world, *self._description(position))
+        self.cut.attach(self.world, replica)
+        if position == self.position:
+            self._copy()
+
+    def fill(self, replica: OpenReplica, source: Source, held: Held | None) -> Position:
+        """Give a new replica its part of the state from where it is, and say where the run goes on."""
+        if source.kind == CHECKPOINT:
+            return resuming.load(replica, self.options, self.world, self.emit)[0]
+        if source.kind != BEGINNING:
+            self.cut.fill(replica, self.world, source, held)
+        return source.position
+
+    def go_back(self, position: Position, source: Source) -> None:
+        """Stand at an earlier step again."""
+        self._journal.load(self.cut.go_back(position, source))
+        self.position = position
+        self._saved_at = min(self._saved_at, position.number)
+
+    def adopt_replica(self, replica: OpenReplica) -> None:
+        """Work with this one from now on."""
+        self._replica = replica
+        self.parameters = self.cut.survey(replica, self.world)
+
+    def _copy(self) -> None:
+        self.cut.copy(self.position, self.shared_state(), self.replica)
 
     def shared_state(self) -> dict[str, Any]:
         """Give what a worker that joins must know beside the model."""
@@ -354,7 +424,7 @@ class Run:
             exactness=str(self.exactness),
             device=str(world.device),
             backend=world.backend,
-            parameters=sum(parameter.numel() for parameter in self.replica.model.parameters()),
+            parameters=self.parameters,
             samples=feed.samples,
             batch_size=feed.batch_size,
             total_steps=None if math.isinf(last) else int(last),
@@ -366,11 +436,18 @@ class Run:
     def evaluate(self, data: Any, metrics: MetricsFunction, *, batch_size: int = 32) -> dict[str, float]:
         """Measure a data set exactly; a metric is a sum and a weight, as in `Task.metrics`."""
         feed = data if isinstance(data, Feed) else self.feed(data, batch_size=batch_size, shuffle=False)
+        self._copy()
         return self._recovery.together(
             EVALUATE, lambda: evaluate(feed, metrics, self.replica, self.world, self.options.seed)
         )
 
     # Keeping and telling.
+
+    def weights_sha256(self) -> str:
+        """Give one number for all weights, wherever they are; all workers ask together."""
+        if self.replica.whole:
+            return weights_sha256(self.replica.state()["model"])
+        return self._recovery.together(EVALUATE, lambda: cut_state.weights_sha256(self.world, self.replica))
 
     def save(self) -> None:
         """Write a checkpoint of where the run stands; one worker writes it, when all have kept their part of the ledger."""
@@ -387,6 +464,7 @@ class Run:
         if problem:
             raise (DiskFaultError if disk else CheckpointError)(problem)
         self._saved_at = self.position.number
+        self.cut.note_checkpoint(self.position, self._journal)
 
     def _save_on_the_way(self) -> None:
         """Write a checkpoint; a disk that fails does not end a run that can go on without it."""

@@ -6,11 +6,11 @@ import math
 import time
 from typing import Any
 
-from paceline.checkpoint import weights_sha256
 from paceline.observe import Evaluated, RunFinished
 from paceline.task import Task
 from paceline.training.preparing import structure_of
 from paceline.training.recorder import about_task
+from paceline.training.recovery import RolledBackError
 from paceline.training.reference import load_task
 from paceline.training.run import Run
 from paceline.training.spec import OVERRIDES, TrainSpec
@@ -53,13 +53,20 @@ class Trainer:
     def train(self) -> dict[str, Any]:
         """Take every step, measure after every epoch and at the end."""
         self.prepare()
+        while True:
+            self._steps()
+            try:
+                self._measure(self.run.position.epoch)
+                return self._result()
+            except RolledBackError:
+                continue
+
+    def _steps(self) -> None:
         epochs = None if self.steps is not None else self.epochs
         for step in self.run.steps(
             self.feed, epochs=epochs, steps=self.steps, clip=self.clip, after_epoch=self._measure
         ):
             step.compute(self.task.loss)
-        self._measure(self.run.position.epoch)
-        return self._result()
 
     def prepare(self) -> None:
         """Make the model and hand it to the strategy."""
@@ -116,12 +123,12 @@ class Trainer:
             "new_samples": journal.samples,
             "loss": None if math.isnan(journal.loss) else journal.loss,
             "metrics": self.metrics,
-            "weights_sha256": weights_sha256(run.replica.state()["model"]),
+            "weights_sha256": run.weights_sha256(),
             "step_ms_p50": round(journal.milliseconds(0.5), 4),
             "step_ms_p95": round(journal.milliseconds(0.95), 4),
             "restarts": 0,
             "recoveries": run.recoveries,
-            "parameters": sum(parameter.numel() for parameter in run.replica.model.parameters()),
+            "parameters": run.parameters,
             "batch_size": self.batch_size,
             "seed": options.seed,
             "out": str(options.out or ""),

@@ -1,0 +1,131 @@
+"""Copies of each worker's part of the state in a neighbour's memory, taken every few steps while training goes on.
+
+Training waits only until its own part is copied aside; a thread then sends it to the next worker (on another machine,
+where there are several) through a group of its own, and receives the part of the one before. The last two copies are
+kept: one that all have, and one that may still be on its way when a worker is lost.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.strategies.pieces import Box, Form, Held, Piece
+from paceline.training.position import Position
+from paceline.world import Comm, World
+
+KEPT = 2
+
+
+@dataclass
+class Copy:
+    """What this worker has put aside of one moment of the run."""
+
+    position: Position
+    shared: dict[str, Any]
+    rest: dict[str, Any]
+    own: dict[str, Piece]
+    received: dict[str, Piece] = field(default_factory=dict)
+
+    @property
+    def pieces(self) -> dict[str, Piece]:
+        """Everything; where both hold a tensor whole, its own."""
+        return {**self.received, **self.own}
+
+    def rows(self) -> list[dict[str, tuple[Form, Box]]]:
+        """Say what is here, without the values: two boxes of a tensor are two rows."""
+        return [{key: (one.form, one.box) for key, one in part.items()} for part in (self.own, self.received)]
+
+
+class Copies:
+    """One worker's copies of itself and of its neighbour."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.kept: dict[int, Copy] = {}
+        """By the number of steps taken."""
+        self._comm: Comm | None = None
+        self._to = self._source = 0
+        self._thread: threading.Thread | None = None
+
+    def attach(self, world: World) -> None:
+        """Use a group that has just formed; everybody calls it. Alone there is nobody to keep anything."""
+        self.detach()
+        self._comm = None
+        if world.size > 1:
+            self._comm = world.comm.split(0)
+            # Beside those of the same machine: it may be the machine that is lost.
+            stride = world.local_size if world.nodes > 1 and world.local_size < world.size else 1
+            self._to = (world.rank + stride) % world.size
+            self._source = (world.rank - stride) % world.size
+
+    def detach(self) -> None:
+        """Let go of the group; it is broken, or about to be left."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def due(self, position: Position) -> bool:
+        """Say whether it is time for one."""
+        return position.number % self.every == 0
+
+    def take(self, position: Position, shared: dict[str, Any], held: Held) -> None:
+        """Copy this worker's part aside and send it on its way."""
+        if self._comm is None or position.number in self.kept:
+            return
+        if self._thread is not None:
+            self._thread.join()  # everybody waits for its own, so all send the same ones
+        for number in sorted(self.kept)[: -KEPT + 1]:
+            del self.kept[number]
+        copy = Copy(position, shared, held.rest, aside(held.pieces))
+        self.kept[position.number] = copy
+        self._thread = threading.Thread(
+            target=self._exchange, args=(self._comm, copy), name="paceline-copies", daemon=True
+        )
+        self._thread.start()
+
+    def forget_after(self, number: int) -> None:
+        """Drop what was taken of steps that are taken anew."""
+        self.kept = {key: copy for key, copy in self.kept.items() if key <= number}
+
+    def _exchange(self, comm: Comm, copy: Copy) -> None:
+        try:
+            header = [(key, piece.form, piece.box) for key, piece in copy.own.items()]
+            told = torch.frombuffer(bytearray(pickle.dumps(header)), dtype=torch.uint8)
+            forms = pickle.loads(self._swap(comm, told).numpy().tobytes())  # noqa: S301  (a worker of this very run)
+            sent = [piece.values.reshape(-1).view(torch.uint8) for piece in copy.own.values()]
+            room = self._swap(comm, torch.cat(sent) if sent else torch.empty(0, dtype=torch.uint8))
+        except RuntimeError:
+            return  # the group broke; what is here already may serve
+        start = 0
+        for key, form, box in forms:
+            size = box.numel * form.dtype.itemsize
+            values = room[start : start + size].clone().view(form.dtype).view(box.shape)
+            copy.received[key] = Piece(values, box, form)
+            start += size
+
+    def _swap(self, comm: Comm, sent: Tensor) -> Tensor:
+        """Send bytes to the next worker and give those of the one before."""
+        length = comm.isend(torch.tensor(sent.numel()), self._to)
+        size = int(comm.recv(like=torch.tensor(0), source=self._source))
+        length.wait()
+        sending = comm.isend(sent, self._to) if sent.numel() else None
+        got = torch.empty(size, dtype=torch.uint8)
+        if size:
+            got = comm.recv(like=got, source=self._source)
+        if sending is not None:
+            sending.wait()
+        return got
+
+
+def aside(pieces: dict[str, Piece]) -> dict[str, Piece]:
+    """Copy pieces into host memory of their own."""
+    return {
+        key: Piece(one.values.detach().to("cpu", copy=True).contiguous(), one.box, one.form)
+        for key, one in pieces.items()
+    }

@@ -1,0 +1,116 @@
+"""What a worker knows and keeps of a state that is cut up among the workers: its outline, and copies of its parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from paceline.checkpoint import digest
+from paceline.strategies.base import Replica
+from paceline.strategies.pieces import MODEL, Held, collect, survey
+from paceline.training import resuming
+from paceline.training.copies import Copies
+from paceline.training.handover import COPIES, WORKERS, Offer, Source, receive
+from paceline.training.journal import Journal
+from paceline.training.options import RunOptions
+from paceline.training.position import Position
+from paceline.world import World, all_gather_object
+
+
+class CutState:
+    """Serves a replica that holds only a part; for one that holds everything there is nothing to do."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self._options = options
+        self._copies = Copies(options.copy_every) if options.peer_copies else None
+        self._outline: dict[str, bool] = {}
+        """Every tensor of the model, and whether it is trained."""
+        self._journals: dict[int, dict[str, float]] = {}
+        """What the journal held at each checkpoint of this process, should the run go back there."""
+
+    def expected(self, world: World) -> bool:
+        """Say whether a group's workers will each hold only a part."""
+        return world.mesh.size("fsdp", "tp", "pp") > 1 or (
+            self._options.tuning.shard_optimizer and world.size > 1
+        )
+
+    def survey(self, replica: Replica, world: World) -> int:
+        """Learn what the state consists of on all workers, and give the number of the model's parameters."""
+        sizes = {name: value.numel() for name, value in replica.model.named_parameters()}
+        if not replica.whole:
+            trained = {
+                f"{MODEL}/{name}" for name, value in replica.model.named_parameters() if value.requires_grad
+            }
+            mine = {key: key in trained for key in replica.held().pieces if key.startswith(f"{MODEL}/")}
+            for outline, others in all_gather_object(world.comm, (mine, sizes)):
+                self._outline |= outline
+                sizes |= others
+        return sum(sizes.values())
+
+    # Copies in neighbours' memory.
+
+    def attach(self, world: World, replica: Replica) -> None:
+        """Keep copies in a group that has just formed; everybody calls it."""
+        if self._copies is not None and not replica.whole:
+            self._copies.attach(world)
+
+    def detach(self) -> None:
+        """Let go of the group."""
+        if self._copies is not None:
+            self._copies.detach()
+
+    def due(self, position: Position) -> bool:
+        """Say whether a copy is to be taken here."""
+        return self._copies is not None and self._copies.due(position)
+
+    def copy(self, position: Position, shared: dict[str, Any], replica: Replica) -> None:
+        """Put this worker's part aside and send it to its neighbour, while training goes on."""
+        if self._copies is not None and not replica.whole:
+            self._copies.take(position, shared, replica.held())
+
+    # A new group.
+
+    def offer(self, finished: int, position: Position, held: Held | None) -> Offer:
+        """Say what this worker can bring of the state."""
+        kept = {} if self._copies is None else self._copies.kept
+        return Offer(
+            finished=finished,
+            position=position,
+            rows={} if held is None else {key: (one.form, one.box) for key, one in held.pieces.items()},
+            copies={number: (copy.position, copy.rows()) for number, copy in kept.items()},
+            checkpoint=resuming.newest_step(self._options),
+            outline=self._outline,
+        )
+
+    def fill(self, replica: Replica, world: World, source: Source, held: Held | None) -> None:
+        """Give a new replica its part of what the workers hold, now or aside; all workers call it."""
+        brings = world.rank in source.bringers
+        copy = None if self._copies is None else self._copies.kept.get(source.position.number)
+        if source.kind == WORKERS and held is not None and brings:
+            receive(world, source, [held.pieces], held.rest, replica)
+        elif source.kind == COPIES and copy is not None and brings:
+            receive(world, source, [copy.own, copy.received], copy.rest, replica)
+        else:
+            receive(world, source, [], None, replica)
+
+    def note_checkpoint(self, position: Position, journal: Journal) -> None:
+        """Remember what the journal held at a checkpoint, or at the beginning."""
+        self._journals[position.number] = journal.state()
+
+    def go_back(self, position: Position, source: Source) -> dict[str, float]:
+        """Forget what came later, and give what the journal held then."""
+        copy = None if self._copies is None else self._copies.kept.get(position.number)
+        if self._copies is not None:
+            self._copies.forget_after(position.number)
+        if source.kind == COPIES and copy is not None:
+            journal: dict[str, float] = copy.shared["journal"]
+            return journal
+        return self._journals.get(position.number, Journal.BEGINNING)
+
+
+def weights_sha256(world: World, replica: Replica) -> str:
+    """Give one number for weights that are cut up, a few tensors at a time; all workers ask together."""
+    pieces = {key: one for key, one in replica.held().pieces.items() if key.startswith(f"{MODEL}/")}
+    found = survey(world, pieces)
+    found = replace(found, forms=dict(sorted(found.forms.items())))
+    return digest((key.partition("/")[2], whole) for key, whole in collect(world, pieces, found))

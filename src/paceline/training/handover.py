@@ -1,0 +1,170 @@
+"""How a state that is cut up comes to the workers of a new group: from those who are left, or from further away.
+
+The nearest source that holds all of it wins: the parts that the workers hold now (with a replica of the lost one's, as
+in a hybrid mesh), else the copies in their neighbours' memory, else the newest checkpoint, else the beginning, which
+anybody can make again from the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from paceline.strategies.base import Replica
+from paceline.strategies.pieces import (
+    MODEL,
+    OPTIMIZER,
+    Box,
+    Catalogue,
+    Form,
+    Held,
+    Holding,
+    Piece,
+    collect_from,
+    holding,
+)
+from paceline.training.position import Position
+from paceline.world import World, all_gather_object
+
+WORKERS, COPIES, CHECKPOINT, BEGINNING = "workers", "copies", "checkpoint", "beginning"
+Rows = Mapping[str, tuple[Form, Box]]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one worker of a new group can bring."""
+
+    finished: int
+    """How many operations it has done with the others; below 0 for one that joins."""
+    position: Position
+    rows: Rows = field(default_factory=dict)
+    """What it holds now."""
+    copies: Mapping[int, tuple[Position, Sequence[Rows]]] = field(default_factory=dict)
+    """What it has put aside, by the number of steps: its own part, and its neighbour's."""
+    checkpoint: int | None = None
+    """The newest one it sees on disk."""
+    outline: Mapping[str, bool] = field(default_factory=dict)
+    """Every tensor of the model, wherever it is held, and whether it is trained."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the state comes from."""
+
+    kind: str
+    position: Position
+    """Where the run goes on."""
+    bringers: tuple[int, ...] = ()
+    """The ranks that bring parts of it."""
+    found: Holding = field(default_factory=lambda: Holding({}, {}))
+
+
+def choose(offers: Sequence[Offer]) -> Source:
+    """Find the furthest state that is whole somewhere; of equals the nearest. The same on all workers."""
+    ranked = [(source.position.number, -place, source) for place, source in enumerate(_sources(offers))]
+    return max(ranked, key=lambda one: one[:2])[2]
+
+
+def _sources(offers: Sequence[Offer]) -> list[Source]:
+    """Give all that are whole, the nearest first."""
+    sources = []
+    outline = max((offer.outline for offer in offers), key=len)
+    living = [rank for rank, offer in enumerate(offers) if offer.finished >= 0]
+    for number in sorted({offers[rank].position.number for rank in living}, reverse=True):
+        ranks = tuple(rank for rank in living if offers[rank].position.number == number)
+        found = holding([offer.rows if rank in ranks else {} for rank, offer in enumerate(offers)])
+        if _is_whole(found, outline):
+            # Of these the furthest ahead: it may stand in the next epoch already.
+            ahead = max(ranks, key=lambda rank: (offers[rank].finished, -rank))
+            sources.append(Source(WORKERS, offers[ahead].position, ranks, found))
+    for number in sorted({number for offer in offers for number in offer.copies}, reverse=True):
+        ranks = tuple(rank for rank, offer in enumerate(offers) if number in offer.copies)
+        found = _copied(offers, number)
+        if _is_whole(found, outline):
+            sources.append(Source(COPIES, offers[ranks[0]].copies[number][0], ranks, found))
+    if offers[0].checkpoint is not None:
+        sources.append(Source(CHECKPOINT, Position(number=offers[0].checkpoint)))
+    return [*sources, Source(BEGINNING, Position())]
+
+
+def _copied(offers: Sequence[Offer], number: int) -> Holding:
+    """Put together what copies hold: first everybody's own part, then the neighbours'."""
+    parts = [offer.copies[number][1] if number in offer.copies else () for offer in offers]
+    found = holding([rows[0] if rows else {} for rows in parts])
+    for rank, rows in enumerate(parts):
+        for key, (form, box) in (rows[1] if len(rows) > 1 else {}).items():
+            found.forms.setdefault(key, form)
+            boxes = found.boxes.setdefault(key, {})
+            if box.numel and Box.whole(form.shape) not in boxes:
+                boxes.setdefault(box, rank)
+    return found
+
+
+def _is_whole(found: Holding, outline: Mapping[str, bool]) -> bool:
+    """Say whether nothing is missing: no part of a tensor, no tensor, no parameter's slots where others have theirs."""
+    if found.missing() or not outline or not outline.keys() <= found.forms.keys():
+        return False
+    served = {
+        f"{MODEL}/{key.partition('/')[2].rpartition('/')[0]}"
+        for key in found.forms
+        if key.startswith(f"{OPTIMIZER}/")
+    }
+    return not served or all(key in served for key, trained in outline.items() if trained)
+
+
+def boxes_wanted(held: Held, catalogue: Catalogue) -> dict[str, Box]:
+    """Give the part of each tensor that a replica will ask for: its own of the model, and the same of the slots."""
+    wanted: dict[str, Box] = {}
+    for key, form in catalogue.items():
+        kind, _, name = key.partition("/")
+        if kind == OPTIMIZER:
+            name = name.rpartition("/")[0]
+        mine = held.pieces.get(f"{MODEL}/{name}")
+        if mine is not None:
+            wanted[key] = mine.box if form.shape == mine.form.shape else Box.whole(form.shape)
+        elif kind == OPTIMIZER and name.startswith("outside"):
+            wanted[key] = Box.whole(form.shape)
+    return wanted
+
+
+def receive(
+    world: World,
+    source: Source,
+    mine: Sequence[Mapping[str, Piece]],
+    rest: Mapping[str, Any] | None,
+    replica: Replica,
+) -> None:
+    """Bring everybody's pieces together, and have a replica take its part; all workers call it."""
+    catalogue, wanted = source.found.forms, boxes_wanted(replica.held(), source.found.forms)
+    rests = [one for one in all_gather_object(world.comm, rest) if one is not None]
+    kept: dict[str, Tensor] = {}
+
+    def bring(key: str, box: Box) -> Tensor:
+        return next(pieces[key].values for pieces in mine if key in pieces and pieces[key].box == box)
+
+    for key, whole in collect_from(world, bring, source.found):
+        if key in wanted:
+            kept[key] = wanted[key].of(whole).clone()
+
+    def read(key: str, box: Box) -> Tensor:
+        if key not in kept or box != wanted[key]:
+            raise RuntimeError(f"{key}: {box} was not asked for beforehand")
+        return kept[key]
+
+    replica.take(catalogue, read, united(rests))
+
+
+def united(rests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Put together what workers know beside the tensors: each may know its own parameters only."""
+    first = rests[0]
+    groups = [dict(group) for group in first[OPTIMIZER]["groups"]]
+    plain: dict[str, Any] = {}
+    for rest in rests:
+        plain |= rest[OPTIMIZER]["state"]
+        for group, more in zip(groups, rest[OPTIMIZER]["groups"], strict=True):
+            names = group["params"]
+            group["params"] = [*names, *(name for name in more["params"] if name not in names)]
+    return {**first, OPTIMIZER: {**first[OPTIMIZER], "groups": groups, "state": plain}}
