@@ -15,7 +15,7 @@ import pytest
 
 from paceline.checkpoint import Checkpoints, load
 from paceline.errors import CheckpointError
-from tests.unit.checkpoint.states import MANIFEST, MODEL, OPTIMIZER, assert_same, refuse, run_state
+from tests.unit.checkpoint.states import MANIFEST, PART, REST, assert_same, refuse, run_state
 from tests.unit.checkpoint.victims import FORKSERVER, KEEP, die_at_byte, die_at_call, executioner, long_state
 from tests.unit.checkpoint.writer import WIDTH, die_at_operation, save_forever
 
@@ -48,7 +48,7 @@ def three_steps(tmp_path: Path) -> Path:
     folder = tmp_path / "before"
     for step in (1, 2, 3):
         Checkpoints(folder).save(step, run_state(step))
-    os.truncate(folder / "step-3" / MODEL, 5)
+    os.truncate(folder / "step-3" / PART, 5)
     return folder
 
 
@@ -86,7 +86,7 @@ def test_death_at_any_byte_of_any_file(tmp_path: Path) -> None:
     before = tmp_path / "before"
     Checkpoints(before).save(1, run_state(1))
     whole = Checkpoints(tmp_path / "whole").save(2, long_state(2))
-    sizes = [(whole / name).stat().st_size for name in (MODEL, OPTIMIZER, MANIFEST)]
+    sizes = [(whole / name).stat().st_size for name in (PART, REST, MANIFEST)]
     assert sizes == sorted(sizes), "a limit must reach the files in the order they are written"
     died_in: set[str] = set()
     with executioner() as have_done:
@@ -103,7 +103,7 @@ def test_death_at_any_byte_of_any_file(tmp_path: Path) -> None:
             assert {path.name for path in folder.iterdir()} == {"step-1", "step-2"}
             assert whole_steps(folder) == [1, 2]
         assert have_done(die_at_byte, sizes[-1], before, 2) == 0
-    assert {OPTIMIZER, MANIFEST} < died_in, "no death in one of the files"
+    assert {REST, MANIFEST} < died_in, "no death in one of the files"
 
 
 def test_death_at_random_moments_loses_nothing(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from paceline.checkpoint import Checkpoints, load
 from paceline.errors import CheckpointError
 from paceline.world import points
-from tests.unit.checkpoint.states import MODEL, assert_same, refuse, run_state
+from tests.unit.checkpoint.states import PART, assert_same, refuse, run_state
 from tests.unit.checkpoint.victims import FORKSERVER, executioner, save_one
 from tests.unit.checkpoint.writer import save_each, save_forever
 
@@ -46,7 +46,7 @@ def test_the_slower_of_two_replaces_a_damaged_one(
 ) -> None:
     def save_and_damage() -> None:
         have_done(save_one, tmp_path, 1)
-        (tmp_path / "step-1" / MODEL).write_bytes(b"half")
+        (tmp_path / "step-1" / PART).write_bytes(b"half")
 
     with executioner() as have_done:
         in_the_middle(save_and_damage)

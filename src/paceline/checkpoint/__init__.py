@@ -1,20 +1,54 @@
-"""What outlives a run: checkpoints that are whole or absent, and the weights as one file."""
+"""What outlives a run: checkpoints that are whole or absent, and the weights as one file. Names load on first use."""
 
-from paceline.checkpoint.compare import check_fits
-from paceline.checkpoint.durable import caused_by_disk
-from paceline.checkpoint.export import ExportReport, export
-from paceline.checkpoint.fingerprint import digest, weights_sha256
-from paceline.checkpoint.read import Loaded, load
-from paceline.checkpoint.store import Checkpoints
+from typing import TYPE_CHECKING
+
+from paceline import lazy
+
+if TYPE_CHECKING:
+    from paceline.checkpoint.compare import check_fits
+    from paceline.checkpoint.contents import Moment
+    from paceline.checkpoint.draft import Fault
+    from paceline.checkpoint.exporting import ExportReport, export
+    from paceline.checkpoint.finding import Found, find_newest
+    from paceline.checkpoint.fingerprint import digest, weights_sha256
+    from paceline.checkpoint.read import Loaded, load
+    from paceline.checkpoint.saver import Saver
+    from paceline.checkpoint.store import Checkpoints
+    from paceline.checkpoint.writing import Saved
 
 __all__ = [
     "Checkpoints",
     "ExportReport",
+    "Fault",
+    "Found",
     "Loaded",
-    "caused_by_disk",
+    "Moment",
+    "Saved",
+    "Saver",
     "check_fits",
     "digest",
     "export",
+    "find_newest",
     "load",
     "weights_sha256",
 ]
+
+__getattr__, __dir__ = lazy.names(
+    __name__,
+    {
+        "Checkpoints": "paceline.checkpoint.store",
+        "ExportReport": "paceline.checkpoint.exporting",
+        "Fault": "paceline.checkpoint.draft",
+        "Found": "paceline.checkpoint.finding",
+        "Loaded": "paceline.checkpoint.read",
+        "Moment": "paceline.checkpoint.contents",
+        "Saved": "paceline.checkpoint.writing",
+        "Saver": "paceline.checkpoint.saver",
+        "check_fits": "paceline.checkpoint.compare",
+        "digest": "paceline.checkpoint.fingerprint",
+        "export": "paceline.checkpoint.exporting",
+        "find_newest": "paceline.checkpoint.finding",
+        "load": "paceline.checkpoint.read",
+        "weights_sha256": "paceline.checkpoint.fingerprint",
+    },
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from safetensors import SafetensorError
 
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, DiskFaultError
 
 
 class FileRecord(NamedTuple):
@@ -39,15 +40,15 @@ def seal(path: Path) -> FileRecord:
         return FileRecord(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
-def verify(path: Path, expected: FileRecord) -> None:
-    """Raise CheckpointError with the bare reason unless the file is the one that was sealed."""
+def verify(path: Path, expected: FileRecord, *, content: bool = True) -> None:
+    """Raise CheckpointError with the bare reason unless the file is the one that was sealed, in length and `content`."""
     try:
         with path.open("rb") as file:
             missing = expected.size - os.fstat(file.fileno()).st_size
             if missing:
                 fault = f"{missing} bytes short" if missing > 0 else f"{-missing} bytes too long"
                 raise CheckpointError(f"{path.name} is {fault}")
-            if hashlib.file_digest(file, "sha256").hexdigest() != expected.sha256:
+            if content and hashlib.file_digest(file, "sha256").hexdigest() != expected.sha256:
                 raise CheckpointError(f"{path.name}: sha256 differs")
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.name} is missing") from error
@@ -56,17 +57,22 @@ def verify(path: Path, expected: FileRecord) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a whole folder; one that is not there, or that others delete too, is fine."""
+    """Delete a file or a whole folder; one that is not there, or that others delete or write into, is fine."""
     while path.is_dir() and not path.is_symlink():
-        with suppress(FileNotFoundError):
+        try:
             shutil.rmtree(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
     with suppress(FileNotFoundError, NotADirectoryError):
         path.unlink()
 
 
 @contextmanager
-def committing(partial: Path, final: Path) -> Iterator[None]:
-    """Leave nothing of `partial` behind when the block fails; a failing disk becomes a CheckpointError."""
+def discarding(partial: Path) -> Iterator[None]:
+    """Leave nothing of `partial` behind when the block fails."""
     try:
         yield
     except BaseException as error:
@@ -74,21 +80,34 @@ def committing(partial: Path, final: Path) -> Iterator[None]:
             remove(partial)
         except OSError:
             error.add_note(f"{partial} could not be removed either")
-        reason = _disk_fault(error)
-        if reason is None:
+        raise
+
+
+@contextmanager
+def committing(partial: Path, final: Path) -> Iterator[None]:
+    """Do the same, and make a DiskFaultError of a failing disk."""
+    try:
+        with discarding(partial):
+            yield
+    except BaseException as error:
+        message = disk_fault(error, final)
+        if message is None:
             raise
-        raise CheckpointError(
-            f"cannot write {final}: {reason}. Nothing that was saved before was touched; "
-            "make room there, or choose another folder."
-        ) from error
+        raise DiskFaultError(message) from error
 
 
-def caused_by_disk(error: CheckpointError) -> bool:
-    """Tell whether a save failed because of the disk: the next one may succeed, and a run can go on until then."""
-    return error.__cause__ is not None and _disk_fault(error.__cause__) is not None
+def disk_fault(error: BaseException, final: Path) -> str | None:
+    """Say in one line that the disk did not take a checkpoint, if that is what an exception is about."""
+    reason = _disk_reason(error)
+    if reason is None:
+        return None
+    return (
+        f"cannot write {final}: {reason}. Nothing that was saved before was touched; "
+        "make room there, or choose another folder."
+    )
 
 
-def _disk_fault(error: BaseException) -> str | None:
+def _disk_reason(error: BaseException) -> str | None:
     """Find the failing disk behind an exception, if that is what it was."""
     if isinstance(error, SafetensorError):
         number = re.search(r"\(os error (\d+)\)", str(error))

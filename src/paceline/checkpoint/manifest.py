@@ -1,21 +1,67 @@
-"""The last file of a checkpoint: what it holds, and what each of its files must be."""
+"""The last file of a checkpoint: what it holds, in which parts, and what each of its files must be. Imports no torch."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.checkpoint.durable import FileRecord
 from paceline.errors import CheckpointError
 
-FORMAT = 1
-MODEL = "model.safetensors"
-OPTIMIZER = "optimizer.pt"
+FORMAT = 2
+REST = "rest.pt"
 MANIFEST = "manifest.json"
+MODEL_PREFIX = "model/"
+
+
+def part_name(number: int) -> str:
+    """Name the file that one worker wrote."""
+    return f"part-{number}.safetensors"
+
+
+class StoredBox(NamedTuple):
+    """A piece of a tensor, and the part it lies in."""
+
+    part: int
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor as a checkpoint holds it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """As torch names it, without "torch."."""
+    boxes: tuple[StoredBox, ...]
+
+    @property
+    def values(self) -> int:
+        """Give how many numbers it has."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Give how much it is."""
+        bits = re.search(r"\d+", self.dtype)
+        return self.values * (int(bits[0]) // 8 if bits else 1)
+
+    @classmethod
+    def parse(cls, entry: Mapping[str, Any]) -> Stored:
+        """Read it from JSON."""
+        boxes = (StoredBox(int(part), tuple(offset), tuple(shape)) for part, offset, shape in entry["boxes"])
+        made = cls(tuple(entry["shape"]), str(entry["dtype"]), tuple(boxes))
+        if sum(math.prod(box.shape) for box in made.boxes) != math.prod(made.shape):
+            raise ValueError("the boxes do not make up the tensor")
+        return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +72,26 @@ class Manifest:
     position: dict[str, int]
     meta: dict[str, Any]
     aliases: dict[str, str]
-    """Other names of tied weights, each with the name its tensor is stored under."""
+    """Other keys of tied weights, each with the key its tensor is stored under."""
+    tensors: dict[str, Stored]
     files: dict[str, FileRecord]
+    weights_sha256: str
+    """Of the whole model, however it is cut up."""
+
+    @property
+    def parts(self) -> list[str]:
+        """The files with tensors, in order."""
+        return [name for name in self.files if name != REST]
+
+    @property
+    def model(self) -> dict[str, Stored]:
+        """The tensors of the model by name, tied ones under each of theirs."""
+        everything = self.tensors | {alias: self.tensors[key] for alias, key in self.aliases.items()}
+        return {
+            key.removeprefix(MODEL_PREFIX): tensor
+            for key, tensor in everything.items()
+            if key.startswith(MODEL_PREFIX)
+        }
 
     def write(self, folder: Path) -> None:
         """Write the manifest and have the disk hold it."""
@@ -36,8 +100,13 @@ class Manifest:
             "step": self.step,
             "position": self.position,
             "meta": self.meta,
+            "weights_sha256": self.weights_sha256,
             "aliases": self.aliases,
             "files": {name: record._asdict() for name, record in self.files.items()},
+            "tensors": {
+                key: {"shape": tensor.shape, "dtype": tensor.dtype, "boxes": tensor.boxes}
+                for key, tensor in self.tensors.items()
+            },
         }
         try:
             # Once through JSON first: it turns keys into strings, and the digest must see what a reader sees.
@@ -47,7 +116,7 @@ class Manifest:
                 f"cannot save position and meta of step {self.step}: {error}. Give only what JSON can hold."
             ) from error
         with (folder / MANIFEST).open("w", encoding="utf-8") as file:
-            json.dump(body | {"sha256": _digest(body)}, file, indent=2)
+            file.write(_lines(body | {"sha256": _digest(body)}))
             file.flush()
             os.fsync(file.fileno())
 
@@ -66,19 +135,44 @@ class Manifest:
             raise CheckpointError(f"{MANIFEST}: sha256 differs")
         if body.get("format") != FORMAT:
             raise CheckpointError(
-                f"{MANIFEST} has format {body.get('format')}, and this version reads {FORMAT}"
+                f"{MANIFEST} has format {body.get('format')}, and this version reads only {FORMAT}"
             )
         try:
-            return cls(
-                step=int(body["step"]),
-                position=dict(body["position"]),
-                meta=dict(body["meta"]),
-                aliases=dict(body["aliases"]),
-                files={name: FileRecord(**body["files"][name]) for name in (MODEL, OPTIMIZER)},
-            )
-        except (LookupError, TypeError, ValueError) as error:
+            return cls._parsed(body)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{MANIFEST} does not describe a checkpoint") from error
 
+    @classmethod
+    def _parsed(cls, body: dict[str, Any]) -> Manifest:
+        made = cls(
+            step=int(body["step"]),
+            position=dict(body["position"]),
+            meta=dict(body["meta"]),
+            aliases=dict(body["aliases"]),
+            tensors={key: Stored.parse(entry) for key, entry in body["tensors"].items()},
+            files={name: FileRecord(**record) for name, record in body["files"].items()},
+            weights_sha256=str(body["weights_sha256"]),
+        )
+        named = {part_name(box.part) for tensor in made.tensors.values() for box in tensor.boxes}
+        # Nobody may be led outside of the folder by a name.
+        if made.parts != [part_name(number) for number in range(len(made.parts))] or REST not in made.files:
+            raise ValueError("the files are not those of a checkpoint")
+        if not named <= set(made.parts) or not set(made.aliases.values()) <= set(made.tensors):
+            raise ValueError("a tensor is nowhere")
+        return made
 
-def _digest(body: dict[str, Any]) -> str:
+
+def _lines(body: Mapping[str, Any]) -> str:
+    """Lay JSON out with a line for each entry: a tensor's is readable, and a search finds it."""
+    entries = []
+    for key, value in body.items():
+        text = json.dumps(value)
+        if key in ("files", "tensors") and value:
+            inner = ",\n".join(f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in value.items())
+            text = f"{{\n{inner}\n }}"
+        entries.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(entries) + "\n}"
+
+
+def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-
-from paceline.checkpoint.durable import verify
-from paceline.checkpoint.manifest import MODEL, OPTIMIZER, Manifest
-from paceline.checkpoint.tensors import read_model
+from paceline.checkpoint.durable import FileRecord, verify
+from paceline.checkpoint.manifest import Manifest
+from paceline.checkpoint.parts import Parts, read_rest
 from paceline.errors import CheckpointError
+from paceline.strategies.pieces import Box, unite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,48 +33,59 @@ def load(path: Path) -> Loaded:
     try:
         return read(path)
     except CheckpointError as error:
-        raise CheckpointError(
-            f"{path} cannot be used: {error}. Use an earlier checkpoint, or start without one."
-        ) from error
+        raise unusable(path, error) from error
+
+
+def unusable(path: Path, reason: CheckpointError) -> CheckpointError:
+    """Make a line for the user of the bare reason why a checkpoint cannot serve."""
+    return CheckpointError(
+        f"{path} cannot be used: {reason}. Use an earlier checkpoint, or start without one."
+    )
 
 
 def read(path: Path) -> Loaded:
     """Read the checkpoint in one folder; a CheckpointError holds the bare reason why that cannot be done."""
     manifest = Manifest.read(path)
-    for name in (MODEL, OPTIMIZER):
-        verify(path / name, manifest.files[name])
-    try:
-        model = read_model(path / MODEL, manifest.aliases)
-    # torch opens the file, and says RuntimeError if it is gone by now.
-    except (SafetensorError, LookupError, OSError, RuntimeError) as error:
-        raise CheckpointError(f"{MODEL} does not hold the state of a model") from error
+    check_files(path, manifest)
+    with Parts(path, manifest) as parts:
+        tensors = {key: parts.read(key, Box.whole(parts.catalogue[key].shape)) for key in manifest.tensors}
+    tensors.update({alias: tensors[key] for alias, key in manifest.aliases.items()})
     state = {
-        "model": model,
-        **_read_rest(path / OPTIMIZER),
+        **unite(tensors, read_rest(path)),
         "position": manifest.position,
         "meta": manifest.meta,
     }
     return Loaded(step=manifest.step, position=manifest.position, meta=manifest.meta, state=state, path=path)
 
 
+def check_files(path: Path, manifest: Manifest, hashed: Collection[str] | None = None) -> None:
+    """Raise CheckpointError with the bare reason unless all files are there in full length; those `hashed` (all) are read."""
+    missing = [name for name in manifest.parts if not (path / name).exists()]
+    if missing and path.is_dir():
+        needed = len(manifest.parts)
+        raise CheckpointError(
+            f"{path.name} needs {needed} part{'s'[: needed > 1]} and has {needed - len(missing)}: "
+            f"{', '.join(missing)} {'are' if missing[1:] else 'is'} missing"
+        )
+    for name, record in manifest.files.items():
+        verify(path / name, record, content=hashed is None or name in hashed)
+
+
+def dealt(files: Mapping[str, FileRecord], rank: int, size: int) -> set[str]:
+    """Give the files that one of so many workers is to hash: each goes to one, the largest first to whom has least."""
+    loads = [0] * size
+    mine = set()
+    for name in sorted(files, key=lambda name: (-files[name].size, name)):
+        least = loads.index(min(loads))
+        loads[least] += files[name].size
+        mine |= {name} if least == rank else set()
+    return mine
+
+
 def seems_whole(path: Path) -> bool:
     """Tell whether the files of a checkpoint are there in full length, without reading what they hold."""
     try:
-        files = Manifest.read(path).files
-        return all((path / name).stat().st_size == record.size for name, record in files.items())
-    except (CheckpointError, OSError):
+        check_files(path, Manifest.read(path), hashed=())
+    except CheckpointError:
         return False
-
-
-def _read_rest(path: Path) -> dict[str, Any]:
-    try:
-        rest = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path.name} holds objects other than tensors and numbers, and was refused"
-        ) from error
-    except (RuntimeError, LookupError, ValueError, TypeError, AttributeError, EOFError, OSError) as error:
-        raise CheckpointError(f"{path.name} is not a file that torch.save wrote") from error
-    if not isinstance(rest, dict):
-        raise CheckpointError(f"{path.name} does not hold the state of an optimizer")
-    return rest
+    return True

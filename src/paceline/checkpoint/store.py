@@ -1,7 +1,7 @@
 """The checkpoints of a run: each is committed whole by one rename, and the newest whole one is found.
 
 checkpoints/
-  step-100/ model.safetensors  optimizer.pt  manifest.json
+  step-100/ part-0.safetensors  part-1.safetensors  rest.pt  manifest.json
   .step-200.partial-...        being written, and .step-50.removed-... being deleted: see leftovers.py
 """
 
@@ -14,21 +14,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from paceline.checkpoint.compare import same
-from paceline.checkpoint.durable import committing, remove, seal, sync
+from paceline.checkpoint.contents import Contents, contents_of
+from paceline.checkpoint.draft import Draft
+from paceline.checkpoint.durable import FileRecord, committing, remove, sync
 from paceline.checkpoint.leftovers import beside, sweep
-from paceline.checkpoint.manifest import MODEL, OPTIMIZER, Manifest
-from paceline.checkpoint.read import Loaded, read, seems_whole
-from paceline.checkpoint.tensors import plain, untie, write_model
+from paceline.checkpoint.manifest import REST, Manifest, part_name
+from paceline.checkpoint.parts import Parts, read_rest
+from paceline.checkpoint.read import Loaded, check_files, read, seems_whole
 from paceline.errors import CheckpointError, InputError
-from paceline.world import points
+from paceline.strategies.pieces import Box
 
 _COMMITTED = r"step-(\d+)"
 # What a rename says whose target is a folder with something in it, or a file.
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
-_KEPT_ELSEWHERE = ("model", "position", "meta")
 
 
 class Checkpoints:
@@ -54,35 +53,6 @@ class Checkpoints:
         steps = sorted((int(found[1]), name) for name in names if (found := re.fullmatch(_COMMITTED, name)))
         return [self.folder / name for _, name in steps]
 
-    def save(self, step: int, state: Mapping[str, Any], *, note: Callable[[str], None] | None = None) -> Path:
-        """Commit the state of a run under a step, then delete all but the last `keep` checkpoints.
-
-        A step that is there already with the same state stays as it is; a damaged one is replaced. A save that fails
-        raises CheckpointError, and `caused_by_disk` tells whether the next one may succeed. What cannot be deleted
-        after the commit goes to `note` as one line; without a `note` that is a CheckpointError too.
-        """
-        final = self.folder / f"step-{step}"
-        rest = {key: plain(value, key) for key, value in state.items() if key not in _KEPT_ELSEWHERE}
-
-        def is_there() -> bool:
-            return _holds(final, state["position"], {"model": state["model"], **rest})
-
-        partial = beside(final, "partial")
-        with committing(partial, final):
-            if is_there():
-                return final
-            try:
-                self._write(partial, step, state, rest)
-                self._publish(partial, final, is_there)
-            except Exception:
-                if partial.exists() or final.exists():
-                    raise
-                # Somebody removed the folder while we wrote into it: once more, into a new one.
-                self._write(partial, step, state, rest)
-                self._publish(partial, final, is_there)
-        self._prune(final, note)
-        return final
-
     def newest(self, report: Callable[[Path, str], None]) -> Loaded | None:
         """Read the newest whole checkpoint; each damaged one above it goes to `report` with the reason."""
         damaged: set[Path] = set()
@@ -97,43 +67,70 @@ class Checkpoints:
                     report(newest, str(error))
         return None
 
-    def _write(self, partial: Path, step: int, state: Mapping[str, Any], rest: Mapping[str, Any]) -> None:
-        _make_folder(self.folder)
-        remove(partial)
-        partial.mkdir()
+    def save(self, step: int, state: Mapping[str, Any], *, note: Callable[[str], None] | None = None) -> Path:
+        """Commit the whole state of a run under a step, then delete all but the last `keep` checkpoints.
+
+        A step that is there already with the same state stays as it is; a damaged one is replaced. A save that fails
+        raises CheckpointError, a DiskFaultError where the next one may succeed. What cannot be deleted
+        after the commit goes to `note` as one line; without a `note` that is a CheckpointError too.
+        """
+        contents = contents_of(step, state)
+        draft = self.draft(step)
+        with committing(draft.partial, draft.final):
+            self.write_alone(draft, contents)
+        self.prune(draft.final, note)
+        return draft.final
+
+    # The same in steps, for several writers.
+
+    def draft(self, step: int) -> Draft:
+        """Name the draft of a step."""
+        return Draft.of(self.folder / f"step-{step}")
+
+    def open(self, draft: Draft) -> None:
+        """Make the folder that the parts are written into."""
+        draft.make()
         # What the dead left may be what fills the disk. What of it cannot be deleted is told after the commit.
         with suppress(OSError):
-            sweep(self.folder, _COMMITTED, now=partial.stat().st_mtime, writing=partial)
-        model, aliases = untie(state["model"])
-        write_model(partial / MODEL, model, {"format": "pt"})
-        points.reach(points.CHECKPOINT)
-        with (partial / OPTIMIZER).open("wb") as file:
-            torch.save(rest, file)
-        Manifest(
-            step=step,
-            position=dict(state["position"]),
-            meta=dict(state["meta"]),
-            aliases=aliases,
-            files={name: seal(partial / name) for name in (MODEL, OPTIMIZER)},
-        ).write(partial)
-        sync(partial)
+            sweep(self.folder, _COMMITTED, now=draft.partial.stat().st_mtime, writing=draft.partial)
 
-    def _publish(self, partial: Path, final: Path, is_there: Callable[[], bool]) -> None:
+    def write_alone(self, draft: Draft, contents: Contents) -> str:
+        """Write and commit what this process holds all of; gives the fingerprint of the weights."""
+        try:
+            return self._write_once(draft, contents)
+        except Exception:
+            if draft.partial.exists() or draft.final.exists():
+                raise
+            # Somebody removed the folder while we wrote into it: once more, into a new one.
+            return self._write_once(draft, contents)
+
+    def _write_once(self, draft: Draft, contents: Contents) -> str:
+        self.open(draft)
+        part = {part_name(0): draft.write_part(0, contents.tensors)}
+        return self.commit(draft, contents, {**part, REST: draft.write_rest(contents.rest)})
+
+    def commit(self, draft: Draft, contents: Contents, files: Mapping[str, FileRecord]) -> str:
+        """Seal a draft whose files are all there, and give it its name; gives the fingerprint of the weights."""
+        manifest = contents.manifest(draft.partial, files)
+        manifest.write(draft.partial)
+        draft.break_seals()
+        sync(draft.partial)
         while True:
             try:
-                partial.rename(final)
+                draft.partial.rename(draft.final)
                 break
             except OSError as error:
                 if error.errno not in _OCCUPIED:
                     raise
-            if is_there():
+            if _holds_same(draft.final, draft.partial, manifest):
                 # Another writer of the same run was faster, a machine that was cut off say.
-                remove(partial)
+                remove(draft.partial)
                 break
-            _discard(final)
+            _discard(draft.final)
         sync(self.folder)
+        return manifest.weights_sha256
 
-    def _prune(self, just_written: Path, note: Callable[[str], None] | None) -> None:
+    def prune(self, just_written: Path, note: Callable[[str], None] | None) -> None:
         """Delete what is older than the last `keep` whole ones; the damaged ones above them do not count."""
         kept = 0
         try:
@@ -155,27 +152,29 @@ class Checkpoints:
             note(message)
 
 
-def _holds(final: Path, position: Mapping[str, int], given: Mapping[str, Any]) -> bool:
-    if not final.exists():
-        return False
+def _holds_same(final: Path, partial: Path, manifest: Manifest) -> bool:
+    """Tell whether a committed checkpoint holds what has just been written; False if it is damaged."""
     try:
-        existing = read(final)
+        existing = Manifest.read(final)
+        check_files(final, existing)
+        with Parts(final, existing) as there, Parts(partial, manifest) as here:
+            equal = (
+                existing.position == manifest.position
+                and there.catalogue == here.catalogue
+                and same(read_rest(final), read_rest(partial))
+                and all(
+                    same(there.read(key, Box.whole(form.shape)), here.read(key, Box.whole(form.shape)))
+                    for key, form in here.catalogue.items()
+                )
+            )
     except CheckpointError:
         # Damaged: a run that resumed from an earlier step has come here again and puts it right.
         return False
-    if existing.position == position and same(given, {key: existing.state.get(key) for key in given}):
-        return True
-    raise CheckpointError(
-        f"{final} is there already and holds another state. Resume that run, or choose another folder."
-    )
-
-
-def _make_folder(folder: Path) -> None:
-    """Make a folder and those above it, so that the disk knows each by its name."""
-    missing = [place for place in (folder, *folder.parents) if not place.is_dir()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for place in missing:
-        sync(place.parent)
+    if not equal:
+        raise CheckpointError(
+            f"{final} is there already and holds another state. Resume that run, or choose another folder."
+        )
+    return True
 
 
 def _discard(path: Path) -> None:

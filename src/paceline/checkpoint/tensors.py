@@ -1,4 +1,4 @@
-"""State as whole tensors and plain values, the way a checkpoint can hold it."""
+"""State as plain tensors and plain values, the way a checkpoint can hold it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.errors import CheckpointError
+from paceline.strategies.pieces import MODEL, Piece
 
 # Schedules of torch keep these two in their state, and torch's restricted unpickler knows them.
 _KNOWN_MAPPINGS: tuple[type, ...] = (dict, OrderedDict, Counter)
@@ -40,28 +40,30 @@ def whole(bare: Tensor) -> Tensor:
     return bare
 
 
-def untie(model: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Split a model's state into tensors that share no memory and the other names of tied ones."""
-    tensors: dict[str, Tensor] = {}
+def tied(pieces: Mapping[str, Piece]) -> dict[str, str]:
+    """Find the tied weights: the keys of a model's tensors that are another's very memory, each with that one's key."""
     aliases: dict[str, str] = {}
-    first_name: dict[tuple[object, ...], str] = {}
+    first: dict[tuple[object, ...], str] = {}
+    for key, piece in pieces.items():
+        values = piece.values
+        if values.numel() and key.startswith(f"{MODEL}/"):
+            address = (values.device, values.data_ptr(), values.is_conj(), values.is_neg())
+            layout = (values.dtype, values.shape, values.stride(), piece.box, piece.form)
+            if first.setdefault((address, layout), key) != key:
+                aliases[key] = first[address, layout]
+    return aliases
+
+
+def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give tensors on the CPU that share no memory, as safetensors wants them."""
+    made: dict[str, Tensor] = {}
     taken: set[int] = set()
-    for name, value in model.items():
-        tensor = dense(value, name)
-        if tensor.numel() == 0:
-            tensors[name] = whole(tensor)
-            continue
-        # Before any copy, because what is tied on a device is no longer tied on the CPU.
-        address = (tensor.device, tensor.data_ptr(), tensor.is_conj(), tensor.is_neg())
-        layout = (tensor.dtype, tensor.shape, tensor.stride())
-        if first_name.setdefault((address, layout), name) != name:
-            aliases[name] = first_name[address, layout]
-            continue
+    for name, tensor in tensors.items():
         stored = whole(tensor)
         # The same memory under another shape or type: safetensors refuses it, so it gets its own.
-        tensors[name] = stored.clone() if stored.data_ptr() in taken else stored
-        taken.add(stored.data_ptr())
-    return tensors, aliases
+        made[name] = stored.clone() if stored.numel() and stored.data_ptr() in taken else stored
+        taken.add(made[name].data_ptr())
+    return made
 
 
 def plain(value: Any, where: str) -> Any:
@@ -94,24 +96,15 @@ def _scalar(value: Any) -> Any:
     return str.__str__(bare) if isinstance(bare, str) else bare
 
 
-def write_model(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write tensors that share no memory as one safetensors file, into a folder of its own."""
     try:
         save_file(dict(tensors), path, metadata=dict(metadata))
     except KeyError as error:
         name = next((name for name, tensor in tensors.items() if tensor.dtype == error.args[0]), "a tensor")
         raise CheckpointError(
-            f"cannot save {name}: safetensors has no type {error.args[0]}. Keep it in another type."
+            f"cannot save {name.removeprefix('model/')}: safetensors has no type {error.args[0]}. Keep it in another type."
         ) from error
     # safetensors makes files that only their owner may read. Some disks know no modes.
     with suppress(PermissionError):
         path.chmod(path.parent.stat().st_mode & 0o666)
-
-
-def read_model(path: Path, aliases: Mapping[str, str]) -> dict[str, Tensor]:
-    """Read a model's state into memory of its own, with every name it was saved under."""
-    with safe_open(path, framework="pt", device="cpu") as file:
-        # Copies: what safe_open gives is a map of the file, and a file cut short would kill the process.
-        tensors = {name: file.get_tensor(name).clone() for name in sorted(file.keys())}
-    tensors.update({alias: tensors[name] for alias, name in aliases.items()})
-    return tensors

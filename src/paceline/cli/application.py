@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import audit, chaos, collectives, export, resize, script, tasks, train, verify
+from paceline.cli import audit, chaos, collectives, export, inspect, resize, script, tasks, train, verify
 from paceline.version import __version__
 
 app = typer.Typer(
@@ -43,5 +43,6 @@ app.command("verify", context_settings={"allow_extra_args": True})(verify.verify
 app.command("audit")(audit.audit)
 app.command("chaos")(chaos.chaos)
 app.command("tasks")(tasks.tasks)
+app.command("inspect")(inspect.inspect)
 app.command("export")(export.export)
 app.command("collectives")(collectives.collectives)

@@ -1,4 +1,4 @@
-"""`paceline export`: the weights of a run as one safetensors file."""
+"""`paceline export`: the weights of a run as safetensors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,25 @@ def export(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a file that is there already.")
     ] = False,
+    max_shard_size: Annotated[
+        str | None,
+        typer.Option(
+            "--max-shard-size",
+            metavar="SIZE",
+            help="Write several files of at most so much (2GB, say), and an index of them.",
+        ),
+    ] = None,
     json_: AsJson = False,
 ) -> None:
-    """Write the newest weights of a run as one safetensors file."""
+    """Write the newest weights of a run as one safetensors file, or as a set of them with its index."""
     from paceline.checkpoint import export as write
 
-    made = write(folder, target or folder / "model.safetensors", overwrite=overwrite)
+    made = write(
+        folder,
+        target or folder / "model.safetensors",
+        overwrite=overwrite,
+        max_shard_size=max_shard_size,
+    )
     if json_:
         print_json(
             {key: str(value) if isinstance(value, Path) else value for key, value in asdict(made).items()}
@@ -34,5 +47,6 @@ def export(
     for path, reason in made.skipped:
         print(f"passed over {path}: {reason}")  # noqa: T201
     print(  # noqa: T201
-        f"{made.path}: {made.tensors} tensors of step {made.step}, {made.size:,} bytes, sha256 {made.sha256[:16]}"
+        f"{made.path}: {made.tensors} tensors of step {made.step}, {made.size:,} bytes"
+        f"{f' in {len(made.files)} files' if made.files[1:] else ''}, sha256 {made.sha256[:16]}"
     )

@@ -9,12 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline import strategies
+from paceline.cli import tuning
 from paceline.cli.folders import new_folder
 from paceline.cli.options import AsJson, BatchSize, Device, Seed, Settings, Threads
 from paceline.cli.outcome import print_json, report
 from paceline.cli.reference import resolve
 from paceline.errors import InputError
 from paceline.strategies import STRATEGIES
+from paceline.strategies.tuning import Tuning
 from paceline.world import env
 
 _STRATEGIES = "; ".join(f"{name}: {entry.description}" for name, entry in STRATEGIES.items())
@@ -25,10 +28,15 @@ def train(
         str,
         typer.Argument(help="A built-in task (see `paceline tasks`), path.py:Class or package.module:Class."),
     ],
-    strategy: Annotated[str | None, typer.Option(help=f"{_STRATEGIES}. Default: ddp.")] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(help=f"{_STRATEGIES}. Or a mesh: ddp=2,fsdp=2; fsdp,tp=2; ddp=2,pp=2. Default: ddp."),
+    ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(help="Processes on each machine; for dp the threads of its one process. Default: 1."),
+        typer.Option(
+            help="Processes on each machine; for dp the threads of its one process. Default: the mesh's, or 1."
+        ),
     ] = None,
     shards: Annotated[
         int | None,
@@ -70,6 +78,19 @@ def train(
     ] = None,
     keep: Annotated[
         int | None, typer.Option(min=1, help="How many checkpoints are kept. Default: 3.")
+    ] = None,
+    save_async: Annotated[
+        bool,
+        typer.Option("--save-async", help="Go on training while a checkpoint is written."),
+    ] = False,
+    peer_copies: Annotated[
+        int | None,
+        typer.Option(
+            help="Other workers that keep a copy of each worker's part of a sharded state (0 or 1). Default: 0."
+        ),
+    ] = None,
+    copy_every: Annotated[
+        int | None, typer.Option(help="Steps between two such copies. Default: 10.")
     ] = None,
     resume: Annotated[
         bool,
@@ -131,6 +152,23 @@ def train(
     machine_timeout: Annotated[
         int, typer.Option(help="Seconds without a sign of life after which a machine is given up.")
     ] = 15,
+    recompute: tuning.Recompute = None,
+    recompute_every: tuning.RecomputeEvery = None,
+    shard_optimizer: tuning.ShardOptimizer = None,
+    offload: tuning.Offload = None,
+    reshard: tuning.Reshard = None,
+    gather: tuning.Gather = None,
+    compress: tuning.Compress = None,
+    bucket_mb: tuning.BucketMb = None,
+    schedule: tuning.Schedule = None,
+    stages_a_worker: tuning.StagesAWorker = None,
+    sequence_parallel: tuning.SequenceParallel = None,
+    loss_parallel: tuning.LossParallel = None,
+    local_steps: tuning.LocalSteps = None,
+    local_warmup: tuning.LocalWarmup = None,
+    outer: tuning.Outer = None,
+    outer_lr: tuning.OuterLr = None,
+    outer_momentum: tuning.OuterMomentum = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard events into the run folder.")
     ] = False,
@@ -160,9 +198,35 @@ def train(
         "loader_workers": loader_workers,
     }
     overrides = before.get("overrides", {}) | {key: value for key, value in said.items() if value is not None}
+    asked = strategies.choice(strategy).workers if strategy is not None else None
     options = RunOptions(
         strategy=strategy or kept.get("strategy", "ddp"),
-        workers=workers if workers is not None else kept.get("workers", 1),
+        workers=next(many for many in (workers, asked, kept.get("workers"), 1) if many is not None),
+        tuning=Tuning(
+            **tuning.given(
+                kept.get("tuning", {}),
+                recompute=recompute,
+                recompute_every=recompute_every,
+                shard_optimizer=shard_optimizer,
+                offload=offload,
+                reshard=reshard,
+                gather=gather,
+                compress=compress,
+                bucket_mb=bucket_mb,
+                schedule=schedule,
+                stages_a_worker=stages_a_worker,
+                sequence_parallel=sequence_parallel,
+                loss_parallel=loss_parallel,
+                local_steps=local_steps,
+                local_warmup=local_warmup,
+                outer=outer,
+                outer_lr=outer_lr,
+                outer_momentum=outer_momentum,
+            )
+        ),
+        save_async=save_async or kept.get("save_async", False),
+        peer_copies=peer_copies if peer_copies is not None else kept.get("peer_copies", 0),
+        copy_every=copy_every if copy_every is not None else kept.get("copy_every", 10),
         shards=shards,
         exact=exact or kept.get("exact"),
         compile=compile_ or kept.get("compile", False),

@@ -16,6 +16,7 @@ from paceline.cli.train import setting
 from paceline.errors import InputError, WorkerFailedError
 from paceline.launch.base import Outcome
 from paceline.launch.failures import Failure
+from paceline.strategies import several
 
 
 def verify(
@@ -82,7 +83,7 @@ def verify(
                 "batch_size": batch_size,
                 "overrides": {} if seed is None else {"seed": seed},
             },
-            strategies=tuple(part.strip() for part in strategy.split(",") if part.strip()),
+            strategies=several(strategy),
             workers=_numbers(workers),
             shards=shards,
             exact=exact,

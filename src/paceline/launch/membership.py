@@ -86,6 +86,8 @@ class Break:
     member: int
     generation: int
     at_once: bool
+    leaving: bool = False
+    """Whether it is to leave the run, too."""
 
 
 @dataclass(frozen=True)
@@ -294,7 +296,7 @@ class Membership:
 
     def _tell(self, *, at_once: bool) -> list[Action]:
         return [
-            Break(one.number, self.generation, at_once)
+            Break(one.number, self.generation, at_once, one.leaving)
             for one in self._in_group()
             if one.state is State.TRAINING
         ]

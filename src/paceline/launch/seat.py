@@ -37,6 +37,8 @@ class Seat:
         """The latest generation that was to be left at once."""
         self._interruption: Interruption | None = None
         self._listens = False
+        self.leaving = False
+        """Whether this worker is to leave the run."""
 
     @property
     def change_wanted(self) -> bool:
@@ -85,6 +87,7 @@ class Seat:
             os._exit(1)  # nobody is left to decide; the kernel is about to say the same
 
     def _follow(self, order: dict[str, Any]) -> None:
+        self.leaving = order.pop("leaving", self.leaving)
         match order.pop("do"):
             case "break" if order["at_once"]:
                 self._broken = max(self._broken, order["generation"])

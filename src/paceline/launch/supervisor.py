@@ -268,7 +268,8 @@ class Supervisor:
         for action in actions:
             match action:
                 case Break():
-                    order = {"do": "break", "generation": action.generation, "at_once": action.at_once}
+                    order = {"do": "break", **dataclasses.asdict(action)}
+                    del order["member"]
                     self._staffing.send(action.member, order)
                 case Assign() if action is places[0]:
                     self._staffing.assign(places)
@@ -305,10 +306,10 @@ class Supervisor:
             raise InputError(f"{order.get('do')!r} is nothing that a run under way can be asked for.")
         workers, membership = int(order["workers"]), self._membership
         policy, before = membership.policy, membership.target
-        if not policy.min_workers <= workers <= policy.shards:
+        if not policy.min_workers <= workers <= policy.most:
             raise InputError(
                 f"the run has {policy.shards} shards and --min-workers {policy.min_workers}, so {workers} workers "
-                f"cannot share it. Use {policy.min_workers} to {policy.shards}."
+                f"cannot share it. Use {policy.min_workers} to {policy.most}."
             )
         if not any(one.trains for one in self._roster):
             raise InputError("the run has not begun to train yet. Try again in a moment.")

@@ -44,6 +44,28 @@ STRATEGIES = {
         "paceline.strategies.ddp:Ddp",
         "one process a device, gradients summed in buckets during the backward pass",
     ),
+    "fsdp": Entry(
+        "paceline.strategies.fsdp:Fsdp",
+        "weights, gradients and optimizer state cut up among the workers",
+        side="fsdp",
+        beside=("ddp",),
+    ),
+    "tp": Entry(
+        "paceline.strategies.tensor:TensorParallel",
+        "each layer's matrices split among the workers",
+        side="tp",
+        beside=("ddp", "fsdp"),
+    ),
+    "pp": Entry(
+        "paceline.strategies.pipeline:Pipeline",
+        "the layers split among the workers, shards flowing through as micro-batches",
+        side="pp",
+        beside=("ddp", "fsdp"),
+    ),
+    "local-sgd": Entry(
+        "paceline.strategies.local_sgd:LocalSgd",
+        "workers step alone and average their weights now and then",
+    ),
 }
 
 
@@ -144,6 +166,17 @@ def choice(text: str) -> Choice:
             f"Use it alone, or with {' or '.join(STRATEGIES[name].beside)}."
         )
     return Choice(name, tuple((side, sizes[side]) for side in SIDES if side in sizes))
+
+
+def several(text: str) -> tuple[str, ...]:
+    """Read a list of strategies: names with commas between; sides with sizes that follow each other are one mesh."""
+    found: list[str] = []
+    for part in (part.strip() for part in text.split(",")):
+        if "=" in part and found and "=" in found[-1]:
+            found[-1] += f",{part}"
+        elif part:
+            found.append(part)
+    return tuple(found)
 
 
 def entry(text: str) -> Entry:

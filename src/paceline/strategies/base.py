@@ -138,6 +138,8 @@ class Replica(Protocol):
     scaler: torch.amp.GradScaler | None
     whole: bool
     """Whether this worker holds all of the state; else it is cut up among the workers."""
+    reads_whole: bool
+    """Whether `take` reads tensors whole of which it keeps a part."""
 
     def step(self, work: StepWork, loss: LossFunction, clip: float | None) -> StepResult:
         """Compute one optimizer step over one exact global batch."""
@@ -153,6 +155,9 @@ class Replica(Protocol):
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over a state that `state` gave, of this or another strategy."""
+
+    def settle(self) -> None:
+        """Bring the workers to one state, where each goes its own way for a while; all workers call it."""
 
     def held(self) -> Held:
         """Give what this worker holds of the state, without asking anybody."""
@@ -193,6 +198,9 @@ class Strategy(Protocol):
     exactness: Exactness
     threaded: bool
     """Whether --workers counts threads of one process instead of processes."""
+
+    def level(self, tuning: Tuning) -> Exactness:
+        """Give the level that it can promise with this tuning: its own, or less."""
 
     def prepare(self, parts: Parts, world: World) -> OpenReplica:
         """Place the model and wire up its gradients."""

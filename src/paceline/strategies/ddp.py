@@ -17,16 +17,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.data import owned_shards
 from paceline.errors import InputError
-from paceline.strategies import gradients
+from paceline.strategies import compress, gradients
 from paceline.strategies.base import Exactness, OpenReplica, Parts, ShardWork
 from paceline.strategies.batchnorm import synchronise
 from paceline.strategies.buffers import Rows as BufferRows
 from paceline.strategies.buffers import gather_rows
 from paceline.strategies.combination import Combination
+from paceline.strategies.compress import CompressedExchange, Span
 from paceline.strategies.exchange import Exchange, Layout, SocketExchange, TorchExchange, over_sockets
 from paceline.strategies.hosts import open_lanes
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.tree import TreeSum
+from paceline.strategies.tuning import Tuning
 from paceline.world import World, all_gather_object
 from paceline.world.points import REDUCTION, reach
 from paceline.world.pulse import Phase
@@ -48,11 +50,21 @@ class Ddp:
     exactness = Exactness.BITWISE
     threaded = False
 
+    def level(self, tuning: Tuning) -> Exactness:
+        """Give what is left of the promise when gradients are made smaller on their way."""
+        return compress.level(tuning.compress)
+
     def prepare(self, parts: Parts, world: World) -> OpenReplica:
         """Wrap the model; a world of one has nobody to sum with."""
         if parts.sync_batchnorm:
             synchronise(parts.model, world.comm, parts.shards)
-        return DdpReplica(parts, world) if world.size > 1 else SequentialReplica(parts, world)
+        if world.size == 1:
+            return SequentialReplica(parts, world)
+        if parts.tuning.shard_optimizer:
+            from paceline.strategies.zero import ZeroReplica
+
+            return ZeroReplica(parts, world)
+        return DdpReplica(parts, world)
 
 
 class _Carried(nn.Module):
@@ -81,9 +93,7 @@ class DdpReplica(SequentialReplica):
             gradient_as_bucket_view=True,
             find_unused_parameters=parts.allow_unused,
             init_sync=not parts.agreed,
-            bucket_cap_mb=None
-            if isinstance(self.exchange, TorchExchange | SocketExchange)
-            else LANE_BUCKET_MB,
+            bucket_cap_mb=_bucket_mb(parts.tuning, self.exchange),
         )
         self._ddp.register_comm_hook(self, _sum_bucket)
 
@@ -108,6 +118,8 @@ class DdpReplica(SequentialReplica):
         future: torch.futures.Future[Tensor] = torch.futures.Future(
             devices=[buffer.device] if buffer.is_cuda else []
         )
+        if isinstance(self.exchange, CompressedExchange):
+            self.exchange.lay_out(bucket.index(), self._spans(bucket, buffer))
         self.exchange.start(bucket.index(), parts, buffer, lambda: future.set_result(buffer))
         if bucket.is_last():
             self._last_bucket_seen = True
@@ -120,6 +132,18 @@ class DdpReplica(SequentialReplica):
     def _parts(self, bucket: GradBucket, buffer: Tensor) -> list[Tensor]:
         places = [self._places[id(parameter)] for parameter in bucket.parameters()]
         return self._combination.parts(bucket.gradients(), buffer, places)
+
+    def _spans(self, bucket: GradBucket, buffer: Tensor) -> list[Span]:
+        start = buffer.storage_offset()
+        return [
+            Span(
+                int(view.storage_offset() - start),
+                parameter.shape,
+                self._places[id(parameter)],
+                parameter is self.ledger,
+            )
+            for view, parameter in zip(bucket.gradients(), bucket.parameters(), strict=True)
+        ]
 
     def _combined(self) -> None:
         """Refuse to go on with gradients that were never reduced."""
@@ -191,6 +215,8 @@ class DdpReplica(SequentialReplica):
 
 def _open_exchange(parts: Parts, world: World) -> Exchange:
     """Choose how sums travel; all workers choose alike."""
+    if parts.tuning.compress != "none":
+        return compress.open_compressed(parts, world)
     if parts.exactness is not Exactness.BITWISE:
         return TorchExchange(world.comm)
     made = open_lanes(world, parts.shards) if parts.lane != "gloo" else None
@@ -201,6 +227,13 @@ def _open_exchange(parts: Parts, world: World) -> Exchange:
             "--lane memory needs CPU workers on Linux hosts (x86-64), as many on each. Use --lane gloo."
         )
     return over_sockets(world.comm, Layout.of_workers(world, parts.shards))
+
+
+def _bucket_mb(tuning: Tuning, exchange: Exchange) -> float | None:
+    if tuning.bucket_mb is not None:
+        return tuning.bucket_mb
+    over_sockets = isinstance(exchange, TorchExchange | SocketExchange | CompressedExchange)
+    return None if over_sockets else LANE_BUCKET_MB
 
 
 def _sum_bucket(replica: DdpReplica, bucket: GradBucket) -> torch.futures.Future[Tensor]:

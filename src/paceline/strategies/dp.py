@@ -27,6 +27,7 @@ from paceline.strategies.gradients import run_backward
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica, check_loss
 from paceline.strategies.tree import Gradients, TreeSum
+from paceline.strategies.tuning import Tuning
 from paceline.world import World, seeds
 from paceline.world.points import FORWARD, reach
 
@@ -37,6 +38,10 @@ class DataParallel:
     name = "dp"
     exactness = Exactness.BITWISE
     threaded = True
+
+    def level(self, tuning: Tuning) -> Exactness:  # noqa: ARG002
+        """Give its own level: no tuning changes it."""
+        return self.exactness
 
     def prepare(self, parts: Parts, world: World) -> OpenReplica:
         """Make one replica a thread."""

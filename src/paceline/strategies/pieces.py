@@ -98,6 +98,12 @@ class Held:
 
 def hold(state: Mapping[str, Any]) -> Held:
     """Take a whole state apart into whole pieces and the rest."""
+    foreign = next((name for name, value in state[MODEL].items() if not isinstance(value, Tensor)), None)
+    if foreign is not None:
+        raise CheckpointError(
+            f"cannot hold {foreign} of the model's state: it is a {type(state[MODEL][foreign]).__name__}, not a tensor. "
+            "Keep it out of state_dict(), or give it as a buffer."
+        )
     pieces = {f"{MODEL}/{name}": Piece.whole(value.detach()) for name, value in state[MODEL].items()}
     plain: dict[str, dict[str, Any]] = {}
     for name, slots in state[OPTIMIZER]["state"].items():
@@ -150,8 +156,12 @@ class Holding:
 
 def survey(world: World, pieces: Mapping[str, Piece]) -> Holding:
     """Learn who holds what; where several hold the same piece, the first of them answers for it."""
-    mine = {key: (piece.form, piece.box) for key, piece in pieces.items()}
-    return holding(all_gather_object(world.comm, mine))
+    return holding(all_gather_object(world.comm, rows_of(pieces)))
+
+
+def rows_of(pieces: Mapping[str, Piece]) -> dict[str, tuple[Form, Box]]:
+    """Say what pieces there are, without the values."""
+    return {key: (piece.form, piece.box) for key, piece in pieces.items()}
 
 
 def holding(everybody: Iterable[Mapping[str, tuple[Form, Box]]]) -> Holding:

@@ -22,6 +22,7 @@ from paceline.strategies.base import LossFunction, MetricsFunction, Parts, Rows,
 from paceline.strategies.buffers import Buffers
 from paceline.strategies.buffers import Rows as BufferRows
 from paceline.strategies.pieces import Box, Catalogue, Held, Read, hold, unite
+from paceline.strategies.recompute import check_passes, recompute_blocks
 from paceline.strategies.result import StepResult
 from paceline.strategies.state import load_optimizer_state, optimizer_state, plain
 from paceline.strategies.tree import Gradients, TreeSum
@@ -34,6 +35,7 @@ class SequentialReplica:
     """One model on one device; several shards are summed along the canonical tree."""
 
     whole = True
+    reads_whole = False
 
     def __init__(self, parts: Parts, world: World) -> None:
         self.world = world
@@ -43,6 +45,8 @@ class SequentialReplica:
             raise InputError(
                 "the model has no trainable parameters: nothing would be learned. Set requires_grad on some."
             )
+        self._recompute = parts.tuning.recompute
+        recompute_blocks(self.model, parts.structure, parts.tuning)
         if parts.compile and not parts.carries_on:
             self.model.compile()  # in place: the module keeps its type and its names
         self.optimizer = parts.optimizer(self.model)
@@ -114,6 +118,7 @@ class SequentialReplica:
         self._left -= 1
         self.totals += [(self._open, part.total.detach()) for part in (loss, *loss.auxiliary.values())]
         if loss.auxiliary:
+            check_passes(self._recompute)
             self.auxiliary.backward(loss.auxiliary, self._scale)
         roots = [loss.total, self.ledger]
         self._sent = self._left == 0
@@ -131,18 +136,18 @@ class SequentialReplica:
             raise InputError(
                 f"step {self._work.number}: step.backward was never called, so there is nothing to apply."
             )
-        result = StepResult(self._work.number, self._work.size, entry, self.auxiliary.entries())
+        result = self._result(entry)
         if entry.device.type == "cpu":
             result.check()  # elsewhere the loop asks one step later, so that no GPU waits for the question
         self.buffers.combine(self._agree_on_buffers, self._gather_buffers)
-        factor = result.factor
+        factor = self._factor(result)
         if self.auxiliary.names:
             self.auxiliary.merge(self._work.size, factor)
             factor = 1.0
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         held = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        result.norm = gradients.finish(held, factor, clip)
+        result.norm = gradients.finish(held, factor, clip) if held else None
         reach(OPTIMIZER)
         self._update()
         self.buffers.settle()
@@ -171,6 +176,14 @@ class SequentialReplica:
         """Make `.grad` hold the sum over the whole global batch."""
         if self._tree.nodes:
             self._give(self._tree.nodes[0][1])
+
+    def _result(self, entry: Tensor) -> StepResult:
+        """Give what the step came to, from the combined ledger."""
+        return StepResult(self._work.number, self._work.size, entry, self.auxiliary.entries())
+
+    def _factor(self, result: StepResult) -> Tensor | float:
+        """Give what the gradients, which are over the number of samples, are to be multiplied by."""
+        return result.factor
 
     def _agree_on_buffers(self, names: list[str]) -> list[str]:
         """Give the buffers that change on any worker, in the model's order."""
@@ -247,6 +260,9 @@ class SequentialReplica:
             for module, mode in modes:
                 module.training = mode  # a layer that the user froze stays frozen
         return rows
+
+    def settle(self) -> None:
+        """Bring all workers to one state, where they have gone their own ways: before a checkpoint, all together."""
 
     def state(self) -> dict[str, Any]:
         """Give everything by name, independent of the strategy."""

@@ -6,6 +6,7 @@ from paceline.errors import InputError
 from paceline.strategies.base import Exactness, OpenReplica, Parts
 from paceline.strategies.batchnorm import synchronise
 from paceline.strategies.sequential import SequentialReplica
+from paceline.strategies.tuning import Tuning
 from paceline.world import World
 
 
@@ -15,6 +16,10 @@ class Single:
     name = "single"
     exactness = Exactness.BITWISE
     threaded = False
+
+    def level(self, tuning: Tuning) -> Exactness:  # noqa: ARG002
+        """Give its own level: no tuning changes it."""
+        return self.exactness
 
     def prepare(self, parts: Parts, world: World) -> OpenReplica:
         """Place the model on the one device."""

@@ -6,13 +6,14 @@ import math
 
 from paceline.data import Feed
 from paceline.errors import InputError
-from paceline.strategies.base import Exactness
+from paceline.strategies.base import Exactness, Strategy
 from paceline.training.options import RunOptions
 
 
-def promise(level: Exactness, options: RunOptions) -> Exactness:
+def promise(strategy: Strategy, options: RunOptions) -> Exactness:
     """Give the level this run promises, or refuse to promise more than the strategy can give."""
     order = list(Exactness)
+    level = strategy.level(options.tuning)
     if options.sync_batchnorm and level is Exactness.BITWISE:
         level = Exactness.NUMERIC  # sums over a whole batch depend on how it is spread
     if options.exact is None:

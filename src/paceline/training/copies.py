@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.strategies.pieces import Box, Form, Held, Piece
+from paceline.strategies.pieces import Held, Piece
 from paceline.training.position import Position
 from paceline.world import Comm, World
 
@@ -31,15 +31,6 @@ class Copy:
     rest: dict[str, Any]
     own: dict[str, Piece]
     received: dict[str, Piece] = field(default_factory=dict)
-
-    @property
-    def pieces(self) -> dict[str, Piece]:
-        """Everything; where both hold a tensor whole, its own."""
-        return {**self.received, **self.own}
-
-    def rows(self) -> list[dict[str, tuple[Form, Box]]]:
-        """Say what is here, without the values: two boxes of a tensor are two rows."""
-        return [{key: (one.form, one.box) for key, one in part.items()} for part in (self.own, self.received)]
 
 
 class Copies:
@@ -75,15 +66,14 @@ class Copies:
         return position.number % self.every == 0
 
     def take(self, position: Position, shared: dict[str, Any], held: Held) -> None:
-        """Copy this worker's part aside and send it on its way."""
-        if self._comm is None or position.number in self.kept:
+        """Copy this worker's part aside and send it on its way; everybody does so at the same step."""
+        if self._comm is None:
             return
         if self._thread is not None:
-            self._thread.join()  # everybody waits for its own, so all send the same ones
-        for number in sorted(self.kept)[: -KEPT + 1]:
-            del self.kept[number]
+            self._thread.join()
         copy = Copy(position, shared, held.rest, aside(held.pieces))
-        self.kept[position.number] = copy
+        # One of the same step that another group took stays until this one is whole.
+        self.kept.setdefault(position.number, copy)
         self._thread = threading.Thread(
             target=self._exchange, args=(self._comm, copy), name="paceline-copies", daemon=True
         )
@@ -95,19 +85,27 @@ class Copies:
 
     def _exchange(self, comm: Comm, copy: Copy) -> None:
         try:
-            header = [(key, piece.form, piece.box) for key, piece in copy.own.items()]
+            number = copy.position.number
+            header = number, [(key, piece.form, piece.box) for key, piece in copy.own.items()]
             told = torch.frombuffer(bytearray(pickle.dumps(header)), dtype=torch.uint8)
-            forms = pickle.loads(self._swap(comm, told).numpy().tobytes())  # noqa: S301  (a worker of this very run)
+            theirs, forms = pickle.loads(self._swap(comm, told).numpy().tobytes())  # noqa: S301  (a worker of this run)
+            if theirs != number:
+                raise RuntimeError(f"a copy of step {theirs} came for one of step {number}")
             sent = [piece.values.reshape(-1).view(torch.uint8) for piece in copy.own.values()]
             room = self._swap(comm, torch.cat(sent) if sent else torch.empty(0, dtype=torch.uint8))
         except RuntimeError:
             return  # the group broke; what is here already may serve
+        received: dict[str, Piece] = {}
         start = 0
         for key, form, box in forms:
             size = box.numel * form.dtype.itemsize
             values = room[start : start + size].clone().view(form.dtype).view(box.shape)
-            copy.received[key] = Piece(values, box, form)
+            received[key] = Piece(values, box, form)
             start += size
+        copy.received = received
+        self.kept[number] = copy
+        for old in sorted(self.kept)[:-KEPT]:
+            del self.kept[old]
 
     def _swap(self, comm: Comm, sent: Tensor) -> Tensor:
         """Send bytes to the next worker and give those of the one before."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from paceline.checkpoint import digest
 from paceline.strategies.base import Replica
-from paceline.strategies.pieces import MODEL, Held, collect, survey
-from paceline.training import resuming
+from paceline.strategies.pieces import MODEL, Held, Piece, collect, rows_of, survey
+from paceline.training import bequest, resuming
 from paceline.training.copies import Copies
 from paceline.training.handover import COPIES, WORKERS, Offer, Source, receive
 from paceline.training.journal import Journal
@@ -25,6 +25,8 @@ class CutState:
         self._copies = Copies(options.copy_every) if options.peer_copies else None
         self._outline: dict[str, bool] = {}
         """Every tensor of the model, and whether it is trained."""
+        self._left: dict[int, list[dict[str, Piece]]] = {}
+        """What workers that left have put down."""
         self._journals: dict[int, dict[str, float]] = {}
         """What the journal held at each checkpoint of this process, should the run go back there."""
 
@@ -73,11 +75,16 @@ class CutState:
     def offer(self, finished: int, position: Position, held: Held | None) -> Offer:
         """Say what this worker can bring of the state."""
         kept = {} if self._copies is None else self._copies.kept
+        self._left = {} if self._options.out is None else bequest.read(self._options.out)
         return Offer(
             finished=finished,
             position=position,
-            rows={} if held is None else {key: (one.form, one.box) for key, one in held.pieces.items()},
-            copies={number: (copy.position, copy.rows()) for number, copy in kept.items()},
+            rows={} if held is None else rows_of(held.pieces),
+            copies={
+                number: (copy.position, [rows_of(copy.own), rows_of(copy.received)])
+                for number, copy in kept.items()
+            },
+            left={number: [rows_of(pieces) for pieces in parts] for number, parts in self._left.items()},
             checkpoint=resuming.newest_step(self._options),
             outline=self._outline,
         )
@@ -86,12 +93,25 @@ class CutState:
         """Give a new replica its part of what the workers hold, now or aside; all workers call it."""
         brings = world.rank in source.bringers
         copy = None if self._copies is None else self._copies.kept.get(source.position.number)
+        left = self._left.get(source.position.number, [])
         if source.kind == WORKERS and held is not None and brings:
-            receive(world, source, [held.pieces], held.rest, replica)
+            receive(world, source, [held.pieces, *left], held.rest, replica)
         elif source.kind == COPIES and copy is not None and brings:
             receive(world, source, [copy.own, copy.received], copy.rest, replica)
         else:
-            receive(world, source, [], None, replica)
+            receive(world, source, left, None, replica)
+
+    def clear_up(self, world: World) -> None:
+        """Remove what was left for a group that now holds everything."""
+        world.comm.barrier()
+        if self._left and self._options.out is not None:
+            bequest.remove(self._options.out)
+        self._left = {}
+
+    def bequeath(self, position: Position, held: Held) -> None:
+        """Put this worker's part down for the others: it was told to leave."""
+        if self._options.out is not None:
+            bequest.write(self._options.out, position, held)
 
     def note_checkpoint(self, position: Position, journal: Journal) -> None:
         """Remember what the journal held at a checkpoint, or at the beginning."""

@@ -20,7 +20,6 @@ from paceline.strategies.pieces import (
     Box,
     Catalogue,
     Form,
-    Held,
     Holding,
     Piece,
     collect_from,
@@ -44,6 +43,8 @@ class Offer:
     """What it holds now."""
     copies: Mapping[int, tuple[Position, Sequence[Rows]]] = field(default_factory=dict)
     """What it has put aside, by the number of steps: its own part, and its neighbour's."""
+    left: Mapping[int, Sequence[Rows]] = field(default_factory=dict)
+    """What workers that left have put down where it sees it, by the number of steps."""
     checkpoint: int | None = None
     """The newest one it sees on disk."""
     outline: Mapping[str, bool] = field(default_factory=dict)
@@ -76,6 +77,7 @@ def _sources(offers: Sequence[Offer]) -> list[Source]:
     for number in sorted({offers[rank].position.number for rank in living}, reverse=True):
         ranks = tuple(rank for rank in living if offers[rank].position.number == number)
         found = holding([offer.rows if rank in ranks else {} for rank, offer in enumerate(offers)])
+        _add(found, [offer.left.get(number, ()) for offer in offers])
         if _is_whole(found, outline):
             # Of these the furthest ahead: it may stand in the next epoch already.
             ahead = max(ranks, key=lambda rank: (offers[rank].finished, -rank))
@@ -94,13 +96,18 @@ def _copied(offers: Sequence[Offer], number: int) -> Holding:
     """Put together what copies hold: first everybody's own part, then the neighbours'."""
     parts = [offer.copies[number][1] if number in offer.copies else () for offer in offers]
     found = holding([rows[0] if rows else {} for rows in parts])
-    for rank, rows in enumerate(parts):
-        for key, (form, box) in (rows[1] if len(rows) > 1 else {}).items():
+    _add(found, [rows[1:] for rows in parts])
+    return found
+
+
+def _add(found: Holding, more: Sequence[Sequence[Rows]]) -> None:
+    """Add what each rank can bring beside its own part."""
+    for rank, parts in enumerate(more):
+        for key, (form, box) in (item for rows in parts for item in rows.items()):
             found.forms.setdefault(key, form)
             boxes = found.boxes.setdefault(key, {})
             if box.numel and Box.whole(form.shape) not in boxes:
                 boxes.setdefault(box, rank)
-    return found
 
 
 def _is_whole(found: Holding, outline: Mapping[str, bool]) -> bool:
@@ -115,8 +122,9 @@ def _is_whole(found: Holding, outline: Mapping[str, bool]) -> bool:
     return not served or all(key in served for key, trained in outline.items() if trained)
 
 
-def boxes_wanted(held: Held, catalogue: Catalogue) -> dict[str, Box]:
+def boxes_wanted(replica: Replica, catalogue: Catalogue) -> dict[str, Box]:
     """Give the part of each tensor that a replica will ask for: its own of the model, and the same of the slots."""
+    held = replica.held()
     wanted: dict[str, Box] = {}
     for key, form in catalogue.items():
         kind, _, name = key.partition("/")
@@ -124,7 +132,8 @@ def boxes_wanted(held: Held, catalogue: Catalogue) -> dict[str, Box]:
             name = name.rpartition("/")[0]
         mine = held.pieces.get(f"{MODEL}/{name}")
         if mine is not None:
-            wanted[key] = mine.box if form.shape == mine.form.shape else Box.whole(form.shape)
+            cut = form.shape == mine.form.shape and not replica.reads_whole
+            wanted[key] = mine.box if cut else Box.whole(form.shape)
         elif kind == OPTIMIZER and name.startswith("outside"):
             wanted[key] = Box.whole(form.shape)
     return wanted
@@ -138,7 +147,8 @@ def receive(
     replica: Replica,
 ) -> None:
     """Bring everybody's pieces together, and have a replica take its part; all workers call it."""
-    catalogue, wanted = source.found.forms, boxes_wanted(replica.held(), source.found.forms)
+    catalogue = source.found.forms
+    wanted = boxes_wanted(replica, catalogue)
     rests = [one for one in all_gather_object(world.comm, rest) if one is not None]
     kept: dict[str, Tensor] = {}
 
@@ -150,9 +160,11 @@ def receive(
             kept[key] = wanted[key].of(whole).clone()
 
     def read(key: str, box: Box) -> Tensor:
-        if key not in kept or box != wanted[key]:
-            raise RuntimeError(f"{key}: {box} was not asked for beforehand")
-        return kept[key]
+        if wanted.get(key) == box:
+            return kept[key]
+        if key in kept and kept[key].shape == catalogue[key].shape:
+            return box.of(kept[key])
+        raise RuntimeError(f"{key}: {box} was not asked for beforehand")
 
     replica.take(catalogue, read, united(rests))
 

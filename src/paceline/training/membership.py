@@ -55,6 +55,10 @@ class Membership(Protocol):
     """Whether losing a worker is survived."""
 
     @property
+    def leaving(self) -> bool:
+        """Whether this worker is to leave the run."""
+
+    @property
     def change_wanted(self) -> bool:
         """Whether the group is to be left at the beginning of the next step, because somebody joins or leaves."""
 
@@ -73,6 +77,7 @@ class FixedMembership:
 
     newcomer = False
     elastic = False
+    leaving = False
     change_wanted = False
 
     def begin(self) -> None:

@@ -52,6 +52,8 @@ class Start:
     allow_unused: bool
     sync_batchnorm: bool
     lane: str
+    tuning: Mapping[str, Any] = field(default_factory=dict)
+    """What the strategy was tuned by, as far as it was."""
     clip: float | None
     horizon: int | None
     """How many steps the schedule is laid out for."""

@@ -7,18 +7,17 @@ import inspect
 import platform
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from paceline import strategies
-from paceline.checkpoint import weights_sha256
 from paceline.data import Feed
+from paceline.strategies.tuning import Tuning
 from paceline.task import Task
 from paceline.training import ledger
 from paceline.training.chain import Chain
@@ -50,8 +49,8 @@ class NoRecords:
     def before_save(self) -> None:
         """Bring every worker's ledger to the disk: no checkpoint may know more than the ledgers do."""
 
-    def after_save(self, number: int, model: Mapping[str, Tensor]) -> None:
-        """Add a checkpoint to the receipt."""
+    def after_save(self, number: int, weights_sha256: str) -> None:
+        """Add a checkpoint that is committed to the receipt."""
 
     def finish(self) -> None:
         """Note that the run has come to its end."""
@@ -145,12 +144,12 @@ class Records(NoRecords):
             self._ledger.flush(durable=True)
             self._world.comm.barrier()
 
-    def after_save(self, number: int, model: Mapping[str, Tensor]) -> None:
+    def after_save(self, number: int, weights_sha256: str) -> None:
         """Carry the chain over what all ledgers gained since the last checkpoint."""
         if self._receipt is None or self._chain is None:
             return
         link = self._chain.follow(self._receipt, number)
-        point = Point(weights_sha256=weights_sha256(model), chain=None if link is None else link.hex())
+        point = Point(weights_sha256=weights_sha256, chain=None if link is None else link.hex())
         self._receipt = self._receipt.saved(number, point)
         self._receipt.write(self._folder)
 
@@ -206,6 +205,9 @@ def describe_start(
         allow_unused=options.allow_unused,
         sync_batchnorm=options.sync_batchnorm,
         lane=options.lane,
+        tuning={
+            name: value for name, value in asdict(options.tuning).items() if value != getattr(Tuning, name)
+        },
         clip=clip,
         **{"task": None, "settings": {}, "sources": {}, "horizon": None, **about},
         device=world.device.type,

@@ -158,6 +158,8 @@ class Recovery:
             self._broken_at = self._broken_at or time.monotonic()
             run.leave_group()
         self._left = run.replica_or_none
+        if self._left is not None and not self._left.whole and self.membership.leaving:
+            run.cut.bequeath(self._position(kind), self._left.held())
         while True:
             # What comes after an operation that others finished is not known here: nobody may join then.
             standing = Standing(
@@ -264,6 +266,7 @@ class Recovery:
     def _put_together(self, world: World, members: Sequence[_Member]) -> OpenReplica:
         """Prepare for the new group and bring the parts of the state together, from wherever all of them are."""
         run, mine = self._run, members[world.rank]
+        run.await_saves()
         held = self._left.held() if self._left is not None and mine.finished != NEWCOMER else None
         offers: list[Offer] = all_gather_object(world.comm, run.cut.offer(mine.finished, mine.position, held))
         source = choose(offers)

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint import Checkpoints, caused_by_disk, check_fits
+from torch import Tensor
+
+from paceline.checkpoint import Checkpoints, Found, Moment, Saved, Saver, check_fits, find_newest
+from paceline.checkpoint.read import unusable
 from paceline.errors import CheckpointError, InputError
 from paceline.observe import CheckpointDamaged, CheckpointSaved, Event, Note
 from paceline.strategies.base import Replica
+from paceline.strategies.pieces import MODEL, Box, Form
 from paceline.training.folder import CHECKPOINTS
 from paceline.training.options import RunOptions
 from paceline.training.position import Position
 from paceline.training.recorder import NoRecords
 from paceline.world import World, all_gather_object
+
+
+def open_saver(options: RunOptions, records: NoRecords, emit: Callable[[Event], None]) -> Saver:
+    """Give what saves a run: one for its whole life, because a save may be under way between two calls."""
+    if options.out is None:
+        raise InputError("run.save needs a folder. Give out= to paceline.launch, or --out.")
+
+    def saved(made: Saved) -> None:
+        records.after_save(made.step, made.weights_sha256)
+        emit(CheckpointSaved(step=made.step, path=str(made.path), seconds=made.seconds))
+
+    return Saver(
+        Checkpoints(options.out / CHECKPOINTS, keep=options.keep),
+        saved=saved,
+        note=lambda text: emit(Note(text=text)),
+    )
 
 
 def save(
@@ -26,78 +45,96 @@ def save(
     world: World,
     meta: dict[str, Any],
     records: NoRecords,
-    emit: Callable[[Event], None],
+    saver: Saver,
+    *,
+    last: bool = False,
 ) -> tuple[str, bool]:
-    """Write a checkpoint; all workers wait until it is there, or is not. Gives what went wrong, and whether it was the disk."""
-    if options.out is None:
-        raise InputError("run.save needs a folder. Give out= to paceline.launch, or --out.")
+    """Write a checkpoint with all workers. Gives what went wrong, the same on all, and whether it was the disk.
+
+    All wait until it is there, or is not; where the run saves beside the training, only until it is copied. The `last`
+    one of a run is always waited for, and written only if the one before is not of this very step.
+    """
+    background = options.save_async and not last
     records.before_save()
-    problem = "", False
-    try:
-        state = _write(options.out, replica, options, position, world, meta, emit)
-        records.after_save(position.number, state["model"])
-    except CheckpointError as error:
-        problem = str(error), caused_by_disk(error)
-    told: list[tuple[str, bool]] = all_gather_object(world.comm, problem)
-    return max(told)
-
-
-def _write(
-    out: Path,
-    replica: Replica,
-    options: RunOptions,
-    position: Position,
-    world: World,
-    meta: dict[str, Any],
-    emit: Callable[[Event], None],
-) -> dict[str, Any]:
-    """All workers give their part of the state, the first one writes it."""
-    started = time.perf_counter()
-    state = replica.state()
-    if world.is_first:
-        meta = {
-            **meta,
-            "seed": options.seed,
-            "shards": options.total_shards,
-            "strategy": options.strategy,
-            "workers": options.workers if options.processes == 1 else world.size,
-        }
-        path = Checkpoints(out / CHECKPOINTS, keep=options.keep).save(
-            position.number,
-            {**state, "position": asdict(position), "meta": meta},
-            note=lambda text: emit(Note(text=text)),
-        )
-        emit(CheckpointSaved(step=position.number, path=str(path), seconds=time.perf_counter() - started))
-    return state
+    replica.settle()
+    facts = {
+        "seed": options.seed,
+        "shards": options.total_shards,
+        "strategy": options.strategy,
+        "mesh": str(world.mesh),
+        "workers": options.workers if options.processes == 1 else world.size,
+    }
+    moment = Moment(step=position.number, position=asdict(position), meta={**meta, **facts})
+    fault = saver.save(world, replica.held(), moment, background=background, unless_saved=last)
+    return fault.message, fault.disk
 
 
 def newest_step(options: RunOptions) -> int | None:
+    """Give the step of the newest committed checkpoint that this worker sees, if any."""
     paths = [] if options.out is None else Checkpoints(options.out / CHECKPOINTS).committed()
     return int(paths[-1].name.rpartition("-")[2]) if paths else None
 
 
 def load(
-    replica: Replica,
-    options: RunOptions,
-    world: World,  # noqa: ARG001
-    emit: Callable[[Event], None],
+    replica: Replica, options: RunOptions, world: World, emit: Callable[[Event], None]
 ) -> tuple[Position, dict[str, Any]]:
-    """Take over the newest whole checkpoint and give the position it stands at, and what it says of its run."""
+    """Take over the newest whole checkpoint and give the position it stands at, and what it says of its run.
+
+    All workers call it together; each reads what it holds.
+    """
     if options.out is None:
         raise InputError("--resume needs the folder of the run to resume. Give --out.")
-    loaded = Checkpoints(options.out / CHECKPOINTS).newest(
-        lambda path, reason: emit(CheckpointDamaged(path=str(path), reason=reason))
+    found = find_newest(
+        world,
+        Checkpoints(options.out / CHECKPOINTS),
+        lambda path, reason: emit(CheckpointDamaged(path=str(path), reason=reason)),
     )
-    if loaded is None:
+    if found is None:
         raise CheckpointError(
             f"no checkpoint in {options.out / CHECKPOINTS} is whole, so there is nothing to resume from."
         )
+    meta = found.manifest.meta
+    _check_answer(options.out, options, meta)
+    _take(replica, world, found)
+    return Position(**found.manifest.position), dict(meta)
+
+
+def _check_answer(out: Path, options: RunOptions, meta: Mapping[str, Any]) -> None:
+    """Refuse to go on where the answer would be another."""
     for key, here in (("shards", options.total_shards), ("seed", options.seed)):
-        there = loaded.meta.get(key, here)
+        there = meta.get(key, here)
         if there != here:
             raise CheckpointError(
-                f"the run in {options.out} has {key} {there}, not {here}: the answer would be another. Use --{key} {there}."
+                f"the run in {out} has {key} {there}, not {here}: the answer would be another. Use --{key} {there}."
             )
-    check_fits(replica.model.state_dict(), loaded.state["model"])
-    replica.load(loaded.state)
-    return Position(**loaded.position), dict(loaded.meta)
+
+
+def _take(replica: Replica, world: World, found: Found) -> None:
+    with found.open() as parts:
+        saved = {
+            key.partition("/")[2]: form
+            for key, form in parts.catalogue.items()
+            if key.startswith(f"{MODEL}/")
+        }
+        check_fits(_forms(replica, world), saved)
+
+        def read(key: str, box: Box) -> Tensor:
+            try:
+                return parts.read(key, box)
+            except CheckpointError as error:
+                raise unusable(found.path, error) from error
+
+        replica.take(parts.catalogue, read, found.rest)
+
+
+def _forms(replica: Replica, world: World) -> dict[str, Form]:
+    """Give what the whole model consists of, wherever it is."""
+    forms = {
+        key.partition("/")[2]: piece.form
+        for key, piece in replica.held().pieces.items()
+        if key.startswith(f"{MODEL}/")
+    }
+    if replica.whole:
+        return forms
+    everybody: list[dict[str, Form]] = all_gather_object(world.comm, forms)
+    return {name: form for one in everybody for name, form in one.items()}

@@ -68,7 +68,7 @@ class Run:
         self.world = self.laid_out(world)
         """Whom this worker works with; another one after each change of the group."""
         self.strategy = strategies.load(self.choice.name)
-        self.exactness = promise(self.strategy.exactness, options)
+        self.exactness = promise(self.strategy, options)
         self.position = Position()
         self.started_at = 0
         """The step this process started from: above 0 in a resumed run."""
@@ -90,6 +90,7 @@ class Run:
         self._meta: dict[str, Any] = {}
         self._begun: tuple[Feed, float | None] | None = None
         self._records = open_records(options, world)
+        self._saver = None if options.out is None else resuming.open_saver(options, self._records, self.emit)
         self.about: dict[str, Any] = {}
         """What the loop says of itself, for the receipt."""
         if self.exactness is Exactness.BITWISE:
@@ -223,14 +224,16 @@ class Run:
             self.emit(self._announcement(feed, epochs, last))
             self._records.begin(*self._description(self.position))
         due = SaveEvery.parse(self.options.save_every) if self.options.save_every else SaveEvery()
-        self.cut.attach(self.world, self.replica)
-        self._copy()
+        if not joined:  # who joins has done so with the others
+            self.cut.attach(self.world, self.replica)
+            self._copy()
         self.ended = False
         while not self.ended:
             yield from self._until(feed, clip, last, epochs, due, after_epoch)
             self._journal.settle()
-            if self.options.out is not None and self._saved_at != self.position.number > self.started_at:
-                self.save()
+            saved = self._saved_at == self.position.number and not self.options.save_async
+            if self.options.out is not None and not saved and self.position.number > self.started_at:
+                self.save(last=True)
             # A worker may have been lost in that very checkpoint, and steps with it.
             self.ended = not self._steps_left(last, epochs)
         self._records.finish()
@@ -314,6 +317,8 @@ class Run:
     def _after(self, step: Step) -> None:
         """Stand behind a step that has just been applied."""
         self.position = self.position.after_step()
+        if self._saver is not None:
+            self._saver.poll()
         self._journal.step(step, self.position, self.replica.optimizer)
         if self.cut.due(self.position):
             self._copy()
@@ -349,6 +354,8 @@ class Run:
         """Let go of everybody: nobody may wait for this worker in the old group."""
         self.world.interruption.interrupt()
         self.cut.detach()
+        if self._saver is not None:
+            self._saver.abandon()
         if self._replica is not None:
             self._replica.abandon()
         self.world.close()
@@ -373,16 +380,22 @@ class Run:
             self._listeners.listen(first=self.world.is_first)
         self._records.regroup(self.world, *self._description(position))
         self.cut.attach(self.world, replica)
-        if position == self.position:
-            self._copy()
+        self.cut.copy(position, self.shared_state(), replica)
+
+    def await_saves(self) -> None:
+        """Let a checkpoint that is being written come to its end: it may be what the others are to go on from."""
+        if self._saver is not None:
+            self._saver.wait()
 
     def fill(self, replica: OpenReplica, source: Source, held: Held | None) -> Position:
         """Give a new replica its part of the state from where it is, and say where the run goes on."""
+        position = source.position
         if source.kind == CHECKPOINT:
-            return resuming.load(replica, self.options, self.world, self.emit)[0]
-        if source.kind != BEGINNING:
+            position, _ = resuming.load(replica, self.options, self.world, self.emit)
+        elif source.kind != BEGINNING:
             self.cut.fill(replica, self.world, source, held)
-        return source.position
+        self.cut.clear_up(self.world)
+        return position
 
     def go_back(self, position: Position, source: Source) -> None:
         """Stand at an earlier step again."""
@@ -449,16 +462,26 @@ class Run:
             return weights_sha256(self.replica.state()["model"])
         return self._recovery.together(EVALUATE, lambda: cut_state.weights_sha256(self.world, self.replica))
 
-    def save(self) -> None:
-        """Write a checkpoint of where the run stands; one worker writes it, when all have kept their part of the ledger."""
+    def save(self, *, last: bool = False) -> None:
+        """Write a checkpoint of where the run stands: every worker its part, when all have kept theirs of the ledger.
+
+        With --save-async training goes on as soon as the state is copied; the `last` one is always waited for.
+        """
         self._journal.settle()
         if self._recovery.waiting_to_join:
             return  # the run is elsewhere still
-        meta = {"task": self.name, "batch_size": self._meta.get("batch_size")}
+        if self._saver is None:
+            raise InputError("run.save needs a folder. Give out= to paceline.launch, or --out.")
+        saver = self._saver
+        meta = {
+            "task": self.name,
+            "batch_size": self._meta.get("batch_size"),
+            "exactness": str(self.exactness),
+        }
         problem, disk = self._recovery.together(
             SAVE,
             lambda: resuming.save(
-                self.replica, self.options, self.position, self.world, meta, self._records, self.emit
+                self.replica, self.options, self.position, self.world, meta, self._records, saver, last=last
             ),
         )
         if problem:
@@ -493,6 +516,8 @@ class Run:
         self.world.pulse.enter(ENDED)
         for feed in self._feeds:
             feed.close()
+        if self._saver is not None:
+            self._saver.close()
         self._records.close()
         if self._listeners is not None:
             self._listeners.close()

@@ -12,6 +12,7 @@ from typing import Any
 from paceline import strategies
 from paceline.errors import InputError
 from paceline.launch import api
+from paceline.strategies.tuning import Tuning
 from paceline.training.folder import CHECKPOINTS
 from paceline.training.options import RunOptions
 from paceline.training.receipt import Point, Receipt, Start, environment_differences
@@ -173,12 +174,13 @@ def _options(receipt: Receipt, stretch: _Stretch, replay: Replay) -> RunOptions:
     device = "cpu" if replay.device == "auto" and facts.device == "cpu" else replay.device
     return RunOptions(
         strategy=strategy,
-        workers=replay.workers or at_hand,
+        workers=replay.workers or strategies.choice(strategy).workers or at_hand,
         shards=receipt.shards,
         exact=facts.exactness,
         compile=facts.compile,
         sync_batchnorm=facts.sync_batchnorm,
         lane=facts.lane,
+        tuning=Tuning(**facts.tuning) if replay.strategy is None else Tuning(),
         seed=receipt.seed,
         precision=facts.precision,
         device=device,

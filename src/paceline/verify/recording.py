@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.strategies.base import OpenReplica
+from paceline.strategies.pieces import MODEL, Form, Piece, collect, survey
 from paceline.task import Loss
 from paceline.training.run import Run
 from paceline.training.spec import TrainSpec
@@ -17,6 +18,7 @@ from paceline.training.step import Step
 from paceline.verify import digests
 from paceline.verify.record import Digests, Dump, Record, StepRecord
 from paceline.verify.subject import Subject
+from paceline.world import World
 
 
 def main(run: Run, spec: TrainSpec, dump: Dump | None = None, order: bool = False) -> Record:
@@ -25,10 +27,12 @@ def main(run: Run, spec: TrainSpec, dump: Dump | None = None, order: bool = Fals
     subject = Subject(run, spec)
     modules = _execution_order(subject.model) if order else []
     replica = subject.prepare()
-    start = digests.of_named(replica.model.state_dict().items())
-    watch = _Watch(replica, run, dump)
+    begun = replica.state()["model"]
+    start = digests.of_named(begun.items())
+    names = {name for name, _ in subject.model.named_parameters()}
+    watch = _Watch(replica, run, names, dump)
     if dump is not None:
-        watch.start = {name: value.clone() for name, value in replica.model.state_dict().items()}
+        watch.start = {name: value.clone() for name, value in begun.items()}
     for step in run.steps(subject.feed, steps=spec.steps, clip=subject.clip):
         watch.step(step, subject.task.loss)
     return Record(
@@ -47,8 +51,10 @@ def main(run: Run, spec: TrainSpec, dump: Dump | None = None, order: bool = Fals
 class _Watch:
     """Looks on while steps are computed. The optimizer's own hook is where gradients are final and weights are not."""
 
-    def __init__(self, replica: OpenReplica, run: Run, dump: Dump | None) -> None:
+    def __init__(self, replica: OpenReplica, run: Run, names: set[str], dump: Dump | None) -> None:
         self._replica, self._run, self._dump = replica, run, dump
+        self._names = names
+        """Of the parameters, wherever they are; the rest of a model's state is buffers."""
         self._gradients: dict[str, Tensor] = {}
         self._gradient_digests: Digests = {}
         self._rates: tuple[float, ...] = ()
@@ -60,11 +66,7 @@ class _Watch:
         replica.optimizer.register_step_pre_hook(self._before_update)
 
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
-        held = {
-            name: parameter.grad
-            for name, parameter in self._replica.model.named_parameters()
-            if parameter.grad is not None
-        }
+        held = whole_gradients(self._replica, self._run.world)
         self._gradient_digests = digests.of_values(held.items())
         self._rates = rates(optimizer)
         if self._dumping():
@@ -91,10 +93,10 @@ class _Watch:
         for index, total in sorted(self._replica.totals, key=lambda pair: pair[0]):
             totals[index] = (*totals.get(index, ()), float(total).hex())
         after = {index: digests.of_batch(shard.batches) for index, shard in shards.items()}
-        own_buffers = digests.of_named(self._replica.model.named_buffers())
-        state = self._replica.state()
-        names = {name for name, _ in self._replica.model.named_parameters()}
+        own_buffers = digests.of_named(self._replica.model.named_buffers()) if self._replica.whole else None
+        state, names = self._replica.state(), self._names
         model = digests.of_named(state["model"].items())
+        buffers = {name: digest for name, digest in model.items() if name not in names}
         self.steps.append(
             StepRecord(
                 number=step.number,
@@ -111,8 +113,8 @@ class _Watch:
                 gradients=self._gradient_digests,
                 weights={name: digest for name, digest in model.items() if name in names},
                 optimizer=digests.of_optimizer(state["optimizer"]),
-                buffers={name: digest for name, digest in model.items() if name not in names},
-                own_buffers=own_buffers,
+                buffers=buffers,
+                own_buffers=buffers if own_buffers is None else own_buffers,
             )
         )
         if self._dump is not None and self._dumping():
@@ -136,6 +138,25 @@ class _Watch:
             dump.path(self._run.world.rank, self._number),
         )
         self._gradients = {}
+
+
+def whole_gradients(replica: OpenReplica, world: World) -> dict[str, Tensor]:
+    """Give the gradients that the coming update takes, whole; where they are cut up all workers ask together."""
+    if replica.whole:
+        named = replica.model.named_parameters()
+        return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
+    held = {key: piece for key, piece in replica.held().pieces.items() if key.startswith(f"{MODEL}/")}
+    places: dict[int, str] = {}
+    for key, piece in held.items():
+        places.setdefault(piece.values.data_ptr(), key)  # of tied weights the first name
+    pieces = {}
+    for parameter in (one for group in replica.optimizer.param_groups for one in group["params"]):
+        key = places.get(parameter.data_ptr(), "")
+        if parameter.grad is not None and parameter.numel() and key:
+            form = Form(held[key].form.shape, parameter.grad.dtype)
+            pieces[key] = Piece(parameter.grad, held[key].box, form)
+    whole = collect(world, pieces, survey(world, pieces))
+    return {key.partition("/")[2]: value for key, value in whole}
 
 
 def rates(optimizer: Optimizer) -> tuple[float, ...]:

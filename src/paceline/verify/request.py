@@ -9,6 +9,7 @@ from paceline.errors import InputError
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
 from paceline.world import env
+from paceline.world.mesh import DATA
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,14 @@ class Request:
 
     def _hindrance(self, candidate: Candidate) -> str:
         known = strategies.entry(candidate.strategy)
-        if candidate.workers > self.total_shards:
+        if known.processes is None:
+            try:
+                mesh = strategies.choice(candidate.strategy).mesh(candidate.workers)
+            except InputError as error:
+                return str(error).partition(". Use")[0]
+            if mesh.size(*DATA) > self.total_shards:
+                return f"{mesh.size(*DATA)} workers cannot share {self.total_shards} shards"
+        elif candidate.workers > self.total_shards:
             return f"{candidate.workers} workers cannot share {self.total_shards} shards"
         if known.processes == 1 and not known.threaded and candidate.workers > 1:
             return f"{candidate.strategy} is one process"

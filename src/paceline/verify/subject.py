@@ -6,8 +6,10 @@ from typing import Any
 
 from torch import nn
 
+from paceline import strategies
 from paceline.data import Feed
 from paceline.strategies.base import OpenReplica
+from paceline.training.preparing import structure_of
 from paceline.training.reference import load_task
 from paceline.training.run import Run
 from paceline.training.spec import OVERRIDES, TrainSpec
@@ -43,11 +45,14 @@ class Subject:
     def prepare(self) -> OpenReplica:
         """Hand model, optimizer and schedule to the strategy."""
         horizon = self._horizon()
+        # Several processes make it themselves, each as much of it as it holds; one takes the model that is watched.
+        several = strategies.entry(self.run.options.strategy).processes is None
         return self.run.prepare_replica(
-            self.model,
+            self.task.model if several else self.model,
             self.task.optimizer,
             lambda optimizer: self.task.scheduler(optimizer, horizon),
             self.task.buffers(),
+            structure_of(self.task),
         )
 
     def _horizon(self) -> int | None:

@@ -38,12 +38,13 @@ def test_the_readme_runs(readme: list[Ran]) -> None:
 
 def test_strategies_that_the_readme_compares_give_the_same_bits(readme: list[Ran]) -> None:
     results = [json.loads(ran.output.splitlines()[-1]) for ran in readme if "--json" in ran.command]
-    assert {result["strategy"] for result in results} == set(strategies.STRATEGIES)
+    bitwise = {name for name in strategies.STRATEGIES if strategies.load(name).exactness == "bitwise"}
+    assert {result["strategy"] for result in results} == bitwise
     assert len({result["weights_sha256"] for result in results}) == 1
 
 
 def test_the_readme_lists_every_strategy_with_the_exactness_it_declares() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (\w+) \|$", README.read_text(), re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([\w-]+)` \|.*\| (\w+) \|$", README.read_text(), re.MULTILINE))
     assert rows == {name: str(strategies.load(name).exactness) for name in strategies.STRATEGIES}
 
 

@@ -63,3 +63,12 @@ class Plain(Classify):
 
     def eval_data(self) -> None:
         return None
+
+
+class Weighed(Tokens):
+    """A loss that looks past the model's output at one of its weights: an auxiliary term of its own."""
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        words, targets = batch
+        rare = Loss(0.3 * model[0].weight[words].abs().sum(), (words == 0).sum() + 0.5 * len(words))
+        return Loss.tokens(model(words), targets, rare=rare)

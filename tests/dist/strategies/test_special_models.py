@@ -59,6 +59,12 @@ def test_bf16_is_the_same_on_two_workers(strategy: str) -> None:
     assert two.result["weights_sha256"] == one.result["weights_sha256"]
 
 
+@pytest.mark.parametrize("strategy", ["dp", "ddp"])
+def test_a_loss_that_reads_a_weight_is_the_same_on_two_workers(strategy: str) -> None:
+    one, two = train("Weighed", "single", 1), train("Weighed", strategy, 2)
+    assert two.result["weights_sha256"] == one.result["weights_sha256"]
+
+
 @pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("c++") is None, reason="needs a C++ compiler"
 )

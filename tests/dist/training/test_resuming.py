@@ -71,14 +71,14 @@ def test_nothing_to_resume(tmp_path: Path) -> None:
 def test_a_damaged_newest_checkpoint_is_told_and_passed_over(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(run, out)
-    weights = out / "checkpoints" / "step-6" / "model.safetensors"
+    weights = out / "checkpoints" / "step-6" / "part-0.safetensors"
     weights.write_bytes(weights.read_bytes()[:-3])
     resumed = train(out, resume=True)
     whole = train(tmp_path / "whole", shards=2)
     assert resumed["weights_sha256"] == whole["weights_sha256"]
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     told = [event for event in events if "reason" in event]
-    assert [event["reason"] for event in told] == ["model.safetensors is 3 bytes short"]
+    assert [event["reason"] for event in told] == ["part-0.safetensors is 3 bytes short"]
     assert told[0]["path"].endswith("step-6")
 
 

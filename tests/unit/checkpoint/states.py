@@ -9,7 +9,7 @@ import torch
 
 from paceline.checkpoint.compare import same
 
-MODEL, OPTIMIZER, MANIFEST = "model.safetensors", "optimizer.pt", "manifest.json"
+PART, REST, MANIFEST = "part-0.safetensors", "rest.pt", "manifest.json"
 
 
 def run_state(step: int, width: int = 8) -> dict[str, Any]:

@@ -15,11 +15,11 @@ import torch
 
 from paceline.checkpoint import Checkpoints, load
 from paceline.checkpoint.durable import seal
-from paceline.checkpoint.manifest import Manifest
+from paceline.checkpoint.manifest import Manifest, Stored, StoredBox
 from paceline.errors import CheckpointError
-from tests.unit.checkpoint.states import MANIFEST, MODEL, OPTIMIZER, assert_same, run_state
+from tests.unit.checkpoint.states import MANIFEST, PART, REST, assert_same, run_state
 
-FILES = [MODEL, OPTIMIZER, MANIFEST]
+FILES = [PART, REST, MANIFEST]
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_every_truncation_is_noticed(folder: Path, name: str) -> None:
             assert reason == f"{name} is {len(whole) - length} bytes short"
 
 
-@pytest.mark.parametrize("name", [MODEL, OPTIMIZER])
+@pytest.mark.parametrize("name", [PART, REST])
 def test_every_flipped_byte_is_noticed(folder: Path, name: str) -> None:
     whole = (folder / "step-2" / name).read_bytes()
     for place in range(0, len(whole), len(whole) // 25):
@@ -84,19 +84,20 @@ def test_every_changed_character_of_the_manifest_is_noticed(folder: Path) -> Non
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_is_noticed(folder: Path, name: str) -> None:
     (folder / "step-2" / name).unlink()
-    assert reason_for(folder) == f"{name} is missing"
+    count = "step-2 needs 1 part and has 0: " if name == PART else ""
+    assert reason_for(folder) == f"{count}{name} is missing"
 
 
 def test_a_file_that_grew_is_noticed(folder: Path) -> None:
-    with (folder / "step-2" / MODEL).open("ab") as file:
+    with (folder / "step-2" / PART).open("ab") as file:
         file.write(b"more")
-    assert reason_for(folder) == "model.safetensors is 4 bytes too long"
+    assert reason_for(folder) == "part-0.safetensors is 4 bytes too long"
 
 
 def test_a_folder_in_place_of_a_file_is_noticed(folder: Path) -> None:
-    (folder / "step-2" / OPTIMIZER).unlink()
-    (folder / "step-2" / OPTIMIZER).mkdir()
-    assert "optimizer.pt" in reason_for(folder)
+    (folder / "step-2" / REST).unlink()
+    (folder / "step-2" / REST).mkdir()
+    assert REST in reason_for(folder)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_without_any_whole_one_there_is_none(folder: Path, damage: Callable[[Pat
 
 def reseal(path: Path, **changes: Any) -> None:
     """Write the manifest anew, as one who means harm would, so that every checksum fits."""
-    files = {name: seal(path / name) for name in (MODEL, OPTIMIZER)}
+    files = {name: seal(path / name) for name in (PART, REST)}
     dataclasses.replace(Manifest.read(path), files=files, **changes).write(path)
 
 
@@ -134,10 +135,10 @@ class Malice:
 @pytest.mark.parametrize("as_zip", [True, False])
 def test_a_malicious_pickle_is_refused(folder: Path, as_zip: bool) -> None:
     mark = folder / "harm-done"
-    path = folder / "step-2" / OPTIMIZER
+    path = folder / "step-2" / REST
     torch.save({"optimizer": Malice(mark)}, path, _use_new_zipfile_serialization=as_zip)
     reseal(folder / "step-2")
-    assert reason_for(folder) == "optimizer.pt holds objects other than tensors and numbers, and was refused"
+    assert reason_for(folder) == "rest.pt holds objects other than tensors and numbers, and was refused"
     assert not mark.exists()
     torch.load(path, weights_only=False)
     assert mark.exists(), "the file carries no harm, so refusing it proves nothing"
@@ -145,25 +146,61 @@ def test_a_malicious_pickle_is_refused(folder: Path, as_zip: bool) -> None:
 
 @pytest.mark.parametrize("content", [b"hello", pickle.dumps({"optimizer": 1}, 2), pickle.dumps([1], 2)])
 def test_a_file_that_is_something_else_is_refused(folder: Path, content: bytes) -> None:
-    (folder / "step-2" / OPTIMIZER).write_bytes(content)
+    (folder / "step-2" / REST).write_bytes(content)
     reseal(folder / "step-2")
-    assert reason_for(folder).startswith("optimizer.pt ")
+    assert reason_for(folder).startswith("rest.pt ")
 
 
 def test_a_model_file_that_is_something_else_is_refused(folder: Path) -> None:
-    (folder / "step-2" / MODEL).write_bytes(b"\xff" * 64)
+    (folder / "step-2" / PART).write_bytes(b"\xff" * 64)
     reseal(folder / "step-2")
-    assert reason_for(folder) == "model.safetensors does not hold the state of a model"
+    assert reason_for(folder) == "part-0.safetensors does not hold model/layer.weight"
 
 
 def test_an_alias_of_nothing_is_refused(folder: Path) -> None:
-    reseal(folder / "step-2", aliases={"head": "nowhere"})
-    assert reason_for(folder) == "model.safetensors does not hold the state of a model"
+    reseal(folder / "step-2", aliases={"model/head": "model/nowhere"})
+    assert reason_for(folder) == "manifest.json does not describe a checkpoint"
 
 
-def test_a_format_of_the_future_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "stored",
+    [
+        Stored((8, 8), "float32", (StoredBox(0, (0, 0), (4, 8)),)),
+        Stored((8, 8), "float32", (StoredBox(1, (0, 0), (8, 8)),)),
+    ],
+    ids=["half of it is nowhere", "its part is nowhere"],
+)
+def test_a_tensor_that_is_nowhere_is_refused(folder: Path, stored: Stored) -> None:
+    tensors = Manifest.read(folder / "step-2").tensors
+    reseal(folder / "step-2", tensors=tensors | {"model/layer.weight": stored})
+    assert reason_for(folder) == "manifest.json does not describe a checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("stored", "says"),
+    [
+        (Stored((64,), "float32", (StoredBox(0, (0,), (64,)),)), "holds another model/layer.weight than"),
+        (Stored((8, 8), "int32", (StoredBox(0, (0, 0), (8, 8)),)), "holds another model/layer.weight than"),
+        (Stored((8, 8), "load", (StoredBox(0, (0, 0), (8, 8)),)), "the type load of a tensor is not known"),
+    ],
+)
+def test_a_tensor_that_is_another_is_refused(folder: Path, stored: Stored, says: str) -> None:
+    tensors = Manifest.read(folder / "step-2").tensors
+    reseal(folder / "step-2", tensors=tensors | {"model/layer.weight": stored})
+    assert says in reason_for(folder)
+
+
+def test_names_that_lead_elsewhere_are_refused(folder: Path) -> None:
+    manifest = Manifest.read(folder / "step-2")
+    files = {"../step-1/part-0.safetensors": manifest.files[PART], REST: manifest.files[REST]}
+    dataclasses.replace(manifest, files=files).write(folder / "step-2")
+    assert reason_for(folder) == "manifest.json does not describe a checkpoint"
+
+
+@pytest.mark.parametrize("other", [1, 3])
+def test_another_format_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch, other: int) -> None:
     manifest = Manifest.read(folder / "step-2")
     with monkeypatch.context() as patch:
-        patch.setattr("paceline.checkpoint.manifest.FORMAT", 2)
+        patch.setattr("paceline.checkpoint.manifest.FORMAT", other)
         manifest.write(folder / "step-2")
-    assert reason_for(folder) == "manifest.json has format 2, and this version reads 1"
+    assert reason_for(folder) == f"manifest.json has format {other}, and this version reads only 2"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 
 from paceline.checkpoint import Checkpoints, export
 from paceline.errors import CheckpointError, InputError
-from tests.unit.checkpoint.states import MODEL, assert_same, run_state
+from tests.unit.checkpoint.states import PART, assert_same, run_state
 
 
 @pytest.fixture
@@ -34,11 +35,11 @@ def test_a_run_gives_its_newest(run_folder: Path, tmp_path: Path) -> None:
 
 def test_damaged_ones_are_skipped_and_named(run_folder: Path, tmp_path: Path) -> None:
     newest = run_folder / "checkpoints" / "step-2"
-    (newest / MODEL).unlink()
+    (newest / PART).unlink()
     report = export(run_folder, tmp_path / "model.safetensors")
     assert (report.step, report.source) == (1, run_folder / "checkpoints" / "step-1")
-    assert report.skipped == ((newest, "model.safetensors is missing"),)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is missing"):
+    assert report.skipped == ((newest, "step-2 needs 1 part and has 0: part-0.safetensors is missing"),)
+    with pytest.raises(CheckpointError, match=r"part-0\.safetensors is missing"):
         export(newest, tmp_path / "other.safetensors")
     assert not (tmp_path / "other.safetensors").exists()
 
@@ -72,4 +73,57 @@ def test_bad_names_and_empty_places_are_refused(run_folder: Path, tmp_path: Path
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         export(tmp_path / "nowhere", tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"cannot write .*model\.safetensors: "):
-        export(run_folder, run_folder / "checkpoints" / "step-2" / MODEL / "model.safetensors")
+        export(run_folder, run_folder / "checkpoints" / "step-2" / PART / "model.safetensors")
+
+
+def test_a_set_of_files_is_laid_out_as_the_loaders_of_hugging_face_expect(
+    run_folder: Path, tmp_path: Path
+) -> None:
+    weight = torch.randn(8, 8)
+    state = {"embed": weight, "body": torch.randn(20, 20), "bias": torch.randn(3).bfloat16(), "head": weight}
+    Checkpoints(run_folder / "checkpoints").save(3, run_state(3) | {"model": state})
+    report = export(run_folder, tmp_path / "out" / "model.safetensors", max_shard_size="600")
+    assert report.files == tuple(f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3))
+    assert report.path == tmp_path / "out" / "model.safetensors.index.json"
+    index = json.loads(report.path.read_text())
+    assert index["metadata"] == {
+        "total_size": sum(each.numel() * each.element_size() for each in state.values())
+    }
+    assert index["weight_map"] == {
+        "embed": report.files[0], "body": report.files[1], "bias": report.files[2], "head": report.files[2]
+    }  # fmt: skip
+    assert {path.name for path in report.path.parent.iterdir()} == {*report.files, report.path.name}
+    read: dict[str, torch.Tensor] = {}
+    for name in report.files:
+        part = load_file(report.path.with_name(name))
+        assert part.keys() == {tensor for tensor, file in index["weight_map"].items() if file == name}
+        read |= part
+    assert_same(read, state)
+    assert report.size == sum(report.path.with_name(name).stat().st_size for name in report.files)
+
+
+def test_what_fits_into_one_file_is_one_file(run_folder: Path, tmp_path: Path) -> None:
+    report = export(run_folder, tmp_path / "out" / "model.safetensors", max_shard_size="1.5 GB")
+    assert [path.name for path in report.path.parent.iterdir()] == list(report.files) == ["model.safetensors"]
+
+
+def test_a_set_gives_way_to_another(run_folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out" / "model.safetensors"
+    other = tmp_path / "out" / "models-00001-of-00002.safetensors"
+    first = export(run_folder, target, max_shard_size="100")
+    assert len(first.files) == 2
+    other.write_text("precious")
+    with pytest.raises(InputError, match=r"model\.safetensors\.index\.json exists already"):
+        export(run_folder, target)
+    export(run_folder, target, overwrite=True)
+    assert {path.name for path in target.parent.iterdir()} == {target.name, other.name}
+    with pytest.raises(InputError, match="exists already"):
+        export(run_folder, target, max_shard_size="100")
+    again = export(run_folder, target, max_shard_size="100", overwrite=True)
+    assert {path.name for path in target.parent.iterdir()} == {*again.files, again.path.name, other.name}
+
+
+@pytest.mark.parametrize("size", ["", "0", "two", "5 potatoes", "-1GB"])
+def test_sizes_that_are_none(run_folder: Path, tmp_path: Path, size: str) -> None:
+    with pytest.raises(InputError, match=r"is no size\. Give one like 2GB"):
+        export(run_folder, tmp_path / "model.safetensors", max_shard_size=size)

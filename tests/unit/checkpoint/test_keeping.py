@@ -12,7 +12,7 @@ import torch
 
 from paceline.checkpoint import Checkpoints, export, load
 from paceline.errors import CheckpointError, InputError
-from tests.unit.checkpoint.states import MANIFEST, MODEL, OPTIMIZER, assert_same, refuse, run_state
+from tests.unit.checkpoint.states import MANIFEST, PART, REST, assert_same, refuse, run_state
 
 
 def names(folder: Path) -> set[str]:
@@ -55,14 +55,14 @@ def test_the_same_step_with_another_state_is_refused(tmp_path: Path, part: str) 
 def test_a_damaged_step_is_put_right_when_the_run_comes_there_again(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     path = checkpoints.save(5, run_state(5))
-    (path / MODEL).write_bytes(b"")
+    (path / PART).write_bytes(b"")
     checkpoints.save(5, run_state(5))
     assert_same(load(path).state, run_state(5))
     assert names(tmp_path) == {"step-5"}
 
 
 @pytest.mark.parametrize("damage", [lambda file: file.write_bytes(b"half"), lambda file: file.unlink()])
-@pytest.mark.parametrize("name", [MODEL, OPTIMIZER, MANIFEST])
+@pytest.mark.parametrize("name", [PART, REST, MANIFEST])
 def test_damaged_ones_do_not_count_among_those_kept(
     tmp_path: Path, damage: Callable[[Path], object], name: str
 ) -> None:
@@ -86,7 +86,7 @@ def test_a_run_that_fell_back_below_damaged_ones_keeps_what_it_stands_on(tmp_pat
     for step in (10, 20, 30):
         Checkpoints(tmp_path).save(step, run_state(step))
     for step in (20, 30):
-        (tmp_path / f"step-{step}" / OPTIMIZER).unlink()
+        (tmp_path / f"step-{step}" / REST).unlink()
     checkpoints = Checkpoints(tmp_path, keep=2)
     checkpoints.save(12, run_state(12))
     checkpoints.save(14, run_state(14))
@@ -96,9 +96,9 @@ def test_a_run_that_fell_back_below_damaged_ones_keeps_what_it_stands_on(tmp_pat
 def test_any_file_may_be_read_by_whom_the_others_may(tmp_path: Path) -> None:
     path = Checkpoints(tmp_path / "checkpoints").save(1, run_state(1))
     modes = {file.name: stat.filemode(file.stat().st_mode) for file in path.iterdir()}
-    assert modes[MODEL] == modes[OPTIMIZER] == modes[MANIFEST]
+    assert modes[PART] == modes[REST] == modes[MANIFEST]
     exported = export(tmp_path, tmp_path / "model.safetensors").path
-    assert stat.filemode(exported.stat().st_mode) == modes[MODEL]
+    assert stat.filemode(exported.stat().st_mode) == modes[PART]
 
 
 def test_no_folder_means_no_checkpoint(tmp_path: Path) -> None:

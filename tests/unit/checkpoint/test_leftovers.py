@@ -13,7 +13,7 @@ import pytest
 
 from paceline.checkpoint import Checkpoints, export
 from paceline.checkpoint.leftovers import UNTOUCHED_S, beside
-from tests.unit.checkpoint.states import MODEL, run_state
+from tests.unit.checkpoint.states import PART, run_state
 
 OURS = re.fullmatch(r"\.x\.partial-([0-9a-f]{8})-(\d+)-(\d+)", beside(Path("x"), "partial").name)
 assert OURS is not None
@@ -27,8 +27,8 @@ def started(pid: int) -> str:
 def leave(folder: Path, name: str, age_s: float = 0) -> str:
     """Leave half a checkpoint behind that was last touched some time ago."""
     (folder / name).mkdir(parents=True)
-    (folder / name / MODEL).write_bytes(b"half")
-    for path in (folder / name / MODEL, folder / name):
+    (folder / name / PART).write_bytes(b"half")
+    for path in (folder / name / PART, folder / name):
         os.utime(path, (time.time() - age_s,) * 2)
     return name
 
@@ -72,7 +72,7 @@ def test_what_another_machine_writes_stays_until_it_lies_still(tmp_path: Path, w
     leave(tmp_path, f".step-3.partial-{writer}", age_s=UNTOUCHED_S * 2)
     leave(tmp_path, f".step-2.removed-{writer}", age_s=UNTOUCHED_S * 2)
     at_work = leave(tmp_path, f".step-1.partial-{writer}", age_s=UNTOUCHED_S * 2)
-    os.utime(tmp_path / at_work / MODEL)
+    os.utime(tmp_path / at_work / PART)
     assert left_after_a_save(tmp_path) == {stays, at_work}
 
 

@@ -159,11 +159,11 @@ def test_a_worker_with_notice_is_replaced_and_kept_until_there_are_enough():
     made = training(1)
     assert made.wants_to_leave(0) == [Start(1)]
     made.add(1, rank=None)
-    assert of(Break, made.ready(1)) == [Break(0, 0, at_once=False)]
+    assert of(Break, made.ready(1)) == [Break(0, 0, at_once=False, leaving=True)]
     # Both are in one group first: the one that leaves holds the state.
     actions = made.broken(0, standing())
     assert [one.member for one in of(Assign, actions)] == [0, 1]
-    assert of(Break, actions) == [Break(0, 1, at_once=False), Break(1, 1, at_once=False)]
+    assert of(Break, actions) == [Break(0, 1, at_once=False, leaving=True), Break(1, 1, at_once=False)]
     actions = regroup(made, 0, 1, operation=6)
     assert [one.member for one in of(Assign, actions)] == [1]
     assert [one.member for one in of(Release, actions)] == [0]

@@ -246,7 +246,9 @@ def test_a_keeper_that_is_killed_is_missed(keepers, tmp_path):
     leader = keepers.start(tmp_path, leads=True)
     assert wait_for(keepers, leader, Waiting)
     keepers.kill(leader)
-    assert wait_for(keepers, leader, Failed) == Failed("the process that keeps the rendezvous has ended. See its log.")
+    assert wait_for(keepers, leader, Failed) == Failed(
+        "the process that keeps the rendezvous has ended. See its log."
+    )
 
 
 AGENT = """

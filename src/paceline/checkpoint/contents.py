@@ -1,0 +1,102 @@
+"""What goes into one checkpoint: the pieces this worker writes, and what the manifest says of all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from paceline.checkpoint.durable import FileRecord
+from paceline.checkpoint.fingerprint import weights_sha256
+from paceline.checkpoint.manifest import MODEL_PREFIX, Manifest
+from paceline.checkpoint.parts import Parts
+from paceline.checkpoint.planning import Offer, Plan, make_plan
+from paceline.checkpoint.tensors import apart, dense, plain
+from paceline.errors import CheckpointError
+from paceline.strategies.pieces import MODEL, Piece, hold
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """Where a run stands, and what is said of it."""
+
+    step: int
+    position: dict[str, int]
+    meta: dict[str, Any]
+
+    def check(self) -> None:
+        """Refuse what no manifest could hold, before anything is written."""
+        try:
+            json.dumps([self.position, self.meta])
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"cannot save position and meta of step {self.step}: {error}. Give only what JSON can hold."
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """One checkpoint, as the worker that commits it sees it."""
+
+    moment: Moment
+    plan: Plan
+    tensors: Mapping[str, Tensor]
+    """What goes into this worker's part: on the CPU, none in the memory of another."""
+    rest: Mapping[str, Any]
+
+    def manifest(self, folder: Path, files: Mapping[str, FileRecord]) -> Manifest:
+        """Give the manifest of the files in a folder."""
+        made = Manifest(
+            step=self.moment.step,
+            position=dict(self.moment.position),
+            meta=dict(self.moment.meta),
+            aliases=self.plan.aliases,
+            tensors=self.plan.tensors,
+            files=dict(files),
+            weights_sha256="",
+        )
+        return replace(made, weights_sha256=self._fingerprint(folder, made))
+
+    def _fingerprint(self, folder: Path, manifest: Manifest) -> str:
+        if len(self.plan.writers) == 1:
+            keys = {key: key for key in self.tensors} | self.plan.aliases
+            return weights_sha256(
+                {
+                    key.removeprefix(MODEL_PREFIX): self.tensors[target]
+                    for key, target in keys.items()
+                    if key.startswith(MODEL_PREFIX)
+                }
+            )
+        with Parts(folder, manifest) as parts:
+            return weights_sha256(parts.model)
+
+
+def contents_of(step: int, state: Mapping[str, Any]) -> Contents:
+    """Take apart the whole state of a run, position and meta included, for one process that writes it alone."""
+    moment = Moment(step=step, position=dict(state["position"]), meta=dict(state["meta"]))
+    moment.check()
+    held = hold(
+        {key: value for key, value in state.items() if key not in ("position", "meta")}
+        | {MODEL: {name: dense(value, name) for name, value in state[MODEL].items()}}
+    )
+    plan = make_plan([Offer.of("", held.pieces)])
+    return Contents(
+        moment=moment,
+        plan=plan,
+        tensors=apart(written(held.pieces, plan.keys[0])),
+        rest=plain_rest(held.rest),
+    )
+
+
+def written(pieces: Mapping[str, Piece], keys: tuple[str, ...]) -> dict[str, Tensor]:
+    """Give the values of some pieces; what is no dense tensor is refused."""
+    return {key: dense(pieces[key].values, key.partition("/")[2]) for key in keys}
+
+
+def plain_rest(rest: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the rest of a state as a checkpoint can hold it."""
+    return {key: plain(value, key) for key, value in rest.items()}

@@ -1,0 +1,143 @@
+"""Our format through the eyes of torch.distributed.checkpoint: its planner deals pieces out and finds those to read.
+
+`PartsReader` makes a checkpoint readable for anything that works on torch.distributed.checkpoint:
+`torch.distributed.checkpoint.load(state, storage_reader=PartsReader(folder))`. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from paceline.checkpoint.manifest import Manifest, Stored
+from paceline.checkpoint.parts import Parts, dtype_named
+from paceline.errors import CheckpointError
+from paceline.strategies.pieces import Box, Form
+
+
+def deal(
+    forms: Mapping[str, Form], wanted: Sequence[Mapping[str, Box]], *, spread: bool
+) -> list[dict[str, Box]]:
+    """Give each worker those of its pieces that it is to write, every piece to one; `spread` evens out their sizes."""
+    plans = [SavePlan([_item(key, forms[key], box) for key, box in boxes.items()]) for boxes in wanted]
+    planner = DefaultSavePlanner(
+        flatten_state_dict=False, flatten_sharded_tensors=False, dedup_save_to_lowest_rank=not spread
+    )
+    try:
+        dealt, _ = planner.create_global_plan(plans)
+    except ValueError as error:
+        raise CheckpointError(
+            f"cannot save: the workers' pieces do not make up whole tensors ({str(error)[:300]}). "
+            "Every part of the state must be held by a worker of the group."
+        ) from error
+    return [
+        {item.index.fqn: boxes[item.index.fqn] for item in plan.items}
+        for plan, boxes in zip(dealt, wanted, strict=True)
+    ]
+
+
+def _item(key: str, form: Form, box: Box) -> WriteItem:
+    chunk = ChunkStorageMetadata(offsets=torch.Size(box.offset), sizes=torch.Size(box.shape))
+    data = TensorWriteData(
+        chunk=chunk, properties=TensorProperties(dtype=form.dtype), size=torch.Size(form.shape)
+    )
+    # A shard, also where it is the whole: only of those may several workers offer the same.
+    return WriteItem(index=MetadataIndex(key, box.offset), type=WriteItemType.SHARD, tensor_data=data)
+
+
+def overlaps(stored: Stored, box: Box) -> Iterator[tuple[int, Box, Box]]:
+    """Give, for a part of a tensor, the stored pieces it comes from: which one, its part of it, and where that goes."""
+    wanted = ChunkStorageMetadata(offsets=torch.Size(box.offset), sizes=torch.Size(box.shape))
+    for item in create_read_items_for_chunk_list("", _metadata(stored), [wanted]):
+        if item.storage_index.index is None:
+            raise RuntimeError("a piece without its number")
+        lengths = tuple(item.lengths)
+        yield (
+            item.storage_index.index,
+            Box(tuple(item.storage_offsets), lengths),
+            Box(tuple(item.dest_offsets), lengths),
+        )
+
+
+def _metadata(stored: Stored) -> TensorStorageMetadata:
+    return TensorStorageMetadata(
+        properties=TensorProperties(dtype=dtype_named(stored.dtype)),
+        size=torch.Size(stored.shape),
+        chunks=[
+            ChunkStorageMetadata(offsets=torch.Size(box.offset), sizes=torch.Size(box.shape))
+            for box in stored.boxes
+        ],
+    )
+
+
+class PartsReader(StorageReader):
+    """Reads the tensors of one checkpoint, by the keys of its manifest, in whatever pieces they are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._manifest = Manifest.read(folder)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Stay with the folder that was given."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Give what the checkpoint holds, from its manifest."""
+        del args, kwargs
+        stored = self._manifest.tensors
+        names = {key: stored[target] for key, target in self._manifest.aliases.items()}
+        return Metadata({key: _metadata(one) for key, one in (stored | names).items()})
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Need nothing more."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Take the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Take the plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what the plan asks for into the memory that the planner gives."""
+        with Parts(self._folder, self._manifest) as parts:
+            for item in plan.items:
+                start = item.storage_index.offset or ()
+                offset = tuple(a + b for a, b in zip(start, item.storage_offsets, strict=True))
+                values = parts.read(item.storage_index.fqn, Box(offset, tuple(item.lengths)))
+                target = planner.resolve_tensor(item)
+                target.copy_(values)
+                planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Say whether a folder is a checkpoint of ours."""
+        return (Path(checkpoint_id) / "manifest.json").exists()

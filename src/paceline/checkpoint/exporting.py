@@ -1,0 +1,183 @@
+"""The weights of a run as safetensors files that anything can read: one, or a set with its index.
+
+A set is laid out as the Hugging Face loaders expect it: model-00001-of-00003.safetensors and so on, and
+model.safetensors.index.json with the file of each tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from paceline.checkpoint.durable import committing, remove, seal, sync
+from paceline.checkpoint.leftovers import beside, sweep
+from paceline.checkpoint.manifest import MANIFEST, Manifest, Stored
+from paceline.checkpoint.parts import Parts
+from paceline.checkpoint.read import check_files, unusable
+from paceline.checkpoint.store import Checkpoints
+from paceline.checkpoint.tensors import write_tensors
+from paceline.errors import CheckpointError, InputError
+
+SUFFIX = ".safetensors"
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReport:
+    """What was exported, from where."""
+
+    path: Path
+    """The file, or the index of the files."""
+    source: Path
+    step: int
+    tensors: int
+    size: int
+    """Bytes of all files with tensors."""
+    sha256: str
+    """Of the file, or of the index."""
+    files: tuple[str, ...]
+    skipped: tuple[tuple[Path, str], ...]
+    """Newer checkpoints that were damaged, each with the reason."""
+
+
+def export(
+    run_or_checkpoint: Path, target: Path, *, overwrite: bool = False, max_shard_size: str | None = None
+) -> ExportReport:
+    """Write the model of a checkpoint, or of a run's newest whole checkpoint, as safetensors; no more than one file in memory."""
+    if target.suffix != SUFFIX:
+        raise InputError(f"{target} does not end in {SUFFIX}. Try {target.with_suffix(SUFFIX)}.")
+    most = None if max_shard_size is None else _bytes(max_shard_size)
+    before = _there(target)
+    if before and not overwrite:
+        raise InputError(f"{before[0]} exists already. Choose another name, or ask to overwrite it.")
+    skipped: list[tuple[Path, str]] = []
+    source, manifest = _find(run_or_checkpoint, skipped)
+    model = manifest.model
+    shards = _shards(model, most)
+    names = _names(target, len(shards))
+    partial = beside(target, "partial")
+    with committing(partial, target), Parts(source, manifest) as parts:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove(partial)
+        partial.mkdir()
+        sweep(target.parent, re.escape(target.name), now=partial.stat().st_mtime, writing=partial)
+        size = 0
+        for name, shard in zip(names, shards, strict=True):
+            size += _write(partial / name, shard, parts, manifest.step)
+        if len(names) > 1:
+            _write_index(partial / _index(target), names, shards, model)
+        path = partial / (names[0] if len(names) == 1 else _index(target))
+        record = seal(path)
+        _publish(partial, target, [*names, path.name], before)
+    return ExportReport(
+        path=target.with_name(path.name),
+        source=source,
+        step=manifest.step,
+        tensors=len(model),
+        size=size,
+        sha256=record.sha256,
+        files=tuple(names),
+        skipped=tuple(skipped),
+    )
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if found is None or found[2].upper() not in _UNITS or float(found[1]) <= 0:
+        raise InputError(f"--max-shard-size {text!r} is no size. Give one like 2GB, 500MB or 1GiB.")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def _shards(model: dict[str, Stored], most: int | None) -> list[list[str]]:
+    """Fill files in the model's order; a tensor larger than a file has one to itself."""
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, tensor in model.items():
+        if most is not None and shards[-1] and size + tensor.bytes > most:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += tensor.bytes
+    return shards
+
+
+def _names(target: Path, count: int) -> list[str]:
+    if count == 1:
+        return [target.name]
+    return [f"{target.stem}-{number:05d}-of-{count:05d}{SUFFIX}" for number in range(1, count + 1)]
+
+
+def _index(target: Path) -> str:
+    return f"{target.name}.index.json"
+
+
+def _there(target: Path) -> list[Path]:
+    """Give what an earlier export left under this name, as one file or as a set."""
+    single = [path for path in (target, target.with_name(_index(target))) if path.exists()]
+    pattern = re.compile(rf"{re.escape(target.stem)}-\d{{5}}-of-\d{{5}}{re.escape(SUFFIX)}")
+    beside_it = sorted(target.parent.iterdir()) if target.parent.is_dir() else []
+    return single + [path for path in beside_it if pattern.fullmatch(path.name)]
+
+
+def _write(path: Path, names: Iterable[str], parts: Parts, step: int) -> int:
+    # Copies of tied weights: every name is there for readers that know nothing of our manifest.
+    tensors: dict[str, Tensor] = {name: parts.model[name] for name in names}
+    write_tensors(path, tensors, {"format": "pt", "paceline_step": str(step)})
+    sync(path)
+    return path.stat().st_size
+
+
+def _write_index(path: Path, names: list[str], shards: list[list[str]], model: dict[str, Stored]) -> None:
+    weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+    total = sum(tensor.bytes for tensor in model.values())
+    path.write_text(
+        json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2, sort_keys=True)
+        + "\n",
+        encoding="utf-8",
+    )
+
+
+def _publish(partial: Path, target: Path, names: list[str], before: list[Path]) -> None:
+    """Give the files their names, what is read first last; then take away what an earlier export left."""
+    for name in dict.fromkeys(names):
+        (partial / name).replace(target.with_name(name))
+    for path in before:
+        if path.name not in names:
+            remove(path)
+    remove(partial)
+    sync(target.parent)
+
+
+def _find(place: Path, skipped: list[tuple[Path, str]]) -> tuple[Path, Manifest]:
+    """Give a checkpoint whose files are all undamaged."""
+    if (place / MANIFEST).exists() or place.name.startswith("step-"):
+        if not place.is_dir():
+            raise CheckpointError(
+                f"there is no checkpoint at {place}. Give the folder of one, such as step-100."
+            )
+        try:
+            return place, _verified(place)
+        except CheckpointError as error:
+            raise unusable(place, error) from error
+    folder = place / "checkpoints" if (place / "checkpoints").is_dir() else place
+    for path in reversed(Checkpoints(folder).committed()):
+        try:
+            return path, _verified(path)
+        except CheckpointError as error:
+            skipped.append((path, str(error)))
+    damaged = "".join(f" {path.name}: {reason}." for path, reason in skipped)
+    raise CheckpointError(
+        f"{place} holds no checkpoint that can be read.{damaged} "
+        "Give the folder of a run that saved one, or of a checkpoint."
+    )
+
+
+def _verified(path: Path) -> Manifest:
+    manifest = Manifest.read(path)
+    check_files(path, manifest)
+    return manifest

@@ -1,0 +1,123 @@
+"""What a checkpoint holds, from its manifest alone. Imports no torch and unpickles nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.checkpoint.durable import FileRecord, verify
+from paceline.checkpoint.manifest import MANIFEST, Manifest, Stored
+from paceline.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """A checkpoint as it lies on the disk."""
+
+    path: Path
+    manifest: Manifest
+    damage: dict[str, str]
+    """What is wrong with which file."""
+    hashed: bool
+    """Whether every byte was read, or only the lengths were looked at."""
+    newer: tuple[Path, ...]
+    """Newer checkpoints of the run that have no readable manifest."""
+
+    @property
+    def parts(self) -> dict[str, FileRecord]:
+        """The files with tensors."""
+        return {name: self.manifest.files[name] for name in self.manifest.parts}
+
+    def tensors(self) -> list[tuple[str, Stored]]:
+        """Give all tensors, the largest first."""
+        return sorted(self.manifest.tensors.items(), key=lambda item: (-item[1].bytes, item[0]))
+
+    def as_json(self, most: int | None) -> dict[str, Any]:
+        """Give it as plain values, with so many tensors."""
+        manifest = self.manifest
+        return {
+            "path": str(self.path),
+            "step": manifest.step,
+            "position": manifest.position,
+            **{key: manifest.meta.get(key) for key in ("strategy", "mesh", "workers", "shards", "exactness")},
+            "meta": manifest.meta,
+            "weights_sha256": manifest.weights_sha256,
+            "files": {
+                name: {**record._asdict(), "damage": self.damage.get(name)}
+                for name, record in manifest.files.items()
+            },
+            "whole": not self.damage,
+            "verified": self.hashed,
+            "bytes": sum(record.size for record in manifest.files.values()),
+            "parameters": sum(tensor.values for tensor in manifest.model.values()),
+            "tensor_count": len(manifest.tensors),
+            "aliases": manifest.aliases,
+            "tensors": {
+                key: {
+                    "shape": list(tensor.shape),
+                    "dtype": tensor.dtype,
+                    "bytes": tensor.bytes,
+                    "parts": sorted({box.part for box in tensor.boxes}),
+                }
+                for key, tensor in self.tensors()[:most]
+            },
+        }
+
+
+def inspect(place: Path, *, verify_all: bool = False) -> Inspection:
+    """Look at a checkpoint, or at the newest one of a run."""
+    if not place.is_dir():
+        raise CheckpointError(f"there is no folder {place}. Give the folder of a run, or of a checkpoint.")
+    newer: list[Path] = []
+    if (place / MANIFEST).exists() or re.fullmatch(r"step-\d+", place.name):
+        path, manifest = place, _manifest(place)
+    else:
+        path, manifest = _newest(place, newer)
+    damage: dict[str, str] = {}
+    for name, record in manifest.files.items():
+        try:
+            verify(path / name, record, content=verify_all)
+        except CheckpointError as error:
+            damage[name] = str(error)
+    return Inspection(path=path, manifest=manifest, damage=damage, hashed=verify_all, newer=tuple(newer))
+
+
+def verdict(found: Inspection) -> str | None:
+    """Say in one line what is wrong with a checkpoint, if something is."""
+    if not found.damage:
+        return None
+    needed, has = (
+        len(found.parts),
+        len(found.parts) - sum("missing" in found.damage.get(name, "") for name in found.parts),
+    )
+    count = f"it needs {needed} part{'s'[: needed > 1]} and has {has}: " if has < needed else ""
+    return f"{found.path} is damaged: {count}{'; '.join(found.damage.values())}. Use an earlier checkpoint."
+
+
+def _manifest(path: Path) -> Manifest:
+    try:
+        return Manifest.read(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} cannot be used: {error}. Use an earlier checkpoint.") from error
+
+
+def _newest(place: Path, newer: list[Path]) -> tuple[Path, Manifest]:
+    folder = place / "checkpoints" if (place / "checkpoints").is_dir() else place
+    steps = sorted(
+        (int(found[1]), path)
+        for path in folder.iterdir()
+        if (found := re.fullmatch(r"step-(\d+)", path.name))
+    )
+    reasons = []
+    for _, path in reversed(steps):
+        try:
+            return path, Manifest.read(path)
+        except CheckpointError as error:
+            newer.append(path)
+            reasons.append(f" {path.name}: {error}.")
+    raise CheckpointError(
+        f"{place} holds no checkpoint that can be read.{''.join(reasons)} "
+        "Give the folder of a run that saved one, or of a checkpoint."
+    )

@@ -1,0 +1,140 @@
+"""The tensors of a checkpoint, read piece by piece: nobody reads more than what it holds."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from paceline.checkpoint.manifest import MODEL_PREFIX, REST, Manifest, Stored, StoredBox, part_name
+from paceline.errors import CheckpointError
+from paceline.strategies.pieces import Box, Form
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """Give torch's type of a name in a manifest."""
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise CheckpointError(f"the type {name} of a tensor is not known to torch {torch.__version__}")
+    return found
+
+
+class Parts:
+    """The open parts of one checkpoint; a CheckpointError holds the bare reason why something cannot be read."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        stored = manifest.tensors
+        self._stored = stored | {alias: stored[key] for alias, key in manifest.aliases.items()}
+        self.catalogue = {key: Form(one.shape, dtype_named(one.dtype)) for key, one in self._stored.items()}
+        """What the checkpoint holds, tied weights under each of their keys."""
+        self._open: dict[int, Any] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Parts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.clear()
+        self._stack.close()
+
+    @property
+    def model(self) -> Mapping[str, Tensor]:
+        """The whole tensors of the model by name, each read when it is asked for."""
+        return _Model(self)
+
+    def read(self, key: str, box: Box) -> Tensor:
+        """Give the values of a part of a tensor, in memory of their own."""
+        stored, target = self._stored[key], self.manifest.aliases.get(key, key)
+        for one in stored.boxes:
+            if (one.offset, one.shape) == (box.offset, box.shape):
+                return self._piece(target, one)
+        form = self.catalogue[key]
+        values = torch.empty(box.shape, dtype=form.dtype)
+        if box == Box.whole(form.shape):
+            for one in stored.boxes:
+                Box(one.offset, one.shape).of(values).copy_(self._piece(target, one))
+            return values
+        for number, inside, place in self._overlaps(stored, box):
+            place.of(values).copy_(self._piece(target, stored.boxes[number], inside))
+        return values
+
+    @staticmethod
+    def _overlaps(stored: Stored, box: Box) -> Iterator[tuple[int, Box, Box]]:
+        # Only where pieces are cut anew: loading torch.distributed.checkpoint takes a second.
+        from paceline.checkpoint.distributed import overlaps
+
+        return overlaps(stored, box)
+
+    def _piece(self, key: str, stored: StoredBox, inside: Box | None = None) -> Tensor:
+        """Read a stored piece, or a part of it."""
+        name = part_name(stored.part)
+        try:
+            file = self._file(stored.part)
+            if inside is None:
+                values = file.get_tensor(key)
+            else:
+                ends = zip(inside.offset, inside.shape, strict=True)
+                values = file.get_slice(key)[tuple(slice(start, start + length) for start, length in ends)]
+        # torch opens the file, and says RuntimeError if it is gone by now.
+        except (SafetensorError, LookupError, OSError, RuntimeError) as error:
+            raise CheckpointError(f"{name} does not hold {key}") from error
+        wanted = stored.shape if inside is None else inside.shape
+        if tuple(values.shape) != wanted or values.dtype != self.catalogue[key].dtype:
+            raise CheckpointError(f"{name} holds another {key} than the manifest says")
+        # A copy: what safetensors gives is a map of the file, and a file cut short would kill the process.
+        copied: Tensor = values.clone()
+        return copied
+
+    def _file(self, part: int) -> Any:
+        if part not in self._open:
+            path = self.folder / part_name(part)
+            self._open[part] = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+        return self._open[part]
+
+
+class _Model(Mapping[str, Tensor]):
+    """A model's tensors that are read one at a time."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._names = [
+            key.removeprefix(MODEL_PREFIX) for key in parts.catalogue if key.startswith(MODEL_PREFIX)
+        ]
+
+    def __getitem__(self, name: str) -> Tensor:
+        key = f"{MODEL_PREFIX}{name}"
+        return self._parts.read(key, Box.whole(self._parts.catalogue[key].shape))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def read_rest(folder: Path) -> dict[str, Any]:
+    """Read what is no tensor of model and optimizer; nothing but tensors and plain values is unpickled."""
+    try:
+        rest = torch.load(folder / REST, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{REST} holds objects other than tensors and numbers, and was refused"
+        ) from error
+    except (RuntimeError, LookupError, ValueError, TypeError, AttributeError, EOFError, OSError) as error:
+        raise CheckpointError(f"{REST} is not a file that torch.save wrote") from error
+    if not isinstance(rest, dict) or not isinstance(rest.get("optimizer"), dict):
+        raise CheckpointError(f"{REST} does not hold the state of an optimizer")
+    return rest
+
+
+def write_rest(folder: Path, rest: Mapping[str, Any]) -> None:
+    """Write it."""
+    with (folder / REST).open("wb") as file:
+        torch.save(dict(rest), file)

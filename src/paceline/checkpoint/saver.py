@@ -1,0 +1,246 @@
+"""Saves a run in all workers together: each writes its part, the first one commits; beside the training if asked to.
+
+All workers must call `save`, in step. In the background it returns when this worker's part is copied to host memory; a
+thread writes it, without a word to the others: each leaves a seal, and the first worker's thread commits when all have.
+At most one save is under way: the next one waits for it, so that which checkpoints exist does not depend on time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from paceline.checkpoint.background import Background
+from paceline.checkpoint.contents import Contents, Moment, plain_rest, written
+from paceline.checkpoint.draft import Draft, Fault
+from paceline.checkpoint.durable import FileRecord, committing, discarding, remove
+from paceline.checkpoint.planning import Offer, Plan, make_plan
+from paceline.checkpoint.staging import Staging
+from paceline.checkpoint.store import Checkpoints
+from paceline.checkpoint.tensors import dense
+from paceline.checkpoint.writing import GivenUpError, Saved, Writing
+from paceline.errors import CheckpointError
+from paceline.strategies.pieces import Held
+from paceline.world import Comm, World, all_gather_object, broadcast_object
+
+Value = TypeVar("Value")
+CLOSING_S = 10.0
+"""How long the end of a process waits for a save that is under way."""
+
+
+@dataclass(frozen=True)
+class _Hello:
+    """What each worker says at the beginning of a save."""
+
+    changed: bool
+    """Whether it holds other pieces than at the last save of this group."""
+    fault: Fault
+    last: int
+
+
+class Saver:
+    """One worker's part in all saves of a run."""
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        *,
+        saved: Callable[[Saved], None] = lambda _: None,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Have `saved` and `note` called in the thread of the training, on the worker that commits."""
+        self.checkpoints = checkpoints
+        self._saved, self._note = saved, note
+        self._staging = Staging()
+        self._job: Background[Saved | None] | None = None
+        self._last = -1
+        self._late = Fault()
+        """What went wrong in the background, until all have been told."""
+        self._agreed: tuple[Comm, Offer, Plan] | None = None
+
+    def save(
+        self,
+        world: World,
+        held: Held,
+        moment: Moment,
+        *,
+        background: bool = False,
+        unless_saved: bool = False,
+    ) -> Fault:
+        """Write a checkpoint, `unless_saved` already at this step; all workers learn what went wrong.
+
+        In the background what goes wrong later is told by the next call, or is a note where it was the disk.
+        """
+        started = time.perf_counter()
+        self.wait()
+        offer = Offer.of(world.host, held.pieces)
+        rest, fault = self._checked(world, held, moment)
+        changed = self._agreed is None or self._agreed[0] is not world.comm or self._agreed[1] != offer
+        everybody: list[_Hello] = all_gather_object(world.comm, _Hello(changed, fault, self._last))
+        self._late = Fault()
+        fault = _worst(hello.fault for hello in everybody)
+        if fault or (unless_saved and everybody[0].last == moment.step):
+            return fault
+        if any(hello.changed for hello in everybody):
+            self._agreed = None
+        try:
+            plan, draft = self._prepare(world, offer, moment.step)
+        except CheckpointError as error:
+            return Fault.of(error)  # the same on all workers
+        part = plan.part_of(world.rank)
+        tensors = {} if part is None else written(held.pieces, plan.keys[part])
+        writing = Writing(
+            checkpoints=self.checkpoints,
+            draft=draft,
+            part=part,
+            contents=Contents(moment=moment, plan=plan, tensors=tensors, rest=rest),
+            started=started,
+        )
+        return self._begin(world, writing) if background else self._write(world, writing)
+
+    def poll(self) -> None:
+        """Close the books of a save that has come to its end; to be called often, costs nothing."""
+        if self._job is not None and self._job.done:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the save under way, if there is one, and close its books."""
+        job, self._job = self._job, None
+        if job is None:
+            return
+        try:
+            saved = job.result()
+        except GivenUpError as error:
+            self._note(str(error))
+        except CheckpointError as error:
+            fault = Fault.of(error)
+            if fault.disk:
+                self._note(f"{error} Training goes on; the next checkpoint is tried when it is due.")
+            else:
+                self._late = fault
+        else:
+            if saved is not None:
+                self._finish(saved)
+
+    def abandon(self) -> None:
+        """Give up the save under way, unless all parts are written: the group has changed."""
+        self._agreed = None
+        if self._job is not None:
+            self._job.give_up()
+
+    def close(self) -> None:
+        """Let a save that is under way come to its end, or give it up if that takes long."""
+        if self._job is not None:
+            if not self._job.ends_within(CLOSING_S):
+                self._job.give_up()
+            self.wait()
+
+    # What all agree on.
+
+    def _checked(self, world: World, held: Held, moment: Moment) -> tuple[dict[str, Any], Fault]:
+        """Find what cannot be saved before anybody has begun."""
+        if self._late:
+            return {}, self._late
+        try:
+            moment.check()
+            for key, piece in held.pieces.items():
+                dense(piece.values, key.partition("/")[2])
+            return (plain_rest(held.rest) if world.is_first else {}), Fault()
+        except CheckpointError as error:
+            return {}, Fault.of(error)
+
+    def _prepare(self, world: World, offer: Offer, step: int) -> tuple[Plan, Draft]:
+        """Agree on who writes what; where others than the first one write, the folder is open afterwards."""
+        known = None if self._agreed is None else self._agreed[2]
+        draft = self.checkpoints.draft(step)
+        if known is not None and known.writers == (0,):
+            return known, draft
+        offers: list[Offer] = [] if known is not None else all_gather_object(world.comm, offer)
+        plan, draft = _from_first(world, lambda: self._opened(known or make_plan(offers), draft))
+        if offers and plan.writers != (0,):
+            sees: list[bool] = all_gather_object(world.comm, draft.partial.is_dir())
+            if not all(sees):
+                with _tidy(world, draft):
+                    plan = _from_first(world, lambda: make_plan(offers, sees))
+        self._agreed = world.comm, offer, plan
+        return plan, draft
+
+    def _opened(self, plan: Plan, draft: Draft) -> tuple[Plan, Draft]:
+        if plan.writers != (0,):
+            with committing(draft.partial, draft.final):
+                self.checkpoints.open(draft)
+        return plan, draft
+
+    # Writing.
+
+    def _write(self, world: World, writing: Writing) -> Fault:
+        """Write while all wait."""
+        writing = writing.in_place()
+        fault = Fault()
+        saved: Saved | None = None
+        with _tidy(world, writing.draft):
+            told: list[tuple[FileRecord | None, Fault]] = []
+            if not writing.alone:
+                told = all_gather_object(world.comm, writing.write_part())
+                fault = _worst(one for _, one in told)
+            if world.is_first and fault:
+                remove(writing.draft.partial)
+            elif world.is_first:
+                try:
+                    saved = self._commit(writing, told)
+                except CheckpointError as error:
+                    fault = Fault.of(error)
+            outcome: Fault = broadcast_object(world.comm, fault)
+        if saved is not None:
+            self._finish(saved)
+        return outcome
+
+    @staticmethod
+    def _commit(writing: Writing, told: list[tuple[FileRecord | None, Fault]]) -> Saved:
+        if writing.alone:
+            return writing.commit_alone()
+        records = {part: told[rank][0] for part, rank in enumerate(writing.contents.plan.writers)}
+        return writing.commit({part: record for part, record in records.items() if record is not None})
+
+    def _begin(self, world: World, writing: Writing) -> Fault:
+        """Copy this worker's part and have a thread write it."""
+        copied = writing.copied(self._staging)
+        if world.is_first:
+            self._job = Background(lambda job: copied.commit_when_sealed(job, world.interruption))
+        elif copied.part is not None:
+            self._job = Background(lambda _: copied.seal_part())
+        return Fault()
+
+    def _finish(self, saved: Saved) -> None:
+        self._last = saved.step
+        for text in saved.notes:
+            self._note(text)
+        self._saved(saved)
+
+
+def _from_first(world: World, act: Callable[[], Value]) -> Value:
+    """Have the first worker do something, and give everybody what came of it, or raise what went wrong."""
+    value: Value | None = None
+    fault = Fault()
+    if world.is_first:
+        try:
+            value = act()
+        except CheckpointError as error:
+            fault = Fault.of(error)
+    value, fault = broadcast_object(world.comm, (value, fault))
+    if fault:
+        raise fault.error()
+    return cast(Value, value)
+
+
+def _tidy(world: World, draft: Draft) -> AbstractContextManager[None]:
+    """Have the worker that made a folder, and no other, take it away when something goes wrong."""
+    return discarding(draft.partial) if world.is_first else nullcontext()
+
+
+def _worst(faults: Iterable[Fault]) -> Fault:
+    """Give what is no fault of the disk before what is, and that before nothing."""
+    return max(faults, key=lambda one: (bool(one), not one.disk))

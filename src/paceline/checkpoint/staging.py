@@ -1,0 +1,45 @@
+"""Copies of tensors in host memory, so that training can change its own while they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+SLAB = 256 << 20
+"""Bytes that are asked for at once; torch rounds pinned memory up to a power of two, and this is one."""
+_ALIGNMENT = 64
+
+
+class Staging:
+    """Memory that is taken once and used for every save; pinned where the tensors are on an accelerator."""
+
+    def __init__(self) -> None:
+        self._slabs: list[Tensor] = []
+
+    def copies(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copy tensors here, none over another; what was copied before is overwritten."""
+        pinned = any(tensor.device.type == "cuda" for tensor in tensors.values())
+        needed = sum(_room(tensor) for tensor in tensors.values())
+        made: dict[str, Tensor] = {}
+        slab, start = 0, 0
+        for key, tensor in tensors.items():
+            while slab < len(self._slabs) and start + _room(tensor) > len(self._slabs[slab]):
+                slab, start = slab + 1, 0
+            if slab == len(self._slabs):
+                size = max(_room(tensor), min(SLAB, needed))
+                self._slabs.append(torch.empty(size, dtype=torch.uint8, pin_memory=pinned))
+            end = start + tensor.numel() * tensor.element_size()
+            place = self._slabs[slab][start:end].view(tensor.dtype).view(tensor.shape)
+            made[key] = place.copy_(tensor, non_blocking=True)
+            start += _room(tensor)
+            needed -= _room(tensor)
+        if pinned:
+            torch.cuda.current_stream().synchronize()
+        return made
+
+
+def _room(tensor: Tensor) -> int:
+    """Give a tensor's bytes, up to the next place where any type may begin."""
+    return -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,139 @@
+"""What one worker does of a save once all know who writes what: its part, and on the first one the commit."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.checkpoint.background import Background
+from paceline.checkpoint.contents import Contents
+from paceline.checkpoint.draft import Draft, Fault
+from paceline.checkpoint.durable import FileRecord, committing, disk_fault
+from paceline.checkpoint.manifest import REST, part_name
+from paceline.checkpoint.staging import Staging
+from paceline.checkpoint.store import Checkpoints
+from paceline.checkpoint.tensors import apart
+from paceline.errors import CheckpointError
+from paceline.world.interruption import Interruption
+
+LOOK_S = 0.02
+"""How often the first worker's thread looks for the seals of the others."""
+
+
+class GivenUpError(Exception):
+    """The group changed before all parts of a checkpoint were there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A checkpoint that is committed."""
+
+    step: int
+    path: Path
+    weights_sha256: str
+    seconds: float
+    notes: tuple[str, ...]
+    """What else the user should know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing:
+    """One worker's work on one checkpoint."""
+
+    checkpoints: Checkpoints
+    draft: Draft
+    part: int | None
+    """The number of the part that this worker writes, if it writes one."""
+    contents: Contents
+    started: float
+
+    @property
+    def alone(self) -> bool:
+        """Whether the first worker writes everything."""
+        return self.contents.plan.writers == (0,)
+
+    def in_place(self) -> Writing:
+        """Get ready to write from the memory of the training itself."""
+        return self._with(replace(self.contents, tensors=apart(self.contents.tensors)))
+
+    def copied(self, staging: Staging) -> Writing:
+        """Get ready to write while training goes on."""
+        tensors = staging.copies(self.contents.tensors)
+        return self._with(replace(self.contents, tensors=tensors, rest=copy.deepcopy(self.contents.rest)))
+
+    def _with(self, contents: Contents) -> Writing:
+        return replace(self, contents=contents)
+
+    def write_part(self) -> tuple[FileRecord | None, Fault]:
+        """Write this worker's part, if it has one, and say what came of it."""
+        if self.part is None:
+            return None, Fault()
+        try:
+            return self.draft.write_part(self.part, self.contents.tensors), Fault()
+        except Exception as error:
+            if isinstance(error, CheckpointError):
+                return None, Fault.of(error)
+            message = disk_fault(error, self.draft.final)
+            if message is None:
+                raise
+            return None, Fault(message, disk=True)
+
+    def seal_part(self) -> None:
+        """Write this worker's part, if it has one, and leave word of it in the folder."""
+        if self.part is None:
+            return
+        try:
+            record, fault = self.write_part()
+        except Exception as error:
+            self.draft.seal(self.part, None, Fault(f"part {self.part} of {self.draft.final}: {error!r}"))
+            raise
+        self.draft.seal(self.part, record, fault)
+
+    # On the worker that commits.
+
+    def commit_alone(self) -> Saved:
+        """Write everything and commit it."""
+        with committing(self.draft.partial, self.draft.final):
+            weights = self.checkpoints.write_alone(self.draft, self.contents)
+        return self._saved(weights)
+
+    def commit(self, records: Mapping[int, FileRecord]) -> Saved:
+        """Commit when all parts are on the disk."""
+        with committing(self.draft.partial, self.draft.final):
+            files = {part_name(part): records[part] for part in range(len(self.contents.plan.writers))}
+            files[REST] = self.draft.write_rest(self.contents.rest)
+            weights = self.checkpoints.commit(self.draft, self.contents, files)
+        return self._saved(weights)
+
+    def commit_when_sealed(self, job: Background[Saved | None], broken: Interruption) -> Saved:
+        """Write this worker's part, wait for the seals of all others, commit."""
+        if self.alone:
+            return self.commit_alone()
+        with committing(self.draft.partial, self.draft.final):
+            self.seal_part()
+            while True:
+                # Asked before the seals are: what was sealed when the group broke counts.
+                given_up = job.given_up or broken.raised
+                sealed = self.draft.sealed()
+                if len(sealed) == len(self.contents.plan.writers):
+                    return self.commit(sealed)
+                if given_up:
+                    raise GivenUpError(
+                        f"the checkpoint of step {self.contents.moment.step} was given up: the group changed while it "
+                        "was written. The next one is written when it is due."
+                    )
+                time.sleep(LOOK_S)
+
+    def _saved(self, weights: str) -> Saved:
+        notes: list[str] = []
+        self.checkpoints.prune(self.draft.final, notes.append)
+        return Saved(
+            step=self.contents.moment.step,
+            path=self.draft.final,
+            weights_sha256=weights,
+            seconds=time.perf_counter() - self.started,
+            notes=tuple(notes),
+        )

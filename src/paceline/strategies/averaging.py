@@ -1,0 +1,98 @@
+"""Means over workers that have gone their own ways: of tensors, and of optimizers' state. The same bits for everybody."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.strategies.late import LateSum, open_exchange
+from paceline.strategies.state import load_optimizer_state, optimizer_state
+from paceline.strategies.tree import TreeSum
+from paceline.world import World, all_gather_object
+from paceline.world.pulse import Phase
+
+Key = tuple[str, str, tuple[int, ...], torch.dtype]
+"""A tensor of an optimizer's state: parameter, slot, shape and type."""
+
+
+class Averaging:
+    """Sums in which each worker has one share, in the order of their ranks."""
+
+    def __init__(self, world: World, lane: str) -> None:
+        self.world = replace(world, shares=None)
+        """The workers as equals, however many shards each carries."""
+        self._late = LateSum(self.world, world.size, lane)
+        # Beside the other, which reads back what has come: that would keep a GPU waiting in every step.
+        self._exchange = open_exchange(self.world, world.size, lane) if world.size > 1 else None
+
+    def sum_small(self, values: Tensor) -> Tensor:
+        """Add up one small tensor of each worker, in place."""
+        if self._exchange is not None:
+            flat = values.view(-1)
+            self._exchange.start(0, [flat], flat, lambda: None)
+            before = self.world.pulse.enter(Phase.COMMUNICATION)
+            self._exchange.finish()
+            self.world.pulse.enter(before)
+        return values
+
+    def sum(self, shares: list[Tensor]) -> list[Tensor]:
+        """Add up what each worker brings; the next call may write over what this one gave."""
+        if not shares:
+            return []
+        rank = self.world.rank
+        tree = TreeSum(self.world.size)
+        tree.add((rank, rank + 1), list(shares))
+        summed = self._late.sum(tree, shares)
+        return [mine if total is None else total for mine, total in zip(shares, summed, strict=True)]
+
+    @torch.no_grad()
+    def send_from(self, source: int, tensors: list[Tensor]) -> None:
+        """Give everybody the values of one worker."""
+        if self.world.size > 1:
+            for tensor in tensors:
+                tensor.copy_(self.world.comm.broadcast(tensor.detach(), source))
+
+    @torch.no_grad()
+    def average_optimizers(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Give all optimizers the mean of their state; a count becomes the largest.
+
+        A worker that has had no sample has no state yet: it gets the others'.
+        """
+        mine = optimizer_state(model, optimizer)
+        found: list[dict[Key, float]] = all_gather_object(self.world.comm, _describe(mine["state"]))
+        every = sorted({key for one in found for key in one}, key=lambda key: (key[:3], str(key[3])))
+        state: dict[str, dict[str, Any]] = {name: dict(slots) for name, slots in mine["state"].items()}
+        large = [key for key in every if key[2]]
+        shares = []
+        for key in large:
+            name, slot, shape, dtype = key
+            held = state.get(name, {}).get(slot)
+            value = torch.zeros(shape, dtype=dtype, device=self.world.device) if held is None else held
+            shares.append(wide(value) / sum(key in one for one in found))
+        for (name, slot, _, dtype), mean in zip(large, self.sum(shares), strict=True):
+            state.setdefault(name, {})[slot] = mean.to(dtype, copy=True)
+        for key in every:
+            name, slot, shape, dtype = key
+            if not shape:
+                most = max(one[key] for one in found if key in one)
+                state.setdefault(name, {})[slot] = torch.tensor(most, dtype=dtype)
+        load_optimizer_state(model, optimizer, {**mine, "state": state})
+
+
+def wide(value: Tensor) -> Tensor:
+    """Give a tensor in a type that means can be taken in."""
+    return value.detach() if value.dtype.itemsize >= 4 else value.detach().float()
+
+
+def _describe(state: dict[str, dict[str, Any]]) -> dict[Key, float]:
+    """Say which tensors of floating-point numbers there are, and the value of those that are one number."""
+    return {
+        (name, slot, tuple(value.shape), value.dtype): 0.0 if value.dim() else float(value)
+        for name, slots in state.items()
+        for slot, value in slots.items()
+        if isinstance(value, Tensor) and (value.is_floating_point() or not value.dim())
+    }

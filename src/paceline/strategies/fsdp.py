@@ -1,0 +1,41 @@
+"""Weights, gradients and optimizer state cut up among the workers; alone (`fsdp`) or in several copies (`ddp=2,fsdp=2`)."""
+
+from __future__ import annotations
+
+from paceline.errors import InputError
+from paceline.strategies.base import Exactness, OpenReplica, Parts
+from paceline.strategies.batchnorm import synchronise
+from paceline.strategies.ddp import Ddp
+from paceline.strategies.fsdp_replica import FsdpReplica
+from paceline.strategies.sequential import SequentialReplica
+from paceline.strategies.tuning import Tuning
+from paceline.strategies.unwrapping import unwrap_model
+from paceline.world import World
+
+
+class Fsdp:
+    """Every worker keeps some rows of each parameter, and gathers a block's weights when they are needed."""
+
+    name = "fsdp"
+    exactness = Exactness.BITWISE
+    threaded = False
+
+    def level(self, tuning: Tuning) -> Exactness:
+        """Give the level that these options leave: weights gathered in fewer bits are other weights."""
+        return self.exactness if tuning.gather == "fp32" else Exactness.NUMERIC
+
+    def prepare(self, parts: Parts, world: World) -> OpenReplica:
+        """Cut the model up; a world of one has nobody to share it with."""
+        if parts.tuning.offload and world.device.type == "cpu":
+            raise InputError(
+                "--offload needs an accelerator whose memory it spares, but the device is the CPU. Leave it out."
+            )
+        if isinstance(parts.kept, FsdpReplica) and not parts.remakes:
+            unwrap_model(parts.kept.model, parts.kept.optimizer, parts.kept.local)
+        if world.size == 1:
+            if parts.sync_batchnorm:
+                synchronise(parts.model, world.comm, parts.shards)
+            return SequentialReplica(parts, world)
+        if world.mesh.sizes and world.mesh.size("fsdp") == 1:
+            return Ddp().prepare(parts, world)
+        return FsdpReplica(parts, world)

@@ -1,0 +1,81 @@
+"""Makes the model of a sharded run: without any worker ever holding all of it where that is possible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from paceline.strategies.base import Parts
+from paceline.strategies.batchnorm import synchronise
+from paceline.strategies.blocks import find_blocks
+from paceline.strategies.deferred import Deferred, defer
+from paceline.strategies.sharded import Part
+from paceline.strategies.wraps import Listener, Wrap, settle_model, wrap_model
+from paceline.world import World
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """A model that is cut up, and how it came to be."""
+
+    model: nn.Module
+    wraps: list[Wrap]
+    originals: dict[int, str]
+    """The parameters as the user made them, where an optimizer may have been made over them."""
+    notes: list[str]
+
+
+def make_sharded(parts: Parts, data: World, place: World, listener: Listener) -> Sharded:
+    """Make the model and cut it up among the workers of `place`; `data` is everybody that data is dealt to."""
+    made, reason = defer(parts.make_model) if parts.remakes else (None, "")
+    model = made.model if made is not None else parts.make_model().to(data.device)
+    notes = [] if not reason else [f"every worker made the whole model before it was cut up: {reason}"]
+    if parts.sync_batchnorm:
+        synchronise(model, data.comm, parts.shards)
+    if made is None and not parts.agreed:
+        _spread(model, data)
+    originals = {} if parts.remakes else {id(value): name for name, value in model.named_parameters()}
+    # Where batches may take different ways through a model, only the whole of it is gathered by all workers alike.
+    blocks = find_blocks(model, parts.structure) if not parts.allow_unused or parts.structure.blocks else {}
+    # Named by generation: torch remembers shapes by mesh, and in the next group this worker may have another rank.
+    mesh = DeviceMesh.from_group(_group(place), data.device.type, mesh_dim_names=(f"fsdp-{data.generation}",))
+    wraps = wrap_model(model, blocks, mesh, parts.tuning, listener)
+    if made is not None:
+        _fill(model, made, torch.device("cpu") if parts.tuning.offload else data.device)
+    settle_model(model)
+    if parts.compile:
+        for module in blocks.values() or [model]:
+            module.compile()
+    return Sharded(model, wraps, originals, notes)
+
+
+def _group(place: World) -> dist.ProcessGroup:
+    group: dist.ProcessGroup | None = place.comm.group
+    if group is None:
+        raise RuntimeError("a model is cut up among several workers")
+    return group
+
+
+def _fill(model: nn.Module, made: Deferred, device: torch.device) -> None:
+    """Give the rows memory, and the values that a plain construction would have given them."""
+    model.to_empty(device=device)
+    parts = {name: Part.of(parameter) for name, parameter in model.named_parameters()}
+    buffers = dict(model.named_buffers())
+
+    def keep(name: str, whole: Tensor) -> None:
+        if name in parts:
+            parts[name].values.detach().copy_(parts[name].box.of(whole))
+        else:
+            buffers[name].copy_(whole)
+
+    made.fill(keep)
+
+
+def _spread(model: nn.Module, data: World) -> None:
+    """Give everybody the first worker's weights: rows of models that differ would make none of them."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data.copy_(data.comm.broadcast(tensor.data, 0))

@@ -1,0 +1,202 @@
+"""Takes gradients to the workers that hold their rows, and workers without a batch through the passes of the others.
+
+Within a step gradients add up in each worker's own memory, as they do in one process; only its last pass sends them out,
+together with the shards that were finished before, wrap by wrap while the pass goes on. Every row is added along the
+canonical tree by the worker that holds it. Below the level bitwise every pass ends with torch's own reduction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.strategies.combination import Combination
+from paceline.strategies.rounds import END, Passage, Rounds
+from paceline.strategies.scatter import Scatter
+from paceline.strategies.tree import TreeSum
+from paceline.strategies.wraps import Cut, Wrap
+from paceline.world import World, compat
+from paceline.world.points import REDUCTION, reach
+
+
+class Reduction:
+    """The messages of a sharded model's passes."""
+
+    def __init__(self, data: World, place: World, copies: World, shards: int, *, exact: bool) -> None:
+        """`data` is everybody data is dealt to, `place` those who share a model, `copies` those with the same rows."""
+        self._data, self._place, self._copies = data, place, copies
+        self._exact = exact
+        self.scatter = Scatter(data, copies, shards)
+        self.wraps: list[Wrap] = []
+        self._parameters: list[list[nn.Parameter]] = []
+        self._passage = Passage(data, Rounds(data.rank, (0,) * data.size))
+        self._combination: Combination | None = None
+        self._outputs: dict[int, Tensor] = {}
+
+    def attach(self, wraps: list[Wrap], places: list[list[int]], parameters: Sequence[nn.Parameter]) -> None:
+        """Know the wraps, where each one's parameters stand in the model's order, and the rows held of all of them."""
+        self.wraps, self.places = wraps, places
+        self._parameters = [[parameters[place] for place in inside] for inside in places]
+
+    @property
+    def cuts(self) -> list[Cut]:
+        """Give the parameters in the model's order."""
+        pairs = [
+            pair
+            for wrap, inside in zip(self.wraps, self.places, strict=True)
+            for pair in zip(inside, wrap.cuts, strict=True)
+        ]
+        return [cut for _, cut in sorted(pairs, key=lambda pair: pair[0])]
+
+    # The passes of a step.
+
+    def begin(self, rounds: Rounds) -> None:
+        """Start the rounds of a step."""
+        self._passage = Passage(self._data, rounds)
+        for wrap in self.wraps:
+            wrap.open()
+
+    @property
+    def ends(self) -> bool:
+        """Whether the gradients of this pass leave with it."""
+        return self._passage.last or not self._exact
+
+    @property
+    def over(self) -> bool:
+        """Whether all rounds of the step are done."""
+        return self._passage.over
+
+    def arm(self, combination: Combination | None) -> None:
+        """Prepare for the backward pass; `combination` says what this worker's sums are made of, if it is the last."""
+        self._combination = combination
+        for wrap in self.wraps:
+            wrap.arm(reduces=self.ends)
+
+    def settle(self) -> None:
+        """Complete the reductions of a pass and take the rows that came of them."""
+        for wrap in self.wraps:
+            wrap.settle()
+        # Before anything is waited for: those who follow wait for their rows only when they know that no more come.
+        self._passage.announce(END)
+        self._collect()
+
+    def _collect(self) -> None:
+        self.scatter.finish()
+        for index, output in self._outputs.items():
+            wrap = self.wraps[index]
+            for cut, parameter, rows in zip(
+                wrap.cuts, self._parameters[index], wrap.split(output), strict=True
+            ):
+                cut.parameter.grad = None
+                mine = rows.to(parameter.device)
+                parameter.grad = mine if parameter.grad is None else parameter.grad.add_(mine)
+        self._outputs = {}
+
+    def end_forward(self) -> None:
+        """Close a pass that has no way back."""
+        self._passage.announce(END)
+        self.end_pass()
+
+    def end_pass(self) -> None:
+        """Close a pass."""
+        for wrap in self.wraps:
+            wrap.close()
+        self._passage.next()
+        for wrap in self.wraps:
+            wrap.open()
+
+    def follow(self, combination: Combination | None) -> None:
+        """Go through a pass of the others without a batch of one's own."""
+        self._combination = combination
+        while (message := self._passage.listen()) != END:
+            index, reduces = divmod(message, 2)
+            wrap = self.wraps[index]
+            if reduces:
+                output = torch.empty(wrap.chunk, dtype=wrap.type, device=self._data.device)
+                self._reduce(wrap, None, output)
+            else:
+                wrap.join_gather()
+        self._collect()
+        self._passage.next()
+
+    # What torch's wraps ask for.
+
+    def gathers(self, wrap: Wrap) -> None:
+        """Know that the weights of a wrap are about to be gathered."""
+        self._passage.announce(2 * wrap.index)
+
+    def reduces(self, wrap: Wrap, gradients: Tensor, output: Tensor) -> None:
+        """Add a wrap's gradients up over all workers; `output` gets this worker's rows."""
+        self._passage.announce(2 * wrap.index + 1)
+        self._reduce(wrap, gradients, output)
+
+    def _reduce(self, wrap: Wrap, live: Tensor | None, output: Tensor) -> None:
+        reach(REDUCTION)
+        self._outputs[wrap.index] = output
+        if self._combination is None:
+            self._reduce_plainly(wrap, live, output)
+            return
+        inside = self.places[wrap.index]
+        for completed in self._combination.into_live:
+            if live is not None:
+                live += wrap.flat([completed[place] for place in inside])
+        sums = []
+        for held, is_live in self._combination.nodes:
+            if is_live and live is not None:
+                sums.append(live)
+            else:
+                sums.append(wrap.flat([None if held is None else held[place] for place in inside]))
+        self.scatter.start(sums, output)
+
+    def _reduce_plainly(self, wrap: Wrap, live: Tensor | None, output: Tensor) -> None:
+        mine = wrap.flat([None] * len(wrap.cuts)) if live is None else live
+        compat.reduce_scatter_single(output, mine, op=dist.ReduceOp.SUM, group=self._place.comm.group)
+        if self._copies.size > 1:
+            self._copies.comm.all_reduce_(output).wait()
+
+    # At the end of a step.
+
+    def scatter_terms(self, tree: TreeSum, start: int) -> list[Tensor]:
+        """Add up whole gradients that lie in the tree's lists from `start` on, and give this worker's rows of them."""
+        found: list[Tensor | None] = [None] * sum(len(inside) for inside in self.places)
+        for wrap, inside in zip(self.wraps, self.places, strict=True):
+            output = torch.empty(wrap.chunk, dtype=wrap.type, device=self._data.device)
+            sums = [
+                wrap.flat([held[start + place] if len(held) > start else None for place in inside])
+                for _, held in tree.nodes
+            ]
+            self.scatter.start(sums, output)
+            self.scatter.finish()
+            for place, rows in zip(inside, wrap.split(output), strict=True):
+                found[place] = rows
+        return [rows for rows in found if rows is not None]
+
+    def norm(self) -> Tensor:
+        """Give the norm of the whole gradient: to the bit where that is promised."""
+        found: dict[int, Tensor] = {}
+        for wrap, inside, parameters in zip(self.wraps, self.places, self._parameters, strict=True):
+            rows = [parameter.grad for parameter in parameters]
+            norms = zip(inside, self._norms(wrap, rows), strict=True)
+            found |= {place: norm for place, norm in norms if norm is not None}
+        ordered = torch.stack([found[place] for place in sorted(found)])
+        total: Tensor = torch.linalg.vector_norm(ordered)
+        return total if self._exact else self._place.comm.all_reduce(total.square()).sqrt()
+
+    def _norms(self, wrap: Wrap, rows: list[Tensor | None]) -> list[Tensor | None]:
+        """Give each gradient's norm: of all its rows, gathered for a moment, or of the rows held here."""
+        if not self._exact:
+            return [None if one is None else torch.linalg.vector_norm(one) for one in rows]
+        mine = torch.zeros(wrap.chunk, dtype=wrap.type, device=self._data.device)
+        for place, one in zip(wrap.split(mine), rows, strict=True):
+            if one is not None:
+                place.copy_(one)
+        whole = wrap.whole(torch.stack(self._place.comm.all_gather(mine)))
+        # As `gradients.finish` does it in one process: fresh copies all lie alike in a GPU's memory.
+        placed = [one.clone() for one in whole] if mine.is_cuda else whole
+        return [
+            None if one is None else norm
+            for one, norm in zip(rows, torch._foreach_norm(placed), strict=True)  # noqa: SLF001
+        ]

@@ -1,0 +1,73 @@
+"""The layers split among the workers, the logical shards flowing through them as micro-batches.
+
+Each worker of a pipeline holds one stage of the model or several, and computes for every shard just what one process would
+compute there: activations and gradients pass with their true shapes, random streams go on from stage to stage, and each
+stage sums its gradients over the shards along the canonical tree. So the bits are those of one process, whatever the schedule.
+
+Where the model is cut is found at the first batch (`stages`); until then every worker holds the whole model in host memory.
+"""
+
+from __future__ import annotations
+
+from paceline.data import owned_shards
+from paceline.errors import InputError
+from paceline.strategies.base import Exactness, OpenReplica, Parts
+from paceline.strategies.pipeline_order import fewest
+from paceline.strategies.pipeline_replica import PipelineReplica
+from paceline.strategies.tuning import Tuning
+from paceline.world import World
+
+
+class Pipeline:
+    """A pipeline of stages; beside `ddp` and `fsdp`, several pipelines that share the data."""
+
+    name = "pp"
+    exactness = Exactness.BITWISE
+    threaded = False
+
+    def level(self, tuning: Tuning) -> Exactness:  # noqa: ARG002
+        """Give its own level: the bits are the same in any schedule."""
+        return self.exactness
+
+    def prepare(self, parts: Parts, world: World) -> OpenReplica:
+        """Make one worker's end of a pipeline; a pipeline of one worker is none."""
+        if world.mesh.size("pp") == 1:
+            from paceline.strategies.fsdp import Fsdp  # which loads DTensor: 0.8 s
+
+            return Fsdp().prepare(parts, world)  # which is ddp where nobody shares parameters
+        _check(parts, world)
+        return PipelineReplica(parts, world)
+
+
+def _check(parts: Parts, world: World) -> None:
+    """Refuse what a pipeline cannot do, before anything is computed."""
+    tuning, workers = parts.tuning, world.mesh.size("pp")
+    if parts.kept is not None and not parts.kept.whole and not parts.remakes:
+        raise InputError(
+            "pp cannot form a new group with a model that was handed over ready made, for its other stages are lost. "
+            "Give run.prepare_replica functions that make model and optimizer, or use --no-elastic."
+        )
+    if parts.precision.name == "fp16":
+        raise InputError("--precision fp16 needs one scale for all stages, which pp does not keep. Use bf16.")
+    if parts.compile:
+        raise InputError("--compile takes a model in one piece, and pp cuts it. Leave --compile out.")
+    if parts.sync_batchnorm:
+        raise InputError(
+            "--sync-batchnorm needs all shards at once, and pp takes one after the other. Leave it out."
+        )
+    if tuning.schedule == "zero-bubble" and tuning.recompute == "selective":
+        raise InputError(
+            "--recompute selective goes back through a block once, and zero-bubble does so twice. Use --recompute blocks."
+        )
+    if tuning.schedule == "1f1b" and (tuning.stages_a_worker or 1) > 1:
+        raise InputError(
+            f"--schedule 1f1b holds one stage a worker, not {tuning.stages_a_worker}. Use --schedule interleaved."
+        )
+    places = world.data_size
+    shards = min(len(owned_shards(place, places, parts.shards)) for place in range(places))
+    needed = fewest(tuning.schedule, workers)
+    if parts.kept is None and shards < needed:
+        raise InputError(
+            f"--schedule {tuning.schedule} needs at least {needed} micro-batches for {workers} workers in a row, but a pipeline "
+            f"has {shards} of the {parts.shards} shards. Use --shards {needed * places} or more, or --schedule gpipe."
+        )

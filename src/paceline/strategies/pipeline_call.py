@@ -1,0 +1,72 @@
+"""What stands in for the model when a task's loss is called: no worker of a pipeline has the whole one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from paceline.errors import InputError
+from paceline.world import seeds
+
+Function = Callable[[Any, Any], Any]
+"""A task's loss or metrics."""
+
+
+class StandIn:
+    """Takes the place of the model in a loss; only its call is there."""
+
+    def __init__(self, compute: Callable[[tuple[Any, ...], dict[str, Any]], Any], training: bool) -> None:
+        self._compute, self._calls = compute, 0
+        self.training = training
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the stage."""
+        self._calls += 1
+        if self._calls > 1:
+            raise InputError(
+                "the loss calls the model twice, but under pp a micro-batch goes through the pipeline once. "
+                "Call it once with both inputs together, or use another strategy."
+            )
+        return self._compute(args, kwargs)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise InputError(
+            f"under pp the loss sees only the model's output, not model.{name}: the weights lie on other workers. "
+            "Compute it inside the model's forward, or use another strategy."
+        )
+
+    def __getitem__(self, place: Any) -> NoReturn:
+        self.__getattr__(f"[{place!r}]".replace("'", ""))
+
+    @property
+    def called(self) -> bool:
+        """Whether the model was called."""
+        return self._calls > 0
+
+
+class _Called(BaseException):
+    """Carries the arguments of the model's call out of a loss."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.call = args, kwargs
+
+
+def call_of(function: Function, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Learn how a loss calls the model."""
+
+    def seen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+        raise _Called(args, kwargs)
+
+    with torch.no_grad(), seeds.preserved():
+        try:
+            function(StandIn(seen, training=True), batch)
+        except _Called as called:
+            return called.call
+    raise InputError(
+        "the loss returned without calling the model, so nothing would be learned. Call model(...)."
+    )

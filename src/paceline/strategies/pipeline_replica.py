@@ -1,0 +1,314 @@
+"""One worker of a pipeline: its stages, its part of the state, and its place in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain as chained
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from paceline.data import to_device
+from paceline.errors import InputError
+from paceline.strategies.base import (
+    LossFunction,
+    MetricsFunction,
+    Parts,
+    Rows,
+    ShardWork,
+    StepWork,
+)
+from paceline.strategies.buffers import Buffers, gather_rows
+from paceline.strategies.late import LateSum
+from paceline.strategies.pieces import Catalogue, Held, Read
+from paceline.strategies.pipeline_call import Function, call_of
+from paceline.strategies.pipeline_order import forward_programs, programs, stages_a_worker
+from paceline.strategies.pipeline_pass import Conveyor
+from paceline.strategies.pipeline_rows import CutRows, NoRows
+from paceline.strategies.pipeline_share import make_stage
+from paceline.strategies.pipeline_stage import Micro, Stage
+from paceline.strategies.pipeline_state import Keeping
+from paceline.strategies.pipeline_sums import Sums, finish
+from paceline.strategies.recompute import recompute_blocks
+from paceline.strategies.result import StepResult
+from paceline.strategies.stages import Chain, chain_of
+from paceline.task import Loss
+from paceline.world import World, all_gather_object, broadcast_object, seeds
+from paceline.world.points import BACKWARD, FORWARD, OPTIMIZER, reach
+
+
+class PipelineReplica:
+    """One worker's stages, wired to those of the others."""
+
+    whole = False
+    reads_whole = False
+
+    def __init__(self, parts: Parts, world: World) -> None:
+        self.world, self._parts = world, parts
+        self._pipe = world.along("pp")
+        """The workers of this pipeline."""
+        self._data = world.along("ddp", "fsdp")
+        """Those that hold the same stages in other pipelines."""
+        self._place = world.along("fsdp")
+        """Those among them that share the parameters."""
+        self._late = LateSum(self._data, parts.shards, parts.lane)
+        self.model = parts.model
+        recompute_blocks(self.model, parts.structure, parts.tuning)
+        Buffers(self.model, parts.buffer_rules, parts.shards)  # checks the rules against the whole model
+        optimizer = parts.optimizer(self.model)
+        if self._place.size > 1:
+            from paceline.strategies.sharded import check_elementwise  # which loads DTensor: 0.8 s
+
+            check_elementwise(optimizer)
+        self._keeping = Keeping(self.model, optimizer, parts.scheduler(optimizer))
+        self.optimizer, self.scheduler = self._keeping.optimizer, self._keeping.scheduler
+        self.scaler: torch.amp.GradScaler | None = None
+        self.totals: list[tuple[int, Tensor]] = []
+        self._trained = [name for name, one in self.model.named_parameters() if one.requires_grad]
+        self._schedule = parts.tuning.schedule
+        self._stage_count = self._pipe.size * (
+            parts.tuning.stages_a_worker or stages_a_worker(self._schedule)
+        )
+        self._last = (self._stage_count - 1) % self._pipe.size
+        """The worker that holds the last stage."""
+        self._stages: dict[int, Stage] = {}
+        self._rows = NoRows()
+        self.chain: Chain | None = None
+        kept = getattr(parts.kept, "chain", None)
+        self._agree_on_cut(kept)
+
+    # The cut.
+
+    def _agree_on_cut(self, proposal: Chain | InputError | None) -> None:
+        """Cut as the first worker says that knows how; workers without a sample know nothing of the model's shapes."""
+        told = [one for one in all_gather_object(self.world.comm, proposal) if one is not None]
+        if not told:
+            return
+        if isinstance(told[0], InputError):
+            raise told[0]
+        self.chain = told[0]
+        self._cut(self.chain)
+
+    def _propose(self, batches: Iterable[Any], function: Function) -> Chain | InputError | None:
+        """Find the cut from the first batch; one worker of each pipeline does it, for it takes seconds of imports."""
+        for batch in batches:
+            if self._pipe.rank:
+                break
+            try:
+                args, kwargs = call_of(function, batch)
+                return chain_of(self.model, self._parts.structure.stages, args, kwargs)
+            except InputError as error:
+                return error
+        return None
+
+    def _cut(self, chain: Chain) -> None:
+        """Keep this worker's stages and let go of the others."""
+        starts = chain.cut(self._stage_count)
+        places = chain.places(starts)
+        device, parts = self.world.device, self._parts
+        mine = range(self._pipe.rank, self._stage_count, self._pipe.size)
+        names = {stage: frozenset(name for name, place in places.items() if place == stage) for stage in mine}
+        self._keeping.move(frozenset().union(*names.values()), device)
+        bodies = {stage: make_stage(self.model, chain, starts, stage, names[stage]) for stage in mine}
+        self._keeping.keep(frozenset().union(*names.values()))
+        self._stages = {
+            stage: Stage(stage, self._stage_count, body, names[stage], parts, device)
+            for stage, body in bodies.items()
+        }
+        if self._place.size > 1:
+            self._rows = CutRows(self._place, dict(self.model.named_parameters()))
+            self._keeping.cut_up(self._rows)
+        self._sums = Sums(self._stages, self._late, parts, self._trained, self._pipe)
+        self._conveyor = Conveyor(self._pipe, self._stages, self._on_batch)
+
+    # One step.
+
+    def step(self, work: StepWork, loss: LossFunction, clip: float | None) -> StepResult:
+        """Compute one optimizer step over one exact global batch."""
+        if self.chain is None:
+            self._agree_on_cut(
+                self._propose((batch for shard in work.shards for batch in shard.batches), loss)
+            )
+        if self.chain is None:
+            raise InputError(
+                f"step {work.number}: no worker has a sample, so there is nothing to learn from."
+            )
+        self.totals = []
+        self._rows.gather()
+        self._sums.begin(work, self.totals)
+        for stage in self._stages.values():
+            stage.buffers.begin()
+        for micros in self._rounds(work):
+            program = programs(self._schedule, self._pipe.size, self._stage_count, len(micros))[
+                self._pipe.rank
+            ]
+            reach(BACKWARD)
+            self._conveyor.train(program, micros, loss, self._sums)
+        for stage in self._stages.values():
+            stage.own_buffers()
+        return self._apply(work, clip)
+
+    def _rounds(self, work: StepWork) -> Iterator[list[Micro]]:
+        """Give the micro-batches of all shards, one of each at a time.
+
+        The random streams of a shard's second micro-batch begin where those of its first ended, on the last stage.
+        """
+        ended: dict[int, bytes | None] = {}
+        for part in range(max((len(shard.batches) for shard in work.shards), default=0)):
+            micros = [
+                Micro(
+                    shard.index,
+                    shard.seed,
+                    part,
+                    part == len(shard.batches) - 1,
+                    self._placed(shard.batches[part]),
+                )
+                for shard in work.shards
+                if part < len(shard.batches)
+            ]
+            if part:
+                streams = broadcast_object(self._pipe.comm, ended, self._last)
+                for micro in micros:
+                    micro.stream = streams[micro.shard]
+            yield micros
+            ended = {micro.shard: micro.ended for micro in micros if not micro.final}
+
+    def _apply(self, work: StepWork, clip: float | None) -> StepResult:
+        sums = self._sums
+        if not sums.settled:
+            sums.agree(all_gather_object(self.world.comm, sums.terms))
+        entry, terms = sums.combine(self._last)
+        result = StepResult(work.number, work.size, entry, terms)
+        if entry.device.type == "cpu":
+            result.check()  # elsewhere the loop asks one step later, so that no GPU waits for the question
+        for stage in self._stages.values():
+            stage.buffers.combine(self._agree_on_buffers(stage), self._gather_buffers(stage))
+        factor = result.factor
+        if sums.terms:
+            sums.auxiliary.merge(work.size, factor)
+            factor = 1.0
+        result.norm = finish(sums, self._pipe, factor, clip)
+        self._rows.hand_over()
+        reach(OPTIMIZER)
+        self.optimizer.step()
+        self._rows.let_go()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        for stage in self._stages.values():
+            stage.buffers.settle()
+        return result
+
+    def _agree_on_buffers(self, stage: Stage) -> Any:
+        def agree(names: list[str]) -> list[str]:
+            every = {name for part in all_gather_object(self._data.comm, names) for name in part}
+            return [name for name, _ in stage.share.named_buffers() if name in every]
+
+        return agree
+
+    def _gather_buffers(self, stage: Stage) -> Any:
+        return lambda rows: gather_rows(rows, stage.buffers.like(), self._data, self._parts.shards)
+
+    def _on_batch(self) -> None:
+        reach(FORWARD)
+        self.world.pulse.batch()
+
+    def _placed(self, batch: Any) -> Any:
+        return to_device(batch, self.world.device, non_blocking=self.world.device.type == "cuda")
+
+    # Evaluation.
+
+    def evaluate(self, works: Iterable[StepWork], metrics: MetricsFunction) -> Rows:
+        """Measure this pipeline's shards; the worker of the last stage has the rows."""
+        works = iter(works)
+        seen: list[StepWork] = []
+        if self.chain is None:
+            for work in works:
+                seen.append(work)
+                if any(shard.batches for shard in work.shards):
+                    break
+            batches = (batch for work in seen for shard in work.shards for batch in shard.batches)
+            self._agree_on_cut(self._propose(batches, metrics))
+        rows: Rows = {}
+        modes = [(one, one.training) for stage in self._stages.values() for one in stage.body.modules()]
+        for module, _ in modes:
+            module.training = False
+        self._rows.gather()
+        try:
+            with torch.no_grad(), seeds.preserved():
+                for work in chained(seen, works):
+                    for micros in self._rounds(work):
+                        programs_ = forward_programs(self._pipe.size, self._stage_count, len(micros))
+                        made = self._conveyor.measure(programs_[self._pipe.rank], micros, metrics)
+                        rows |= {
+                            (work.number, micros[place].shard, micros[place].part): row
+                            for place, row in made.items()
+                        }
+        finally:
+            for module, mode in modes:
+                module.training = mode  # a layer that the user froze stays frozen
+            self._rows.let_go()
+        return rows
+
+    # State.
+
+    def state(self) -> dict[str, Any]:
+        """Give everything by name, independent of the strategy; all workers must ask together."""
+        return self._keeping.state(self.world)
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over this worker's part of a state, of this or another strategy."""
+        self._keeping.load(state)
+
+    def settle(self) -> None:
+        """Do nothing: the workers are at one state after every step."""
+
+    def held(self) -> Held:
+        """Give the tensors of this worker's stages."""
+        return self._keeping.held()
+
+    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+        """Take over this worker's part of a whole state."""
+        self._keeping.take(catalogue, read, rest)
+
+    def abandon(self) -> None:
+        """Forget the step under way: weights change only once every sum has arrived, buffers are put back."""
+        for stage in self._stages.values():
+            stage.own_buffers()
+            stage.forget()
+            stage.buffers.put_back()
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        self._rows.let_go()
+        if self._stages:
+            self._sums = self._conveyor = None  # type: ignore[assignment]
+        self._late = None  # type: ignore[assignment]
+
+    # A loop of the user's own sees no whole model.
+
+    def begin(self, work: StepWork) -> NoReturn:
+        """Refuse: there is no model to call."""
+        del work
+        _refuse_own_loop()
+
+    def shard(self, work: ShardWork) -> NoReturn:
+        """Refuse as well."""
+        del work
+        _refuse_own_loop()
+
+    def backward(self, loss: Loss) -> NoReturn:
+        """Refuse as well."""
+        del loss
+        _refuse_own_loop()
+
+    def apply(self, clip: float | None) -> NoReturn:
+        """Refuse as well."""
+        del clip
+        _refuse_own_loop()
+
+
+def _refuse_own_loop() -> NoReturn:
+    raise InputError(
+        "pp needs step.compute(loss): no worker holds the whole model, so a loop cannot call it batch by batch. "
+        "Give the loss as a function, or use another strategy."
+    )

@@ -1,0 +1,121 @@
+"""The parameters of a worker's stages cut up among the workers of `fsdp`: whole while a step is computed, rows in between.
+
+A pipeline goes through a stage many times in a step, so its weights are gathered once, before the first micro-batch, and let
+go of behind the last. Gradients are summed whole, as everywhere in a pipeline; the optimizer works on this worker's rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from paceline.strategies.pieces import Box, Form
+from paceline.world import World
+
+
+@dataclass(frozen=True)
+class Part:
+    """What this worker keeps of one parameter."""
+
+    values: nn.Parameter
+    box: Box
+    form: Form
+
+    @classmethod
+    def whole(cls, parameter: nn.Parameter) -> Part:
+        """Give a parameter that is not cut up."""
+        return cls(parameter, Box.whole(parameter.shape), Form(tuple(parameter.shape), parameter.dtype))
+
+
+class NoRows:
+    """Where nobody shares the parameters: they are always whole."""
+
+    def parts(self) -> dict[str, Part]:
+        """Give nothing that is cut."""
+        return {}
+
+    def gather(self) -> None:
+        """Leave everything as it is."""
+
+    def let_go(self) -> None:
+        """Leave everything as it is."""
+
+    def hand_over(self) -> None:
+        """Leave the gradients where the optimizer looks for them."""
+
+
+class CutRows(NoRows):
+    """This worker's rows of each parameter."""
+
+    def __init__(self, place: World, parameters: Mapping[str, nn.Parameter]) -> None:
+        """`place` holds the workers that share these parameters."""
+        self._place = place
+        self._whole = dict(parameters)
+        self._parts = {name: _part(parameter, place) for name, parameter in parameters.items()}
+        self._types = list(dict.fromkeys(parameter.dtype for parameter in self._whole.values()))
+        self.let_go()
+
+    def parts(self) -> dict[str, Part]:
+        """Give what the optimizer works on, by name."""
+        return self._parts
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Make the parameters whole, with one message for each type of number."""
+        for dtype in self._types:
+            names = [name for name, parameter in self._whole.items() if parameter.dtype == dtype]
+            lengths = [_chunk(self._whole[name], self._place.size) for name in names]
+            mine = torch.zeros(sum(lengths), dtype=dtype, device=self._place.device)
+            for name, room in zip(names, torch.split(mine, lengths), strict=True):
+                rows = self._parts[name].values.detach().reshape(-1)
+                room[: rows.numel()] = rows
+            everybody = [torch.split(part, lengths) for part in self._place.comm.all_gather(mine)]
+            for place, name in enumerate(names):
+                _fill(self._whole[name], [part[place] for part in everybody])
+
+    def let_go(self) -> None:
+        """Free the whole parameters; the rows stay."""
+        for parameter in self._whole.values():
+            parameter.grad = None
+            parameter.untyped_storage().resize_(0)
+
+    def hand_over(self) -> None:
+        """Give the optimizer this worker's rows of the gradients."""
+        for name, parameter in self._whole.items():
+            part = self._parts[name]
+            part.values.grad = None if parameter.grad is None else part.box.of(parameter.grad)
+
+
+def _rows(parameter: Tensor) -> int:
+    """Give how many rows a parameter has; a single number is one."""
+    return int(parameter.shape[0]) if parameter.dim() else 1
+
+
+def _chunk(parameter: Tensor, workers: int) -> int:
+    """Give how many numbers a worker has of a parameter, at most."""
+    rows = _rows(parameter)
+    return -(-rows // workers) * (parameter.numel() // rows if rows else 0)
+
+
+def _part(parameter: nn.Parameter, place: World) -> Part:
+    rows = _rows(parameter)
+    most = -(-rows // place.size)
+    start = min(place.rank * most, rows)
+    length = min(most, rows - start)
+    if parameter.dim():
+        box = Box((start, *[0] * (parameter.dim() - 1)), (length, *parameter.shape[1:]))
+        values = box.of(parameter.detach()).clone(memory_format=torch.contiguous_format)
+    else:
+        # A single number cannot be cut: everybody keeps it.
+        box, values = Box((), ()), parameter.detach().clone()
+    made = nn.Parameter(values, requires_grad=parameter.requires_grad)
+    return Part(made, box, Form(tuple(parameter.shape), parameter.dtype))
+
+
+def _fill(parameter: nn.Parameter, chunks: list[Tensor]) -> None:
+    parameter.untyped_storage().resize_(parameter.numel() * parameter.element_size())
+    flat = torch.cat(chunks) if parameter.dim() else chunks[0]
+    parameter.copy_(flat[: parameter.numel()].view(parameter.shape))

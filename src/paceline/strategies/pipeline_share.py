@@ -1,0 +1,226 @@
+"""What one worker keeps of a model that is cut into stages: its tensors, and modules to run each of its stages with.
+
+Everything keeps the name it has in the whole model. A stage of a sequential model is a row of its layers. Of any other model
+a stage is the whole forward pass: what lies before it runs on the meta device, to no cost, until the first module of the stage is
+called; that one gets what came from the stage before, and the call of the next stage's first module ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+
+from paceline.errors import InputError
+from paceline.strategies.stages import Chain, members, on_meta, with_stand_ins
+
+
+class Reached(BaseException):
+    """The end of a stage, with what it hands on. No `Exception`: the user's code must not catch it."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+
+class Share(nn.Module):
+    """The tensors of one stage under the whole model's names; as much of a module as `Buffers` asks for."""
+
+    def __init__(self, root: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self._root = (root,)  # in a tuple it is no submodule: this is only a view of it
+        self.names = frozenset(names)
+
+    def named_modules(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Module]]:
+        """Give the modules that have a buffer here."""
+        for path, module in self._root[0].named_modules():
+            if any(_joined(path, name) in self.names for name, _ in module.named_buffers(recurse=False)):
+                yield path, module
+
+    def named_buffers(self, *_: Any, **__: Any) -> Iterator[tuple[str, Tensor]]:
+        """Give this stage's buffers."""
+        for path, module in self._root[0].named_modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if _joined(path, name) in self.names:
+                    yield _joined(path, name), buffer
+
+    def buffers(self, *_: Any, **__: Any) -> Iterator[Tensor]:
+        """Give them without names."""
+        return (buffer for _, buffer in self.named_buffers())
+
+    def put(self, buffers: Mapping[str, Tensor]) -> None:
+        """Have the stage work on these tensors from now on."""
+        for name, buffer in buffers.items():
+            path, _, leaf = name.rpartition(".")
+            setattr(self._root[0].get_submodule(path), leaf, buffer)
+
+
+class Layers:
+    """A stage of a sequential model."""
+
+    def __init__(self, layers: Sequence[nn.Module], root: nn.Module, *, first: bool, last: bool) -> None:
+        self.root, self._layers, self._first, self._last = root, layers, first, last
+
+    def modules(self) -> list[nn.Module]:
+        """Give every module that runs here."""
+        return [module for layer in self._layers for module in layer.modules()]
+
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], received: Any) -> Any:
+        """Compute the stage; raises `Reached` at the end of all but the last."""
+        if self._first and (len(args) != 1 or kwargs):
+            raise InputError(
+                f"the loss calls the nn.Sequential with {len(args) + len(kwargs)} arguments; it takes one. Call model(x)."
+            )
+        value = args[0] if self._first else received
+        for layer in self._layers:
+            value = layer(value)
+        if not self._last:
+            raise Reached(value)
+        return value
+
+
+class Passage:
+    """A stage of a model with a forward pass of its own, from the call of one module to the call of another."""
+
+    def __init__(self, root: nn.Module, cuts: Sequence[str], start: int, end: int) -> None:
+        """`cuts` are the modules at which units begin; the stage reaches from unit `start` up to `end`."""
+        self.root = root
+        self._first = start == 0
+        self._received: Any = None
+        self._learns = True
+        self._kept: list[Any] = []
+        self._known: dict[int, Tensor] = {}
+        if start:
+            _remember(root, "", cuts[start : end + 1])
+        for unit, name in enumerate(cuts):
+            module = root.get_submodule(name)
+            if unit == end:
+                module.register_forward_pre_hook(self._end, with_kwargs=True)
+            elif unit == start and unit:
+                module.register_forward_pre_hook(self._begin, with_kwargs=True)
+            elif start < unit < end and start:
+                module.register_forward_pre_hook(self._go_on, with_kwargs=True)
+
+    def modules(self) -> list[nn.Module]:
+        """Give every module that runs here."""
+        return list(self.root.modules())
+
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], received: Any) -> Any:
+        """Compute the stage; raises `Reached` at the end of all but the last."""
+        if self._first:
+            return self.root(*args, **kwargs)
+        self._received, self._learns = received, torch.is_grad_enabled()
+        torch.set_grad_enabled(
+            False
+        )  # up to the beginning of the stage nothing is computed that could be learned from
+        try:
+            return self.root(*on_meta(args), **on_meta(dict(kwargs)))
+        except (RuntimeError, NotImplementedError) as error:
+            if "meta" in str(error):
+                _refuse(self.root, error)
+            raise
+        finally:
+            torch.set_grad_enabled(self._learns)
+            self._received, self._known, self._kept = None, {}, []
+
+    def _begin(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Put in what came from the stage before; the same tensors may be handed to later modules too."""
+        expected, came = tree_leaves((args, kwargs)), tree_leaves(self._received)
+        self._known = {
+            id(stand_in): value
+            for stand_in, value in zip(expected, came, strict=True)
+            if isinstance(stand_in, Tensor) and isinstance(value, Tensor)
+        }
+        torch.set_grad_enabled(self._learns)
+        self._kept = expected  # an address is a name only as long as its tensor lives
+        return self._received
+
+    def _go_on(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        return tree_map(lambda leaf: self._known.get(id(leaf), leaf), (args, kwargs))
+
+    def _end(self, _: nn.Module, args: Any, kwargs: Any) -> NoReturn:
+        raise Reached(tree_map(lambda leaf: self._known.get(id(leaf), leaf), (args, kwargs)))
+
+
+class _Remembered:
+    """The forward pass of a module of another stage: only the shapes that come out of it matter, and those it knows by heart.
+
+    Operations on the meta device are slow in torch, 0.1 to 1 ms each.
+    """
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._forward = forward
+        self._known: dict[Any, Any] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Give tensors without values, of the shapes that these arguments lead to."""
+        leaves, spec = tree_flatten((args, kwargs))
+        forms = [_form(leaf) for leaf in leaves]
+        key = repr((spec, forms))
+        if key not in self._known:
+            self._known[key] = tree_map(_form, self._forward(*args, **kwargs))
+        return tree_map(_made, self._known[key])
+
+
+@dataclass(frozen=True)
+class _Form:
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _form(leaf: Any) -> Any:
+    return _Form(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
+
+
+def _made(leaf: Any) -> Any:
+    return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") if isinstance(leaf, _Form) else leaf
+
+
+def _remember(module: nn.Module, path: str, run: Sequence[str]) -> None:
+    """Have modules of other stages remember their shapes: the largest that hold nothing here, and none of which is `run`."""
+    tensors = [*module.parameters(), *module.buffers()]
+    needed = not path or any(name == path or name.startswith(f"{path}.") for name in run)
+    if tensors and all(tensor.is_meta for tensor in tensors) and not needed:
+        module.forward = _Remembered(module.forward)
+    elif path not in run:
+        for name, child in module.named_children():
+            _remember(child, _joined(path, name), run)
+
+
+def _refuse(model: nn.Module, error: Exception) -> NoReturn:
+    raise InputError(
+        f"the forward pass of {type(model).__name__} uses something behind a cut of the pipeline that was made before it, and "
+        "only what is handed to the module at the cut gets across. Hand it on from block to block, or write an nn.Sequential."
+    ) from error
+
+
+def make_stage(
+    model: nn.Module, chain: Chain, starts: Sequence[int], stage: int, names: frozenset[str]
+) -> Layers | Passage:
+    """Make what runs one stage, out of the whole model; `names` are the tensors that it holds."""
+    bounds = [*starts, len(chain.names)]
+    start, end = bounds[stage], bounds[stage + 1]
+    if chain.sequential:
+        layers = members(model)
+        low = layers.index(chain.names[start]) if start else 0
+        high = layers.index(chain.names[end]) if end < len(chain.names) else len(layers)
+        chosen = [model.get_submodule(name) for name in layers[low:high]]
+        return Layers(chosen, model, first=stage == 0, last=stage == len(starts) - 1)
+    tree = with_stand_ins(model, names)
+    return Passage(tree, chain.names, start, end)
+
+
+def drop(model: nn.Module, kept: frozenset[str]) -> None:
+    """Let go of all tensors of a model but the named ones."""
+    for path, module in model.named_modules():
+        for name, _ in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            if _joined(path, name) not in kept:
+                setattr(module, name, None)
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,281 @@
+"""One stage at work: the forward and backward pass of one micro-batch, as one process would compute that part of it.
+
+The task's loss is called on every stage, with something in the place of the model: at its call the stage is computed. Before
+the last stage the loss ends there; on the last it goes on with the model's output. Random streams go on at each stage where
+the one before stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
+from torch.utils._pytree import tree_map
+
+from paceline.errors import InputError
+from paceline.strategies.base import Parts
+from paceline.strategies.buffers import Buffers, Versions
+from paceline.strategies.pipeline_call import Function, StandIn
+from paceline.strategies.pipeline_share import Layers, Passage, Reached, Share
+from paceline.strategies.pipeline_streams import begin_streams, set_streams, streams
+from paceline.strategies.tree import Gradients
+from paceline.task import Loss
+
+
+@dataclass
+class Micro:
+    """One micro-batch: a part of a logical shard, or all of it."""
+
+    shard: int
+    seed: int
+    part: int
+    final: bool
+    """Whether it is the last part of its shard."""
+    batch: Any
+    stream: bytes | None = None
+    """Where the random streams stand at its beginning, if that is not the beginning of the shard."""
+    ended: bytes | None = None
+    """Where they stand at its end; the last stage knows."""
+
+
+@dataclass(frozen=True)
+class Handed:
+    """What passes from one stage to the next, without its tensors."""
+
+    value: Any
+    """A nest of plain values; for each tensor its place in the list of tensors."""
+    trained: list[bool]
+    """Which tensors take a gradient."""
+    stream: bytes
+
+
+@dataclass(frozen=True)
+class _Place:
+    index: int
+
+
+@dataclass
+class _Saved:
+    """What the backward pass of a micro-batch needs."""
+
+    inputs: list[Tensor]
+    """Those that take a gradient."""
+    outputs: list[Tensor] = field(default_factory=list)
+    """Those that gradients come back for."""
+    loss: Loss | None = None
+    starts: list[Tensor | None] = field(default_factory=list)
+
+
+class Stage:
+    """A part of the model, and the micro-batches that are on their way through it."""
+
+    def __init__(
+        self,
+        index: int,
+        count: int,
+        body: Layers | Passage,
+        names: frozenset[str],
+        parts: Parts,
+        device: torch.device,
+    ) -> None:
+        self.index, self.first, self.last = index, index == 0, index == count - 1
+        self.body, self.names = body, names
+        self.share = Share(body.root, sorted(names))
+        self.parameters: list[nn.Parameter] = [
+            parameter
+            for name, parameter in body.root.named_parameters()
+            if name in names and parameter.requires_grad
+        ]
+        self.buffers = Buffers(self.share, _own_rules(parts, body.root, names), parts.shards)
+        self._precision, self._device = parts.precision, device
+        self._saved: dict[int, _Saved] = {}
+        self._original: dict[str, Tensor] = {}
+        self._versions: dict[int, tuple[dict[str, Tensor], Versions]] = {}
+
+    # Forward.
+
+    def forward(
+        self, number: int, micro: Micro, function: Function, came: tuple[Handed, list[Tensor]] | None
+    ) -> Any:
+        """Compute one micro-batch; gives (what is handed on, its tensors), or on the last stage what the function gave."""
+        saved = _Saved([])
+        received: Any = None
+        if came is not None:
+            received = _unpacked(*came)
+            saved.inputs = [one for one in came[1] if one.requires_grad]
+
+        def compute(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if came is not None:
+                set_streams(came[0].stream, self._device)
+            return self.body.run(args, kwargs, received)
+
+        begin_streams(micro.seed, micro.stream, self._device)
+        stand_in = StandIn(compute, any(module.training for module in self.body.modules()[:1]))
+        try:
+            with self._precision.autocast():
+                value = function(stand_in, micro.batch)
+        except Reached as reached:
+            handed, tensors = _packed(reached.value, streams(self._device))
+            saved.outputs = [one for one in tensors if one.requires_grad]
+            value = handed, tensors
+        if not stand_in.called:
+            raise InputError(
+                "the loss returned without calling the model, so nothing would be learned. Call model(...)."
+            )
+        if self.last:
+            saved.loss = value if isinstance(value, Loss) else None
+            micro.ended = None if micro.final else streams(self._device)
+        if torch.is_grad_enabled():
+            self._saved[number] = saved
+        return value
+
+    # Backward. Gradients come and go as one list for each term of the loss: auxiliary ones first, the main one last.
+
+    def starts(
+        self, number: int, scale: Callable[[torch.dtype], Tensor], terms: Sequence[str]
+    ) -> list[list[Tensor | None]]:
+        """Give, on the last stage, what the backward pass of each term begins from."""
+        loss = self._saved[number].loss
+        if loss is None:
+            raise RuntimeError("a backward pass begins behind a loss")
+        totals = [*(loss.auxiliary[name].total for name in terms), loss.total]
+        self._saved[number].outputs = totals
+        return [
+            [scale(total.dtype) if place == term else None for place in range(len(totals))]
+            for term, total in enumerate(totals)
+        ]
+
+    def backward(
+        self, number: int, came: Sequence[Sequence[Tensor | None]]
+    ) -> tuple[list[list[Tensor | None]], list[Gradients]]:
+        """Give, for each term, the gradients of what was received and those of the parameters."""
+        saved = self._saved.pop(number)
+        wanted = [*saved.inputs, *self.parameters]
+        made = [_separate(saved.outputs, starts, wanted) for starts in came[:-1]]
+        made.append(_accumulated(saved.outputs, came[-1], wanted, retain=False))
+        count = len(saved.inputs)
+        return [one[:count] for one in made], [one[count:] for one in made]
+
+    def backward_input(self, number: int, came: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Give the gradients of what was received alone; those of the parameters come later, from the same graph."""
+        saved = self._saved[number]
+        saved.starts = list(came)
+        return _accumulated(saved.outputs, saved.starts, saved.inputs, retain=True)
+
+    def backward_weight(self, number: int) -> Gradients:
+        """Give the gradients of the parameters."""
+        saved = self._saved.pop(number)
+        return _accumulated(saved.outputs, saved.starts, self.parameters, retain=False)
+
+    def forget(self) -> None:
+        """Let go of everything under way."""
+        self._saved.clear()
+
+    # Buffers: each shard changes tensors of its own, because another shard's backward pass may still need the old ones.
+
+    def open_shard(self, micro: Micro) -> None:
+        """Have the stage work on the buffers of this micro-batch's shard."""
+        if not self.buffers.active:
+            return
+        if not self._original:
+            held = dict(self.share.named_buffers())
+            self._original = {
+                name: held[name] for name in (held if self.buffers.names is None else self.buffers.names)
+            }
+        if micro.shard not in self._versions:
+            fresh = {name: buffer.clone() for name, buffer in self._original.items()}
+            self.share.put(fresh)
+            self._versions[micro.shard] = fresh, self.buffers.open_shard(self.share)
+        else:
+            self.share.put(self._versions[micro.shard][0])
+
+    def close_shard(self, micro: Micro) -> None:
+        """Keep what a finished shard made of its buffers."""
+        if self.buffers.active and micro.final:
+            self.buffers.close_shard(micro.shard, self.share, self._versions.pop(micro.shard)[1])
+
+    def own_buffers(self) -> None:
+        """Have the stage work on its own buffers again."""
+        self.share.put(self._original)
+        self._original, self._versions = {}, {}
+
+
+def _accumulated(
+    outputs: Sequence[Tensor], starts: Sequence[Tensor | None], wanted: Sequence[Tensor], *, retain: bool
+) -> list[Tensor | None]:
+    """Let gradients come to rest in `.grad`, as those of one process do, and take them from there."""
+    _run(outputs, starts, wanted, retain=retain, accumulate=True)
+    made = [one.grad for one in wanted]
+    for one in wanted:
+        one.grad = None
+    return made
+
+
+def _separate(
+    outputs: Sequence[Tensor], starts: Sequence[Tensor | None], wanted: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Give gradients that stay out of `.grad`; the graph stays for the next term."""
+    return _run(outputs, starts, wanted, retain=True, accumulate=False)
+
+
+def _run(
+    outputs: Sequence[Tensor],
+    starts: Sequence[Tensor | None],
+    wanted: Sequence[Tensor],
+    *,
+    retain: bool,
+    accumulate: bool,
+) -> list[Tensor | None]:
+    """Go straight to torch's engine, past the checks before it, as `gradients.run_backward` does."""
+    pairs = [
+        (output, start)
+        for output, start in zip(outputs, starts, strict=True)
+        if start is not None and output.requires_grad
+    ]
+    if not pairs or not wanted:
+        return [None] * len(wanted)
+    made = _engine_run_backward(
+        tuple(output for output, _ in pairs),
+        tuple(start for _, start in pairs),
+        retain,
+        False,
+        tuple(wanted),
+        allow_unreachable=True,
+        accumulate_grad=accumulate,
+    )
+    return [] if accumulate else list(made)
+
+
+def _packed(value: Any, stream: bytes) -> tuple[Handed, list[Tensor]]:
+    tensors: list[Tensor] = []
+
+    def place(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        tensors.append(leaf)
+        return _Place(len(tensors) - 1)
+
+    value = tree_map(place, value)
+    return Handed(value, [one.requires_grad for one in tensors], stream), tensors
+
+
+def _unpacked(handed: Handed, tensors: Sequence[Tensor]) -> Any:
+    if torch.is_grad_enabled():
+        for tensor, trained in zip(tensors, handed.trained, strict=True):
+            tensor.requires_grad_(trained)
+    return tree_map(lambda leaf: tensors[leaf.index] if isinstance(leaf, _Place) else leaf, handed.value)
+
+
+def _own_rules(parts: Parts, root: nn.Module, names: frozenset[str]) -> Mapping[str, Any]:
+    """Give the rules for buffers by whole names, as far as they concern this stage; the whole model has checked them."""
+    found: dict[str, Any] = {}
+    for pattern, rule in parts.buffer_rules.items():
+        found |= {
+            name: rule for name, _ in root.named_buffers() if name in names and fnmatchcase(name, pattern)
+        }
+    return found

@@ -1,0 +1,189 @@
+"""The gradients and losses of one worker's stages through one step: summed over micro-batches, shards and pipelines.
+
+A list of gradients holds those of all parameters of this worker, then the ledger (sum of losses, weight), then for each
+auxiliary term the same again. Only the worker of the last stage knows losses; it tells the others once a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.errors import InputError
+from paceline.strategies.auxiliary import Auxiliary
+from paceline.strategies.base import Parts, StepWork
+from paceline.strategies.late import LateSum
+from paceline.strategies.pipeline_stage import Micro, Stage
+from paceline.strategies.recompute import check_passes
+from paceline.strategies.sequential import check_loss
+from paceline.strategies.tree import Gradients, TreeSum
+from paceline.task import Loss
+from paceline.world import World
+
+
+class Sums:
+    """What a pass brings in, shard by shard, and the totals over the global batch."""
+
+    def __init__(
+        self,
+        stages: Mapping[int, Stage],
+        late: LateSum,
+        parts: Parts,
+        trained: Sequence[str],
+        pipe: World,
+    ) -> None:
+        self.parameters = [parameter for stage in stages.values() for parameter in stage.parameters]
+        self.auxiliary = Auxiliary(self.parameters)
+        self.terms: list[str] = []
+        """The auxiliary terms of the loss, once seen."""
+        self.settled = False
+        """Whether all workers have agreed on the terms."""
+        self._late, self._shards, self._pipe, self._device = late, parts.shards, pipe, pipe.device
+        self._recompute = parts.tuning.recompute
+        self._stages = len(stages)
+        self._offsets: dict[int, int] = {}
+        offset = 0
+        for index, stage in stages.items():
+            self._offsets[index] = offset
+            offset += len(stage.parameters)
+        self.trained = trained
+        """The trainable parameters of the whole model, in its order."""
+        self.places = _places(stages, trained)
+        """Where this worker's parameters are in that order."""
+        self._scales: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def begin(self, work: StepWork, totals: list[tuple[int, Tensor]]) -> None:
+        """Start a step with nothing."""
+        self._size, self._totals = work.size, totals
+        self._tree = TreeSum(self._shards)
+        self._order = [shard.index for shard in work.shards]
+        self._open = {shard.index: len(shard.batches) * self._stages for shard in work.shards}
+        self._made: dict[int, Gradients] = {}
+        self.auxiliary.take()
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._add_finished()
+
+    # What a pass tells.
+
+    def loss(self, micro: Micro, loss: Loss) -> None:
+        """Enter a loss into the ledger."""
+        check_loss(loss)
+        if not loss.total.requires_grad:
+            raise InputError(
+                "the loss depends on nothing that is trained, so there is nothing to learn. Leave out .detach() and no_grad()."
+            )
+        names = sorted(loss.auxiliary)
+        if not self.settled:
+            self.terms = self.terms or names
+        if names != self.terms:
+            raise InputError(f"the loss has the auxiliary terms {names}, but had {self.terms} before.")
+        if names:
+            check_passes(self._recompute)
+        parts = [loss, *(loss.auxiliary[name] for name in names)]
+        self._totals += [(micro.shard, part.total.detach()) for part in parts]
+        stride = len(self.parameters) + 1
+        for term, part in enumerate(parts):
+            self._add(micro.shard, stride * (term + 1) - 1, [_entry(part)])
+
+    def gradients(self, micro: Micro, stage: Stage, made: Sequence[Gradients]) -> None:
+        """Add the gradients of one micro-batch; they come with the auxiliary terms first."""
+        stride, offset = len(self.parameters) + 1, self._offsets[stage.index]
+        for place, row in enumerate((made[-1], *made[:-1])):
+            self._add(micro.shard, place * stride + offset, row)
+        self._open[micro.shard] -= 1
+        self._add_finished()
+
+    def scale(self, dtype: torch.dtype) -> Tensor:
+        """Give the gradient that the backward pass starts from: one over the samples of the global batch."""
+        key = (self._size, dtype)
+        if key not in self._scales:
+            self._scales[key] = torch.tensor(1.0 / self._size, dtype=dtype, device=self._device)
+        return self._scales[key]
+
+    def _add(self, shard: int, start: int, row: Gradients) -> None:
+        held = self._made.setdefault(shard, [])
+        held += [None] * (start + len(row) - len(held))
+        for place, one in enumerate(row, start):
+            old = held[place]
+            if one is not None:
+                held[place] = one if old is None else old.add_(one)
+
+    def _add_finished(self) -> None:
+        """Put finished shards into the tree, from left to right."""
+        while self._order and self._open[self._order[0]] == 0:
+            shard = self._order.pop(0)
+            self._tree.add((shard, shard + 1), self._made.pop(shard, []))
+
+    # The totals.
+
+    def agree(self, told: Sequence[list[str]]) -> None:
+        """Settle the auxiliary terms, once: a worker without a sample has seen none."""
+        self.terms = max(told, key=len)
+        self.auxiliary.names, self.auxiliary.settled = self.terms, True
+        self.settled = True
+
+    def combine(self, last: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Make `.grad` hold the sum over the global batch; gives (total, weight) of the loss and of each term.
+
+        `last` is the worker of this pipeline that knows the losses.
+        """
+        ledger = torch.zeros(2, device=self._device)
+        stride = len(self.parameters) + 1
+        total = self._late.sum(self._tree, [*self.parameters, ledger] * (1 + len(self.terms)))
+        mine = [ledger if one is None else one for one in total[stride - 1 :: stride]]
+        entries = list(self._pipe.comm.broadcast(torch.stack(mine), last).unbind(0))
+        for place, entry in enumerate(entries):
+            total[stride * (place + 1) - 1] = entry
+        for parameter, gradient in zip(self.parameters, total, strict=False):
+            parameter.grad = gradient
+        self.auxiliary.give(total[stride:])
+        return entries[0], dict(zip(self.terms, entries[1:], strict=True))
+
+
+def finish(sums: Sums, pipe: World, factor: Tensor | float, clip: float | None) -> Tensor | None:
+    """Multiply by `factor` and clip by the norm over all stages: the norm of the tensors' norms, in the model's order."""
+    held = [parameter.grad for parameter in sums.parameters if parameter.grad is not None]
+    norm: Tensor | None = None
+    if clip is not None:
+        norm = _total_norm(sums, pipe) * factor
+        # The same guard against division by zero as torch's clip_grad_norm_.
+        factor = factor * torch.clamp(clip / (norm + 1e-6), max=1.0)
+    if isinstance(factor, Tensor) and factor.device.type == "cpu":
+        factor = factor.item()
+    if held and (isinstance(factor, Tensor) or factor != 1.0):
+        torch._foreach_mul_(held, factor)
+    return norm
+
+
+def _total_norm(sums: Sums, pipe: World) -> Tensor:
+    norms = torch.zeros(2, len(sums.trained), device=pipe.device)
+    for place, parameter in zip(sums.places, sums.parameters, strict=True):
+        if parameter.grad is not None:
+            # CUDA's norm adds in an order that depends on where a tensor lies in memory; fresh copies all lie alike.
+            lying = parameter.grad.clone() if parameter.grad.is_cuda else parameter.grad
+            (norms[0, place],) = torch._foreach_norm([lying])  # noqa: SLF001  (what clip_grad_norm_ takes)
+            norms[1, place] = 1.0
+    # Each place has one worker that is not zero there, so nothing is rounded.
+    values, there = pipe.comm.all_reduce(norms)
+    norm: Tensor = torch.linalg.vector_norm(values[there > 0])
+    return norm
+
+
+def _places(stages: Mapping[int, Stage], trained: Sequence[str]) -> list[int]:
+    order = {name: place for place, name in enumerate(trained)}
+    places = []
+    for stage in stages.values():
+        names = {id(value): name for name, value in stage.body.root.named_parameters()}
+        places += [order[names[id(parameter)]] for parameter in stage.parameters]
+    return places
+
+
+def _entry(loss: Loss) -> Tensor:
+    """Give what a loss adds to the ledger, without making a GPU wait."""
+    if loss.total.device.type == "cpu":
+        return torch.tensor([loss.total.item(), float(loss.weight)])
+    weight = torch.as_tensor(loss.weight, dtype=torch.float32, device=loss.total.device)
+    return torch.stack([loss.total.detach().float(), weight])

@@ -1,0 +1,168 @@
+"""Activations of the repeated blocks computed again in the backward pass instead of kept: `--recompute`.
+
+A block's forward is wrapped in place, so modules and parameters keep their names. The second pass draws the random
+numbers of the first and leaves buffers alone, so the bits are those of a run that keeps everything. Random numbers of
+numpy and of Python's own `random` are not drawn the same again: a block must not use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from paceline.errors import InputError
+from paceline.strategies.blocks import find_blocks
+from paceline.strategies.structure import Structure
+from paceline.strategies.tuning import Tuning
+
+PRODUCTS = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "convolution",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+"""What is dear to compute; everything else in a block is cheap beside it."""
+Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+Places = list[tuple[nn.Module, str]]
+
+
+def recompute_blocks(model: nn.Module, structure: Structure, tuning: Tuning) -> None:
+    """Have a model's repeated blocks compute their activations again, in place; a block is wrapped once."""
+    if tuning.recompute == "none":
+        return
+    blocks = list(find_blocks(model, structure).items())
+    if not blocks:
+        raise InputError(
+            f"--recompute {tuning.recompute} works on the repeated blocks of a model, and {type(model).__name__} has none. "
+            "Name them in the task's wrap_blocks(), or leave --recompute out."
+        )
+    selective = tuning.recompute == "selective"
+    for name, block in blocks[:: tuning.recompute_every]:
+        if not isinstance(block.__dict__.get("forward"), Recomputed):
+            if selective:
+                _check_in_place(name, block)
+            # An attribute of the instance, which torch's __call__ prefers to the method of its class.
+            block.forward = Recomputed(block, selective=selective)
+
+
+def check_passes(kind: str) -> None:
+    """Refuse a second backward pass through blocks that give what they keep away in the first."""
+    if kind == "selective":
+        raise InputError(
+            "--recompute selective goes back through a block once, and auxiliary terms of a loss need a pass each. "
+            "Use --recompute blocks."
+        )
+
+
+class Recomputed:
+    """A block's forward that keeps its inputs, and all else only until it returns.
+
+    An object, not a closure: a deep copy of the model takes a copy of the block along.
+    """
+
+    def __init__(self, block: nn.Module, *, selective: bool) -> None:
+        self._block, self._selective = block, selective
+        self._forward = block.forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the block; in the backward pass once more."""
+        if not torch.is_grad_enabled():
+            return self._forward(*args, **kwargs)
+        options: dict[str, Any] = {"context_fn": _keep_products} if self._selective else {}
+        if torch.compiler.is_compiling():
+            passed: Callable[..., Any] = (
+                self._forward
+            )  # compiled code recomputes without a second pass through here
+        else:
+            passed = _Passes(self._block, self._forward)
+        return checkpoint(passed, *args, use_reentrant=False, **options, **kwargs)
+
+
+class _Passes:
+    """The passes of one call: the first changes buffers as the block sees fit, later ones put them back."""
+
+    def __init__(self, block: nn.Module, forward: Callable[..., Any]) -> None:
+        self._block, self._forward = block, forward
+        self._changed: Places | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._changed is None:
+            return self._first(*args, **kwargs)
+        if not self._changed:
+            return self._forward(*args, **kwargs)
+        # Under the eyes of selective recomputation these copies would count as work of the block.
+        with _disable_current_modes():
+            held = [(module, name, module._buffers[name]) for module, name in self._changed]  # noqa: SLF001
+            kept = [None if value is None else value.clone() for _, _, value in held]
+        try:
+            return self._forward(*args, **kwargs)
+        finally:  # torch stops a second pass by an exception as soon as it has what it needs
+            with _disable_current_modes(), torch.no_grad():
+                for (module, name, value), old in zip(held, kept, strict=True):
+                    module._buffers[name] = value  # noqa: SLF001
+                    if value is not None and old is not None:
+                        value.copy_(old)
+
+    def _first(self, *args: Any, **kwargs: Any) -> Any:
+        places = [
+            (module, name)
+            for module in self._block.modules()
+            for name, _ in module.named_buffers(recurse=False)
+        ]
+        before = [_mark(module, name) for module, name in places]
+        made = self._forward(*args, **kwargs)
+        self._changed = [
+            (module, name)
+            for (module, name), mark in zip(places, before, strict=True)
+            # BatchNorm's kernels write to its statistics without counting it as a write.
+            if _mark(module, name) != mark or (isinstance(module, _NormBase) and module.training)
+        ]
+        return made
+
+
+def _mark(module: nn.Module, name: str) -> tuple[int, int]:
+    value = module._buffers[name]  # noqa: SLF001
+    return (0, 0) if value is None else (id(value), value._version)  # noqa: SLF001  (torch's own count of writes)
+
+
+def _keep_products() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    contexts: Contexts = partial(create_selective_checkpoint_contexts, _policy)
+    return contexts()
+
+
+def _policy(_: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    if getattr(operation, "overloadpacket", None) in _PACKETS and not _draws(operation, args, kwargs):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _draws(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Say whether an operation draws random numbers: kept, it would not draw them again, and all later ones would shift."""
+    names = [argument.name for argument in operation._schema.arguments]  # noqa: SLF001
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return bool(given.get("dropout_p", 0.0))
+
+
+def _check_in_place(name: str, block: nn.Module) -> None:
+    for path, module in block.named_modules():
+        if getattr(module, "inplace", False) is True:
+            raise InputError(
+                f"--recompute selective keeps products as they are, but {name}.{path} ({type(module).__name__}) writes over "
+                "its input. Make it with inplace=False, or use --recompute blocks."
+            )
+
+
+_PACKETS = {getattr(torch.ops.aten, name) for name in PRODUCTS if hasattr(torch.ops.aten, name)}

@@ -1,0 +1,158 @@
+"""State that lies cut up in the workers' memory: which part this worker holds, as plain tensors.
+
+The optimizer works on these plain parts, not on DTensors: what it does to a number depends on no other number, so the
+bits are the same, and a step costs none of DTensor's bookkeeping. Parts need no group of workers, so they can be asked for
+when the group is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.optim import Optimizer
+
+from paceline.errors import CheckpointError, InputError
+from paceline.strategies.pieces import MODEL, OPTIMIZER, Box, Catalogue, Form, Held, Piece, Read, slots_of
+from paceline.strategies.state import load_optimizer_state, optimizer_state, plain
+
+_ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+)
+
+
+def box_of(tensor: DTensor) -> Box:
+    """Give the part of a distributed tensor that this worker holds."""
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Box(tuple(offset), tuple(shape))
+
+
+class Part:
+    """What this worker holds of one parameter."""
+
+    def __init__(self, values: nn.Parameter, box: Box, form: Form) -> None:
+        self.values, self.box, self.form = values, box, form
+
+    @classmethod
+    def of(cls, parameter: nn.Parameter) -> Part:
+        """Give the part of a parameter, in the very memory that it has; one that is not cut up is a part too."""
+        if isinstance(parameter.data, DTensor):
+            values = nn.Parameter(parameter.data.to_local().detach(), requires_grad=parameter.requires_grad)
+            vars(values).update(vars(parameter))
+            return cls(values, box_of(parameter.data), Form(tuple(parameter.shape), parameter.dtype))
+        return cls(parameter, Box.whole(parameter.shape), Form(tuple(parameter.shape), parameter.dtype))
+
+
+class LocalState:
+    """This worker's parts of a model and of its optimizer's state, by name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.by_name = {name: Part.of(parameter) for name, parameter in model.named_parameters()}
+        self._first = {id(parameter): name for name, parameter in model.named_parameters()}
+        self.saved = {
+            name: self._first.get(id(value))
+            for name, value in model.state_dict(keep_vars=True).items()
+            if isinstance(value, Tensor)
+        }
+        """What a saved state holds: for a parameter its first name, for a buffer None."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Give the parts as an optimizer sees them."""
+        return ((name, part.values) for name, part in self.by_name.items())
+
+    def rewire(self, optimizer: Optimizer, originals: Mapping[int, str]) -> None:
+        """Let an optimizer work on the parts; `originals` names whole parameters that it may have been made with."""
+        names = {**originals, **self._first}
+        for group in optimizer.param_groups:
+            for place, parameter in enumerate(group["params"]):
+                if id(parameter) in names:
+                    part = self.by_name[names[id(parameter)]]
+                    group["params"][place] = part.values
+                    if parameter in optimizer.state:
+                        optimizer.state[part.values] = {
+                            slot: part.box.of(value).clone()
+                            if isinstance(value, Tensor) and tuple(value.shape) == part.form.shape
+                            else value
+                            for slot, value in optimizer.state.pop(parameter).items()
+                        }
+
+    def held(self, optimizer: Optimizer, rest: Mapping[str, Any]) -> Held:
+        """Give what this worker holds of model and optimizer; `rest` is what is no tensor beside them."""
+        buffers = dict(self._model.named_buffers())
+        pieces: dict[str, Piece] = {}
+        for name, first in self.saved.items():
+            pieces[f"{MODEL}/{name}"] = (
+                Piece.whole(buffers[name].detach()) if first is None else self._piece(first)
+            )
+        described = plain(optimizer_state(cast(nn.Module, self), optimizer))
+        others: dict[str, dict[str, Any]] = {}
+        for name, slots in described["state"].items():
+            others[name] = {}
+            part = self.by_name.get(name)
+            for slot, value in slots.items():
+                if not isinstance(value, Tensor):
+                    others[name][slot] = value
+                elif part is not None and value.dim() and value.shape == part.values.shape:
+                    pieces[f"{OPTIMIZER}/{name}/{slot}"] = Piece(
+                        value, part.box, Form(part.form.shape, value.dtype)
+                    )
+                else:
+                    pieces[f"{OPTIMIZER}/{name}/{slot}"] = Piece.whole(value)
+        return Held(pieces, {**rest, OPTIMIZER: {**described, "state": others}})
+
+    def take(
+        self, optimizer: Optimizer, catalogue: Catalogue, read: Read, described: Mapping[str, Any]
+    ) -> None:
+        """Take over this worker's part of a state; `described` is the optimizer's, without its tensors."""
+        buffers = dict(self._model.named_buffers())
+        for name, first in self.saved.items():
+            key = f"{MODEL}/{name}"
+            target = Piece.whole(buffers[name]) if first is None else self._piece(first)
+            if key not in catalogue or catalogue[key].shape != target.form.shape:
+                there = "is missing" if key not in catalogue else f"has the shape {catalogue[key].shape}"
+                raise CheckpointError(
+                    f"{name} {there} in the state, and has the shape {target.form.shape} here. "
+                    "Use the task that wrote it."
+                )
+            with torch.no_grad():
+                target.values.copy_(read(key, target.box))
+        state = {name: dict(slots) for name, slots in described["state"].items()}
+        for name, part in self.by_name.items():
+            for slot, form in slots_of(catalogue, name).items():
+                box = part.box if form.shape == part.form.shape else Box.whole(form.shape)
+                state.setdefault(name, {})[slot] = read(f"{OPTIMIZER}/{name}/{slot}", box).clone()
+        load_optimizer_state(cast(nn.Module, self), optimizer, {**described, "state": state})
+
+    def _piece(self, name: str) -> Piece:
+        part = self.by_name[name]
+        return Piece(part.values.detach(), part.box, part.form)
+
+
+def check_elementwise(optimizer: Optimizer) -> None:
+    """Refuse an optimizer whose update of one number depends on others, or whose bits do."""
+    name = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.SGD) and optimizer.defaults.get("fused"):
+        raise InputError(
+            "SGD(fused=True) rounds a row differently alone than among others, so fsdp cannot keep its bits. "
+            "Leave fused out, or use ddp."
+        )
+    if not isinstance(optimizer, _ELEMENTWISE) and not getattr(optimizer, "elementwise", False):
+        raise InputError(
+            f"fsdp gives each worker some rows of a parameter, and {name} may look across rows. Use an optimizer of "
+            f"torch.optim that does not (AdamW, SGD), or ddp; if {name} does not either, say so in its class: elementwise = True."
+        )

@@ -1,0 +1,161 @@
+"""Makes of a whole model the part of it that one worker computes: smaller layers, plain tensors, messages in between.
+
+torch's `parallelize_module` splits the layers. What it leaves are DTensors, of which most of torch's own engines and all
+optimizers would have to know; so each layer holds its part as a plain parameter, and makes a DTensor of it when it is
+called. To everything around it (DDP, fully_shard, an optimizer) the result is a model like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.optim import Optimizer
+
+from paceline.strategies.pieces import MODEL, OPTIMIZER, Box, Catalogue, Form, Held, Piece, Read
+from paceline.strategies.tensor_plan import Plan, check_divided
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which part of a whole parameter this worker has."""
+
+    box: Box
+    whole: tuple[int, ...]
+
+    @property
+    def is_split(self) -> bool:
+        """Whether others have other parts of it."""
+        return self.box.shape != self.whole
+
+    def place(self, inner: Box) -> Box:
+        """Give where a part of this worker's part lies in the whole."""
+        offset = tuple(a + b for a, b in zip(self.box.offset, inner.offset, strict=True))
+        return Box(offset, inner.shape)
+
+
+Cuts = Mapping[str, Cut]
+
+
+def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, plan: Plan) -> dict[str, Cut]:
+    """Split a model's layers in place, as a plan says, and name their cuts; every worker must hold the same weights."""
+    kept = {name: dict(vars(parameter)) for name, parameter in model.named_parameters()}
+    parallelize_module(model, mesh, plan.styles, src_data_rank=None)
+    check_divided(model, mesh.size())
+    cuts: dict[str, Cut] = {}
+    for path, module in model.named_modules():
+        held = {
+            name: value
+            for name, value in module.named_parameters(recurse=False)
+            if isinstance(value, DTensor)
+        }
+        for name, value in held.items():
+            cuts[f"{path}.{name}"] = Cut(_box(value, mesh), tuple(value.shape))
+        if held:
+            _hold_parts(module, held, {name: kept[f"{path}.{name}"] for name in held})
+    for name, attribute in plan.heads:
+        counted = model.get_submodule(name)
+        setattr(counted, attribute, getattr(counted, attribute) // mesh.size())
+    return cuts
+
+
+def _hold_parts(module: nn.Module, held: Mapping[str, DTensor], notes: Mapping[str, dict[str, Any]]) -> None:
+    """Have a layer hold plain parameters, and DTensors of them while it computes."""
+    layouts = {name: (value.device_mesh, value.placements) for name, value in held.items()}
+    for name, value in held.items():
+        part = nn.Parameter(value.to_local().detach().clone(), requires_grad=value.requires_grad)
+        vars(part).update(notes[name])
+        module.register_parameter(name, part)
+    compute = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        seen = vars(module)  # what is here hides the parameters of the same names
+        for name, (mesh, placements) in layouts.items():
+            seen[name] = DTensor.from_local(module.get_parameter(name), mesh, placements, run_check=False)
+        try:
+            return compute(*args, **kwargs)
+        finally:
+            for name in layouts:
+                del seen[name]
+
+    module.forward = forward
+
+
+def _box(value: DTensor, mesh: DeviceMesh) -> Box:
+    offset, shape = [0] * value.dim(), list(value.shape)
+    for placement in value.placements:
+        if isinstance(placement, Shard):
+            shape[placement.dim] //= mesh.size()
+            offset[placement.dim] = mesh.get_local_rank() * shape[placement.dim]
+    return Box(tuple(offset), tuple(shape))
+
+
+def adopt(optimizer: Optimizer, model: nn.Module, before: Mapping[str, nn.Parameter], cuts: Cuts) -> None:
+    """Have an optimizer that was made over the whole model update this worker's parts."""
+    after = dict(model.named_parameters())
+    parts = {id(value): name for name, value in before.items()}
+    for group in optimizer.param_groups:
+        for place, parameter in enumerate(group["params"]):
+            name = parts.get(id(parameter), "")
+            if name in cuts:
+                group["params"][place] = part = after[name]
+                if parameter in optimizer.state:
+                    optimizer.state[part] = {
+                        slot: cuts[name].box.of(value).clone()
+                        if isinstance(value, Tensor) and tuple(value.shape) == cuts[name].whole
+                        else value
+                        for slot, value in optimizer.state.pop(parameter).items()
+                    }
+
+
+# State: a worker's part of a model is a part of each tensor of the whole one.
+
+
+def pieces_of_whole(held: Held, cuts: Cuts) -> Held:
+    """Say of pieces of this worker's model which pieces of the whole model they are."""
+    pieces = {}
+    for key, piece in held.pieces.items():
+        cut = cuts.get(_name(key))
+        if cut is None or piece.form.shape != cut.box.shape:
+            pieces[key] = piece
+        else:
+            pieces[key] = Piece(piece.values, cut.place(piece.box), Form(cut.whole, piece.form.dtype))
+    return Held(pieces, held.rest)
+
+
+def part_of_whole(catalogue: Catalogue, read: Read, cuts: Cuts) -> tuple[Catalogue, Read]:
+    """Give a state of the whole model as one of this worker's."""
+    mine: dict[str, Form] = {}
+    moved: dict[str, Cut] = {}
+    for key, form in catalogue.items():
+        cut = cuts.get(_name(key))
+        if cut is None or form.shape != cut.whole:
+            mine[key] = form
+        else:
+            mine[key], moved[key] = Form(cut.box.shape, form.dtype), cut
+    return mine, lambda key, box: read(key, moved[key].place(box) if key in moved else box)
+
+
+def _name(key: str) -> str:
+    kind, _, rest = key.partition("/")
+    return rest if kind == MODEL else rest.rpartition("/")[0] if kind == OPTIMIZER else ""
+
+
+def norm_of_parts(gradients: Mapping[str, Tensor], cuts: Cuts, device: torch.device) -> Tensor:
+    """Give two sums of squares: over what is split among workers, and over what each has whole."""
+    sums = torch.zeros(2, device=device)
+    for place, among in enumerate((True, False)):
+        chosen = [
+            gradient
+            for name, gradient in gradients.items()
+            if (name in cuts and cuts[name].is_split) == among
+        ]
+        if chosen:
+            sums[place] = torch.nn.utils.get_total_norm(chosen).float().square()
+    return sums

@@ -1,0 +1,228 @@
+"""Which layers are split among workers, and how: read from the task's `tensor_plan()`, or proposed from the model.
+
+A layer split by columns makes a part of the features on each worker; what follows works on that part, until a layer split
+by rows brings the parts together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+
+from paceline.errors import InputError, UnknownNameError
+from paceline.strategies.tensor_layers import SequenceNorm
+from paceline.strategies.tensor_proposal import (
+    fitting,
+    head_counts,
+    join,
+    linear_layers,
+    propose,
+    tied_layers,
+)
+
+WORDS = ("columns", "rows")
+NORMS = (nn.LayerNorm, nn.RMSNorm)
+
+
+@dataclass
+class Plan:
+    """The split layers of one model, by name."""
+
+    styles: dict[str, ParallelStyle] = field(default_factory=dict)
+    heads: list[tuple[str, str]] = field(default_factory=list)
+    """Modules and their attributes that count heads: each worker computes its part of them."""
+    proposed: bool = False
+    scores: str | None = None
+    """The layer whose results stay split when the loss is computed."""
+
+    @property
+    def opening(self) -> list[str]:
+        """Give the layers behind which every worker has a part of the features."""
+        return [
+            name
+            for name, style in self.styles.items()
+            if isinstance(style, ColwiseParallel)
+            and style.use_local_output
+            and style.output_layouts == (Shard(-1),)
+        ]
+
+    @property
+    def closing(self) -> list[str]:
+        """Give the layers that bring the parts together."""
+        return [
+            name
+            for name, style in self.styles.items()
+            if isinstance(style, RowwiseParallel) and style.input_layouts == (Shard(-1),)
+        ]
+
+    def regions(self) -> list[str]:
+        """Give the smallest modules that hold a layer of the one kind and one of the other."""
+        found = dict.fromkeys(_around(name, self.closing) for name in self.opening)
+        return [name for name in found if name is not None]
+
+
+def make_plan(
+    model: nn.Module,
+    said: Mapping[str, str | ParallelStyle] | None,
+    size: int,
+    *,
+    sequence: bool = False,
+    loss: bool = False,
+) -> Plan:
+    """Give the plan for `size` workers: what the task says, or a proposal, with what was asked for beside it."""
+    scores = _scores(model, said, size) if loss else None
+    words: Mapping[str, str | ParallelStyle]
+    words = propose(model, size, scores) if said is None else _read(model, said)
+    _check(model, {name: word for name, word in words.items() if isinstance(word, str)}, size)
+    plan = Plan(proposed=said is None, scores=scores)
+    for name, word in words.items():
+        plan.styles[name] = word if isinstance(word, ParallelStyle) else _style(word)
+    if scores is not None:
+        plan.styles[scores] = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+    if sequence:
+        _split_sequence(model, plan)
+    if said is None:
+        plan.heads = [
+            pair for name, module in model.named_modules() for pair in head_counts(name, module, plan.opening)
+        ]
+    return plan
+
+
+def _style(word: str) -> ParallelStyle:
+    match word:
+        case "columns":
+            return ColwiseParallel()
+        case "rows":
+            return RowwiseParallel()
+        case "columns, gathered":
+            return ColwiseParallel(output_layouts=Replicate())
+        case _:
+            return RowwiseParallel(input_layouts=Replicate())
+
+
+# What the task says.
+
+
+def _read(model: nn.Module, said: Mapping[str, str | ParallelStyle]) -> dict[str, str | ParallelStyle]:
+    """Turn patterns such as "blocks.*.feed_in" into the names of this model's layers."""
+    names = [name for name, _ in model.named_modules() if name]
+    found: dict[str, str | ParallelStyle] = {}
+    for pattern, word in said.items():
+        if isinstance(word, str) and word not in WORDS:
+            raise UnknownNameError(f"way to split {pattern}:", word, WORDS)
+        matching = [name for name in names if fnmatchcase(name, pattern)]
+        if not matching:
+            raise UnknownNameError("layer in tensor_plan():", pattern, names)
+        found |= dict.fromkeys(matching, word)
+    if not found:
+        raise InputError(
+            "tensor_plan() names no layer, so nothing would be split. Name some, or return None."
+        )
+    return found
+
+
+def _check(model: nn.Module, words: Mapping[str, str], size: int) -> None:
+    """Refuse what cannot be split so: another kind of layer, sizes that do not divide, weights in two places."""
+    tied = tied_layers(model)
+    for name, word in words.items():
+        layer = model.get_submodule(name)
+        if not isinstance(layer, nn.Linear | nn.Embedding):
+            raise InputError(
+                f"tensor_plan() splits {name} by {word}, but it is a {type(layer).__name__}: only Linear and Embedding are "
+                "split by a word. Name the Linear layers inside it, or give a ParallelStyle."
+            )
+        if name in tied:
+            raise InputError(
+                f"{name}.weight is used by {tied[name]} too, so it cannot be split for one of them. "
+                "Leave both out of tensor_plan(), or give each weights of its own."
+            )
+        length = _length(layer, word)
+        if length % size:
+            raise InputError(
+                f"{name} has {length} {word.partition(',')[0]}, which tp={size} does not divide. "
+                f"Use {fitting(length)}, or leave it out of tensor_plan()."
+            )
+
+
+def check_divided(model: nn.Module, size: int) -> None:
+    """Refuse parts of unequal size, whoever asked for them."""
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            for placement in parameter.placements:
+                if isinstance(placement, Shard) and parameter.shape[placement.dim] % size:
+                    length = parameter.shape[placement.dim]
+                    raise InputError(
+                        f"{name} is split along a side of {length}, which tp={size} does not divide. "
+                        f"Use {fitting(length)}, or leave its layer out of tensor_plan()."
+                    )
+
+
+def _length(layer: nn.Linear | nn.Embedding, word: str) -> int:
+    if isinstance(layer, nn.Linear):
+        return layer.out_features if word.startswith("columns") else layer.in_features
+    return layer.embedding_dim if word.startswith("columns") else layer.num_embeddings
+
+
+# What was asked for beside it.
+
+
+def _scores(model: nn.Module, said: Mapping[str, str | ParallelStyle] | None, size: int) -> str:
+    """Find the layer that makes the scores: the last Linear of the model."""
+    found = linear_layers(model)
+    if not found:
+        raise InputError(
+            "--loss-parallel splits the last Linear layer of the model, and this model has none."
+        )
+    name, layer = found[-1]
+    words = {} if said is None else _read(model, said)
+    if words.get(name, "columns") != "columns":
+        raise InputError(
+            f"--loss-parallel splits {name}, the last Linear layer, by columns, but tensor_plan() splits it otherwise. "
+            "Leave it out of the plan, or leave out --loss-parallel."
+        )
+    if layer.out_features % size:
+        raise InputError(
+            f"--loss-parallel splits the {layer.out_features} scores of {name}, which tp={size} does not divide. "
+            f"Use {fitting(layer.out_features)}, or leave out --loss-parallel."
+        )
+    _check(model, {name: "columns"}, size)
+    return name
+
+
+def _split_sequence(model: nn.Module, plan: Plan) -> None:
+    """Let each norm that stands right before a layer split by columns work on a part of the sequence."""
+    opening = plan.opening
+    norms = 0
+    for parent in dict.fromkeys(name.rpartition(".")[0] for name in opening):
+        before: str | None = None
+        width: tuple[int, ...] = ()
+        for child, layer in model.get_submodule(parent).named_children():
+            name = join(parent, child)
+            if isinstance(layer, NORMS):
+                before, width = name, tuple(layer.normalized_shape)
+            elif before is not None and name in opening and getattr(layer, "in_features", 0) == width[-1]:
+                plan.styles[before], plan.styles[name] = (
+                    SequenceNorm(),
+                    ColwiseParallel(input_layouts=Shard(1)),
+                )
+                norms += 1
+            else:
+                before = None
+    if not norms:
+        raise InputError(
+            f"--sequence-parallel finds no LayerNorm or RMSNorm right before one of the {len(opening)} layers split by "
+            "columns. Leave it out, or give torch's own SequenceParallel styles in tensor_plan()."
+        )
+
+
+def _around(name: str, closing: list[str]) -> str | None:
+    while name:
+        name = name.rpartition(".")[0]
+        if any(other.startswith(f"{name}." if name else "") for other in closing):
+            return name
+    return None

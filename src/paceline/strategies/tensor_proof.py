@@ -1,0 +1,112 @@
+"""Proves a plan on the first batch: what split layers make together must be what the whole ones make.
+
+A plan says nothing of what happens between its layers. A softmax over features of which each worker has a part, a random
+mask drawn for the part alone, a parameter used there: all would go unnoticed, and the answer would be another one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
+
+from paceline.errors import InputError
+from paceline.strategies.pieces import MODEL, Box, Read
+from paceline.world import World, seeds
+
+CLOSE = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
+"""Relative differences that rounding stays far below (1e-6 in float32, 1e-2 in bf16) and mistakes do not."""
+
+
+def proofs_of(model: nn.Module, regions: Sequence[str], precision: str) -> list[Proof]:
+    """Keep one module of each kind among `regions` as it is before it is split."""
+    kinds: dict[str, str] = {}
+    for name in regions:
+        kinds.setdefault(repr(model.get_submodule(name)), name)
+    return [Proof(name, model.get_submodule(name), CLOSE[precision]) for name in kinds.values()]
+
+
+class Proof:
+    """Runs a copy of a module, made before it was split, beside it once, and compares."""
+
+    def __init__(self, name: str, module: nn.Module, limit: float) -> None:
+        self._name, self._limit = name, limit
+        self._whole: nn.Module | None = copy.deepcopy(module)
+        self._before: Tensor | None = None
+        self._hooks: list[RemovableHandle] = []
+
+    def load(self, read: Read) -> None:
+        """Take over weights that the split module has taken over."""
+        if self._whole is not None:
+            for name, value in self._whole.state_dict().items():
+                path = f"{self._name}.{name}" if self._name else name
+                value.copy_(read(f"{MODEL}/{path}", Box.whole(value.shape)))
+
+    def watch(self, model: nn.Module) -> None:
+        """Wait for the first training pass of the module, now split."""
+        module = model.get_submodule(self._name)
+        self._hooks = [
+            module.register_forward_pre_hook(self._note),
+            module.register_forward_hook(self._compare, with_kwargs=True),
+        ]
+
+    def _note(self, module: nn.Module, _: Any) -> None:
+        self._before = _generators(module) if module.training else None
+
+    def _compare(self, module: nn.Module, inputs: Any, kwargs: dict[str, Any], output: Any) -> None:
+        if self._before is None or self._whole is None:
+            return
+        whole, self._whole = self._whole, None
+        for hook in self._hooks:
+            hook.remove()
+        with torch.no_grad(), seeds.preserved():
+            _restore(module, self._before)
+            wanted = whole.train()(*inputs, **kwargs)
+        for one, other in zip(_tensors(output), _tensors(wanted), strict=False):
+            apart = float((one.detach() - other).norm() / other.norm().clamp(min=1e-12))
+            if not apart <= self._limit:
+                raise InputError(
+                    f"{self._name or 'the model'} makes something else split than whole, {apart:.1e} apart: what stands between "
+                    "its split layers needs all features (softmax, a norm), or draws random numbers otherwise than by "
+                    "nn.Dropout. Leave its layers out of the task's tensor_plan()."
+                )
+
+
+def check_same_gradients(world: World, gradients: Mapping[str, Tensor | None]) -> None:
+    """Refuse parameters that are whole on every worker and got a part of their gradient only."""
+    nothing = torch.zeros((), device=world.device)
+    norms = torch.stack([nothing if one is None else one.float().norm() for one in gradients.values()])
+    all_norms = torch.stack(world.comm.all_gather(norms))
+    low, high = all_norms.amin(0), all_norms.amax(0)
+    wrong = (high - low > CLOSE["bf16"] * high).nonzero().flatten().tolist()
+    if wrong:
+        raise InputError(
+            f"{list(gradients)[wrong[0]]} gets another gradient on each worker: it is used between split layers, where "
+            "each sees a part. Leave the layers around it out of the task's tensor_plan()."
+        )
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, DTensor):
+        value = value.full_tensor()
+    if isinstance(value, Tensor):
+        return [value] if value.is_floating_point() else []
+    return [one for each in value for one in _tensors(each)] if isinstance(value, list | tuple) else []
+
+
+def _generators(module: nn.Module) -> Tensor:
+    device = next(module.parameters()).device
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _restore(module: nn.Module, state: Tensor) -> None:
+    device = next(module.parameters()).device
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)

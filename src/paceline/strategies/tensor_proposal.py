@@ -1,0 +1,143 @@
+"""Proposes which layers are split: pairs of Linear layers, the first by columns, the second by rows.
+
+An MLP's, attention's with separate query, key and value, neighbours in an `nn.Sequential`; without any pair, single
+layers whose results are gathered at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from torch import nn
+
+from paceline.errors import InputError
+
+ELEMENTWISE = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.SELU, nn.CELU, nn.Tanh, nn.Sigmoid, nn.Softplus,
+    nn.Hardswish, nn.Hardtanh, nn.Hardsigmoid, nn.LogSigmoid, nn.Softsign, nn.Identity, nn.Dropout,
+)  # fmt: skip
+"""What may stand between the two layers of a pair: it makes each value of that value alone."""
+QUERY, KEY, VALUE, OUT = (
+    {"q", "q_proj", "query", "wq", "to_q"},
+    {"k", "k_proj", "key", "wk", "to_k"},
+    {"v", "v_proj", "value", "wv", "to_v"},
+    {"o", "o_proj", "out", "out_proj", "output", "wo", "to_out", "proj"},
+)
+HEADS = ("heads", "n_heads", "n_head", "num_heads", "num_attention_heads")
+KEY_HEADS = ("kv_heads", "n_kv_heads", "num_kv_heads", "num_key_value_heads")
+
+
+def propose(model: nn.Module, size: int, scores: str | None) -> dict[str, str]:
+    """Give layers and the words for how each is split; `scores` is spoken for."""
+    left_alone = {*tied_layers(model), *([] if scores is None else [scores])}
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        children = {
+            child: layer
+            for child, layer in module.named_children()
+            if type(layer) is nn.Linear and join(name, child) not in left_alone
+        }
+        find = _neighbours if isinstance(module, nn.Sequential) else _pairs
+        for columns, rows in find(module, children, size):
+            found |= {join(name, child): "columns" for child in columns} | {join(name, rows): "rows"}
+    if found or scores is not None:
+        return found
+    linear = {name: layer for name, layer in linear_layers(model) if name not in left_alone}
+    for name, layer in linear.items():
+        if layer.in_features % size == 0:
+            found[name] = "rows of the whole"
+        elif layer.out_features % size == 0:
+            found[name] = "columns, gathered"
+    if not found:
+        sides = [side for layer in linear.values() for side in (layer.in_features, layer.out_features)]
+        seen = ", ".join(
+            f"{name} {layer.in_features}x{layer.out_features}" for name, layer in [*linear.items()][:5]
+        )
+        raise InputError(
+            f"tp={size} finds no layer to split: it looked for Linear layers of this model with a side that {size} divides, "
+            f"and found {seen or 'no Linear layer'}. Use {fitting(*sides)}, or say what to split in the task's tensor_plan()."
+        )
+    return found
+
+
+def _neighbours(
+    module: nn.Module, linear: Mapping[str, nn.Linear], size: int
+) -> Iterator[tuple[list[str], str]]:
+    """Find pairs in a Sequential: nothing between the two but what works on each value alone."""
+    before: str | None = None
+    for name, layer in module.named_children():
+        if name in linear and before is not None and linear[name].in_features % size == 0:
+            yield [before], name
+            before = None
+        elif name in linear:
+            before = name
+        elif type(layer) not in ELEMENTWISE:
+            before = None
+
+
+def _pairs(module: nn.Module, linear: Mapping[str, nn.Linear], size: int) -> Iterator[tuple[list[str], str]]:
+    """Find attention's four layers by their names, and an MLP by its wider hidden features, which no other layer has."""
+    attention = [next((name for name in linear if name in known), None) for known in (QUERY, KEY, VALUE, OUT)]
+    query, key, value, out = attention
+    if (
+        query
+        and key
+        and value
+        and out
+        and _divides_heads(module, size)
+        and linear[out].in_features % size == 0
+    ):
+        yield [query, key, value], out
+    others = {name: layer for name, layer in linear.items() if name not in attention}
+    for name, down in others.items():
+        hidden, width = down.in_features, down.out_features
+        ups = [
+            up for up, layer in others.items() if (layer.in_features, layer.out_features) == (width, hidden)
+        ]
+        rivals = [
+            layer
+            for other, layer in module.named_children()
+            if other != name and other not in ups and any(hidden in one.shape for one in layer.parameters())
+        ]
+        if hidden > width and hidden % size == 0 and ups and not rivals:
+            yield ups, name
+
+
+def _divides_heads(module: nn.Module, size: int) -> bool:
+    counts = [count for name in (*HEADS, *KEY_HEADS) if isinstance(count := getattr(module, name, None), int)]
+    return bool(counts) and all(count % size == 0 for count in counts)
+
+
+def head_counts(name: str, module: nn.Module, split: Iterable[str]) -> list[tuple[str, str]]:
+    """Give the attributes of an attention module that is split by its heads."""
+    if not any(join(name, query) in split for query in QUERY):
+        return []
+    return [(name, each) for each in (*HEADS, *KEY_HEADS) if isinstance(getattr(module, each, None), int)]
+
+
+def tied_layers(model: nn.Module) -> dict[str, str]:
+    """Give the layers whose weight is another one's too, and that other one."""
+    owners: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, nn.Parameter):
+            owners.setdefault(id(weight), []).append(name)
+    pairs = [names for names in owners.values() if len(names) > 1]
+    return {name: next(other for other in names if other != name) for names in pairs for name in names}
+
+
+def fitting(*lengths: int) -> str:
+    """Say by how many workers some of these lengths can be split."""
+    sizes = [str(size) for size in range(2, 65) if any(length % size == 0 for length in lengths)]
+    return f"a tp of {', '.join(sizes[:6])}" if sizes else "no tp"
+
+
+def linear_layers(model: nn.Module) -> list[tuple[str, nn.Linear]]:
+    """Give the plain Linear layers of a model by name."""
+    # Exactly this type: torch's own attention has subclasses of it whose forward is never called.
+    return [(name, layer) for name, layer in model.named_modules() if type(layer) is nn.Linear]
+
+
+def join(parent: str, child: str) -> str:
+    """Give the name of a module's child."""
+    return f"{parent}.{child}" if parent else child

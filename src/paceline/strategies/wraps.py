@@ -1,0 +1,308 @@
+"""The wraps of a fully sharded model: parameters that are gathered together and whose gradients leave together.
+
+torch's `fully_shard` does the gathering, frees what is not needed, and fires at the right moments. This file is the only
+one that reaches into it: which messages a pass sends, what is in them, and when a wrap's gradients are complete.
+"""
+# ruff: noqa: SLF001  (torch offers hooks for the messages themselves, none for the moments and the layout)
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.nn.modules.batchnorm import _NormBase
+
+from paceline.errors import InputError
+from paceline.strategies.tuning import Tuning
+from paceline.world import compat
+
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Listener(Protocol):
+    """What a replica does about the messages of its wraps."""
+
+    def gathers(self, wrap: Wrap) -> None:
+        """Know that the weights of a wrap are about to be gathered."""
+
+    def reduces(self, wrap: Wrap, gradients: Tensor, output: Tensor) -> None:
+        """Add a wrap's gradients up over all workers; `output` gets this worker's rows."""
+
+
+class Cut(NamedTuple):
+    """One trainable parameter of a wrap, as this worker holds it."""
+
+    member: Any
+    """torch's own record of the parameter."""
+    whole: torch.Size
+    rows: torch.Size
+    room: int
+    """Numbers it takes in a message to one worker: those of the largest part."""
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """Its rows, as the module holds them between passes: a DTensor."""
+        held: nn.Parameter = self.member.sharded_param
+        return held
+
+    @property
+    def gathered(self) -> nn.Parameter | None:
+        """The whole parameter that passes compute with; None before the first one."""
+        return getattr(self.member, "_unsharded_param", None)
+
+
+class Wrap:
+    """One group of parameters that travels together."""
+
+    def __init__(self, index: int, name: str, group: Any, listener: Listener) -> None:
+        self.index, self.name = index, name
+        self._group = group
+        self.cuts = [
+            Cut(
+                member,
+                member._orig_size,
+                member.sharded_size,
+                member.padded_sharded_param_size.numel(),
+            )
+            for member in group.fsdp_params
+            if member.sharded_param.requires_grad
+        ]
+        self.chunk = sum(cut.room for cut in self.cuts)
+        self._reduces = False
+        self._uses = 0
+        self.reduced = False
+        """Whether its gradients left in this pass."""
+        self.missing: list[Cut] = []
+        """Parameters that the last pass gave no gradient for."""
+        group._all_gather_comm = _Gather(self, listener)
+        group._reduce_scatter_comm = _Reduce(self, listener)
+        group.gradient_divide_factor = 1.0
+        group.force_sum_reduction_for_comms = True
+        self._post_backward: Callable[..., None] = group.post_backward
+        self._pre_forward: Callable[..., Any] = group.pre_forward
+        group.post_backward, group.pre_forward = self._after_backward, self._before_forward
+
+    @property
+    def type(self) -> torch.dtype:
+        """The type in which its gradients travel."""
+        member = self._group.fsdp_params[0]
+        found: torch.dtype = self._group.mp_policy.reduce_dtype or member.sharded_param.dtype
+        return found
+
+    def open(self) -> None:
+        """Count the uses of this pass from here."""
+        self._uses = 0
+        self.reduced = False
+
+    def arm(self, *, reduces: bool, keeps: bool = False) -> None:
+        """Say whether the coming backward pass ends with a reduction, or only adds, and whether weights stay after it."""
+        self._reduces = reduces
+        self._group.reshard_after_backward = not keeps
+        self.missing = []
+
+    def settle(self) -> None:
+        """Reduce now what could not leave during the pass: a wrap that the pass went through more than once."""
+        if self._reduces and not self.reduced and any(cut.gathered is not None for cut in self.cuts):
+            self._uses = 0
+            self._after_backward()
+
+    def close(self) -> None:
+        """Let go of gathered weights, so that the next pass gathers them anew on all workers alike."""
+        self._group.reshard()
+
+    def join_gather(self) -> None:
+        """Take part in gathering the weights without any use for them."""
+        held = [part for member in self._group.fsdp_params for part in member.all_gather_inputs]
+        if len({part.dtype for part in held}) > 1:
+            held = [part.view(torch.uint8) for part in held]
+        mine = torch.cat(held)
+        group = self._group._all_gather_process_group
+        compat.all_gather_single(mine.new_empty(mine.numel() * group.size()), mine, group=group)
+
+    def flat(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """Lay whole gradients out as a message: for each worker its rows of every parameter."""
+        workers = self._group._all_gather_process_group.size()
+        made = torch.zeros(workers, self.chunk, dtype=self.type, device=self._group.device)
+        whole = [
+            self._nothing(cut) if one is None else one for cut, one in zip(self.cuts, gradients, strict=True)
+        ]
+        torch._chunk_cat(whole, 0, workers, out=made)
+        return made.view(-1)
+
+    def split(self, output: Tensor) -> list[Tensor]:
+        """Cut what came for this worker into its rows of every parameter."""
+        parts = torch.split(output, [cut.room for cut in self.cuts])
+        return [part[: cut.rows.numel()].view(cut.rows) for cut, part in zip(self.cuts, parts, strict=True)]
+
+    def whole(self, messages: Tensor) -> list[Tensor]:
+        """Put whole tensors together from the rows of all workers, laid out one after the other."""
+        columns = torch.split(messages, [cut.room for cut in self.cuts], dim=1)
+        return [
+            column.reshape(-1)[: cut.whole.numel()].view(cut.whole)
+            for cut, column in zip(self.cuts, columns, strict=True)
+        ]
+
+    def _nothing(self, cut: Cut) -> Tensor:
+        # Minus zero is what adds nothing to anything, a minus zero included.
+        gathered = cut.gathered
+        dtype = self.type if gathered is None else gathered.dtype
+        return torch.full(cut.whole, -0.0, dtype=dtype, device=self._group.device)
+
+    def _before_forward(self, *args: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+            self._uses += 1
+        return self._pre_forward(*args)
+
+    def _after_backward(self, *_: Any) -> None:
+        # A wrap that was used more than once in a pass is complete only at the end of it.
+        self._group.reduce_grads = self._reduces and self._uses <= 1
+        if self._group.reduce_grads and not self.reduced:
+            for cut in self.cuts:
+                gathered = cut.gathered
+                if gathered is not None and gathered.grad is None:
+                    self.missing.append(cut)
+                    gathered.grad = self._nothing(cut)
+        self._post_backward()
+
+
+class _Room:
+    """Memory for messages, from torch's own allocator."""
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Give memory for one message."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _Gather(_Room, AllGather):
+    """torch's own gathering, that those who follow can be told of."""
+
+    def __init__(self, wrap: Wrap, listener: Listener) -> None:
+        self._wrap, self._listener = wrap, listener
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Gather the weights of a wrap."""
+        self._listener.gathers(self._wrap)
+        work: dist.Work | None = compat.all_gather_single(
+            output_tensor, input_tensor, group=group, async_op=async_op
+        )
+        return work
+
+
+class _Reduce(_Room, ReduceScatter):
+    """Additions of our own in the place of torch's."""
+
+    def __init__(self, wrap: Wrap, listener: Listener) -> None:
+        self._wrap, self._listener = wrap, listener
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,  # noqa: ARG002
+        op: Any,  # noqa: ARG002
+        async_op: bool = False,  # noqa: ARG002
+    ) -> dist.Work | None:
+        """Add the gradients of a wrap up over all workers."""
+        self._wrap.reduced = True
+        self._listener.reduces(self._wrap, input_tensor, output_tensor)
+        return None
+
+
+def wrap_model(
+    model: nn.Module, blocks: Mapping[str, nn.Module], mesh: DeviceMesh, tuning: Tuning, listener: Listener
+) -> list[Wrap]:
+    """Shard a model in place, block by block, and give its wraps in the model's order."""
+    _check(model, blocks)
+    # A last linear layer over more than two dimensions returns a view: in every step of every transformer.
+    warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor")
+    kept = {name: dict(vars(parameter)) for name, parameter in model.named_parameters()}
+    low = _TYPES.get(tuning.gather)
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=low, reduce_dtype=low and torch.float32),
+        "offload_policy": CPUOffloadPolicy() if tuning.offload else OffloadPolicy(),
+    }
+    if low is not None:
+        # Statistics stay in fp32, and their layers take weights of that type only.
+        exact = {**options, "mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)}
+        for module in model.modules():
+            if isinstance(module, _NormBase) and module.affine and module not in blocks.values():
+                fully_shard(module, **exact)
+    # From the inside out: a block inside a block travels alone.
+    for block in sorted(blocks.values(), key=lambda one: sum(1 for _ in one.modules())):
+        fully_shard(block, reshard_after_forward=tuning.reshard, **options)
+    fully_shard(model, **options)
+    for name, parameter in model.named_parameters():
+        vars(parameter).update({key: value for key, value in kept[name].items() if key != "_fsdp_orig_uid"})
+    wraps: list[Wrap] = []
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            for group in groups_of(module):
+                if any(member.sharded_param.requires_grad for member in group.fsdp_params):
+                    wraps.append(Wrap(len(wraps), name, group, listener))
+    return wraps
+
+
+def settle_model(model: nn.Module) -> None:
+    """Let torch find the root of the wraps now: a worker may have to follow others before its own first pass."""
+    fully_shard.state(model)._lazy_init()  # type: ignore[attr-defined]
+
+
+def groups_of(module: nn.Module) -> list[Any]:
+    """Give torch's groups of parameters of a sharded module: 2.13 has a list of them, 2.11 one or none."""
+    state: Any = fully_shard.state(module)  # type: ignore[attr-defined]
+    found = getattr(state, "_fsdp_param_groups", None)
+    if found is None:
+        found = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+    return list(found)
+
+
+def _check(model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
+    """Refuse what cannot be cut into rows, or belongs to two wraps."""
+    owners: dict[int, tuple[str, str]] = {}
+    types: dict[str, tuple[str, torch.dtype]] = {}
+    names = sorted(blocks, key=len, reverse=True)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        wrap = next((block for block in names if name.startswith(f"{block}.")), "")
+        first, owner = owners.setdefault(id(parameter), (name, wrap))
+        if owner != wrap:
+            raise InputError(
+                f"{first} and {name} are one parameter, but belong to two wraps ({owner or 'the model'} and "
+                f"{wrap or 'the model'}) that fsdp gathers at different times. Name other blocks in wrap_blocks(), or use ddp."
+            )
+        if parameter.dim() == 0:
+            raise InputError(
+                f"{name} is a single number without a dimension, which fsdp cannot cut into rows. "
+                "Make it nn.Parameter(torch.ones(1)), or use ddp."
+            )
+        if not parameter.is_contiguous():
+            raise InputError(
+                f"{name} does not lie row by row in memory (its strides are {tuple(parameter.stride())}), so fsdp cannot cut it "
+                "into rows. Make it contiguous(), or use ddp."
+            )
+        if parameter.requires_grad:
+            other, dtype = types.setdefault(wrap, (name, parameter.dtype))
+            if dtype != parameter.dtype:
+                raise InputError(
+                    f"{other} is {dtype} and {name} is {parameter.dtype}, but fsdp gathers them together. "
+                    "Use one type, name them in wrap_blocks() as different blocks, or use ddp."
+                )

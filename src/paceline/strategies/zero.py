@@ -1,0 +1,183 @@
+"""Optimizer state dealt out among the workers of ddp: `--shard-optimizer`, known as ZeRO-1.
+
+Every worker has the whole model and the summed gradients, but updates only the parameters that were dealt to it, with the
+task's own optimizer: the others' gradients are taken away before its step, and every optimizer passes over a
+parameter without one. Then everybody gets the updated parameters from their owners. Whole parameters are dealt, so any
+optimizer computes what it would alone, and the bits are those of one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.errors import InputError
+from paceline.strategies.base import Parts
+from paceline.strategies.ddp import DdpReplica
+from paceline.strategies.pieces import (
+    MODEL,
+    OPTIMIZER,
+    Box,
+    Catalogue,
+    Held,
+    Read,
+    collect,
+    hold,
+    survey,
+    unite,
+)
+from paceline.world import World
+
+BUCKET = 4 << 20
+"""Bytes of parameters that travel together; a larger one travels alone, without a copy."""
+
+
+def deal(sizes: Sequence[int], workers: int) -> list[int]:
+    """Give each item an owner: the largest first, each to whoever has least so far."""
+    owners = [0] * len(sizes)
+    loads = [0] * workers
+    for item in sorted(range(len(sizes)), key=lambda item: (-sizes[item], item)):
+        owners[item] = min(range(workers), key=lambda rank: (loads[rank], rank))
+        loads[owners[item]] += sizes[item]
+    return owners
+
+
+class ZeroReplica(DdpReplica):
+    """One worker's model, with the optimizer state of its part of the parameters."""
+
+    whole = False
+
+    def __init__(self, parts: Parts, world: World) -> None:
+        super().__init__(parts, world)
+        dealt = [
+            parameter
+            for group in self.optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.requires_grad
+        ]
+        owners = deal([parameter.numel() * parameter.element_size() for parameter in dealt], world.size)
+        self._others = [
+            parameter for parameter, owner in zip(dealt, owners, strict=True) if owner != world.rank
+        ]
+        others = {id(parameter) for parameter in self._others}
+        self._strange = {name for name, parameter in self.model.named_parameters() if id(parameter) in others}
+        self._rounds = _rounds(dealt, owners, world.size)
+        self._remains: Held | None = None
+        """What this worker held when its group broke."""
+        self._torn = False
+        """Whether parameters were updated that have not reached everybody."""
+        self._checked = False
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Drop state that others keep: of a group before, or made by the optimizer before its first step."""
+        for parameter in self._others:
+            self.optimizer.state.pop(parameter, None)
+
+    def _update(self) -> None:
+        """Update this worker's parameters, then have everybody's."""
+        for parameter in self._others:
+            parameter.grad = None
+        self._torn = True
+        super()._update()
+        self._share()
+        self._torn = False
+        if not self._checked:
+            self._check_slots()
+
+    @torch.no_grad()
+    def _share(self) -> None:
+        """Bring each updated parameter from its owner to all others; a round has one message from each."""
+        for messages in self._rounds:
+            running = []
+            for owner, members in messages:
+                alone = len(members) == 1 and members[0].is_contiguous()
+                flat = (
+                    members[0].detach() if alone else torch.cat([one.detach().reshape(-1) for one in members])
+                )
+                work = dist.broadcast(flat, group_src=owner, group=self.world.comm.group, async_op=True)
+                running.append((work, owner, None if alone else flat, members))
+            for work, owner, copied, members in running:
+                if work is not None:
+                    work.wait()
+                if copied is not None and owner != self.world.rank:
+                    for one, values in zip(
+                        members, torch.split(copied, [one.numel() for one in members]), strict=True
+                    ):
+                        one.copy_(values.view(one.shape))
+
+    def _check_slots(self) -> None:
+        """Refuse an optimizer whose state cannot be gathered again."""
+        self._checked = bool(self.optimizer.state)
+        for parameter, slots in self.optimizer.state.items():
+            for slot, value in slots.items():
+                if not isinstance(value, Tensor):
+                    raise InputError(
+                        f"--shard-optimizer deals out tensors, but {type(self.optimizer).__name__} keeps {slot} = {value!r:.40} "
+                        f"for a parameter of shape {tuple(parameter.shape)}. Leave --shard-optimizer out."
+                    )
+
+    # State.
+
+    def abandon(self) -> None:
+        """Let go of the group, but not of what this worker holds.
+
+        Where the group broke in the middle of an update some parameters are a step ahead of others: nobody may go on from
+        those, so this worker then holds nothing.
+        """
+        if self._remains is None:
+            self._remains = Held({}, self.held().rest) if self._torn else self.held()
+        super().abandon()
+
+    def held(self) -> Held:
+        """Give the whole model and this worker's part of the optimizer state."""
+        return self._remains if self._remains is not None else hold(super().state())
+
+    def state(self) -> dict[str, Any]:
+        """Gather the state; all workers ask together."""
+        held = self.held()
+        found = survey(self.world, held.pieces)
+        return unite(dict(collect(self.world, held.pieces, found)), held.rest)
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over this worker's part of a state."""
+        slots = {name: one for name, one in state[OPTIMIZER]["state"].items() if name not in self._strange}
+        super().load({**state, OPTIMIZER: {**state[OPTIMIZER], "state": slots}})
+        self._let_go()
+
+    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+        """Read the model, and of the optimizer's slots only this worker's."""
+        wanted: dict[str, Tensor] = {}
+        for key, form in catalogue.items():
+            room, _, path = key.partition("/")
+            if room == MODEL:
+                wanted[key] = read(key, Box.whole(form.shape))
+            elif path.rpartition("/")[0] not in self._strange:
+                # The optimizer goes on with the very tensors it is given.
+                wanted[key] = read(key, Box.whole(form.shape)).clone()
+        self.load(unite(wanted, rest))
+
+
+Message = tuple[int, list[nn.Parameter]]
+
+
+def _rounds(dealt: Sequence[nn.Parameter], owners: Sequence[int], workers: int) -> list[list[Message]]:
+    """Put each owner's parameters together into messages, and one message of each owner into a round."""
+    queues: list[list[Message]] = [[] for _ in range(workers)]
+    for rank, queue in enumerate(queues):
+        room = 0
+        for parameter, owner in zip(dealt, owners, strict=True):
+            if owner != rank:
+                continue
+            size = parameter.numel() * parameter.element_size()
+            if not queue or room + size > BUCKET or queue[-1][1][0].dtype != parameter.dtype:
+                queue.append((rank, []))
+                room = 0
+            queue[-1][1].append(parameter)
+            room += size
+    longest = max(len(queue) for queue in queues)
+    return [[queue[place] for queue in queues if place < len(queue)] for place in range(longest)]

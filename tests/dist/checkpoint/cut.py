@@ -1,0 +1,56 @@
+"""A state that is cut up among workers by hand, and what it is when whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoint import Moment
+from paceline.strategies.pieces import Box, Form, Held, Piece
+
+WHOLE: dict[str, Tensor] = {
+    "model/table": torch.arange(70, dtype=torch.float32).reshape(7, 10),
+    "model/bias": torch.arange(3, dtype=torch.bfloat16),
+    "model/count": torch.tensor(5),
+    "model/nothing": torch.empty(0, 4),
+    "optimizer/table/exp_avg": torch.arange(70, dtype=torch.float64).reshape(7, 10) / 3,
+    "optimizer/table/step": torch.tensor(9.0),
+}
+REST: dict[str, Any] = {
+    "optimizer": {"state": {"table": {"plain": 1}}, "groups": [{"lr": 0.1, "params": ["table"]}]},
+    "scheduler": None,
+    "scaler": None,
+}
+
+
+def moment(step: int) -> Moment:
+    return Moment(
+        step=step,
+        position={"epoch": 0, "step": step, "number": step},
+        meta={"shards": 4, "strategy": "by hand"},
+    )
+
+
+def rows(form: Form, rank: int, size: int) -> Box:
+    """Give a worker's rows, as torch's own chunks are laid out: the last workers may have none."""
+    each = -(-form.shape[0] // size)
+    start = min(rank * each, form.shape[0])
+    length = min(each, form.shape[0] - start)
+    return Box((start, *(0 for _ in form.shape[1:])), (length, *form.shape[1:]))
+
+
+def held(rank: int, size: int, *, cut: bool, add: float = 0.0) -> Held:
+    """Give what one of so many workers holds: its rows of each matrix, and all of everything else."""
+    pieces = {}
+    for key, whole in WHOLE.items():
+        values = whole + int(add) if whole.numel() else whole
+        form = Form(tuple(whole.shape), whole.dtype)
+        box = rows(form, rank, size) if cut and whole.dim() == 2 else Box.whole(form.shape)
+        pieces[key] = Piece(box.of(values).clone(), box, form)
+    return Held(pieces, REST)
+
+
+def whole(add: float = 0.0) -> dict[str, Tensor]:
+    return {key: value + int(add) if value.numel() else value for key, value in WHOLE.items()}

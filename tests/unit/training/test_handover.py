@@ -1,0 +1,101 @@
+"""Where the state of a new group comes from: the nearest place that holds all of it."""
+
+import torch
+
+from paceline.strategies.pieces import Box, Form, Piece
+from paceline.training.handover import Offer, choose, united
+from paceline.training.position import Position
+
+FORM = Form((4, 2), torch.float32)
+UPPER, LOWER, ALL = Box((0, 0), (2, 2)), Box((2, 0), (2, 2)), Box.whole((4, 2))
+OUTLINE = {"model/weight": True}
+
+
+def rows(box, *, slots=True):
+    made = {"model/weight": (FORM, box)}
+    return made | ({"optimizer/weight/momentum": (FORM, box)} if slots else {})
+
+
+def at(number, box=None, **more):
+    held = {} if box is None else rows(box)
+    return Offer(
+        finished=number, position=Position(number=number), outline=OUTLINE, **({"rows": held} | more)
+    )
+
+
+def copied(number, own, neighbours=None):
+    return number, (Position(number=number), [rows(own), {} if neighbours is None else rows(neighbours)])
+
+
+def test_workers_that_hold_everything_between_them_lose_nothing():
+    source = choose([at(7, UPPER), at(7, LOWER), at(7, UPPER)])
+    assert (source.kind, source.position.number, source.bringers) == ("workers", 7, (0, 1, 2))
+    assert source.found.boxes["model/weight"] == {UPPER: 0, LOWER: 1}
+
+
+def test_the_step_that_is_whole_somewhere_wins_over_one_that_is_not():
+    # One applied step 8 before the group broke; the other half of that step was lost with its worker.
+    source = choose([at(8, UPPER), at(7, LOWER), at(7, UPPER)])
+    assert (source.kind, source.position.number, source.bringers) == ("workers", 7, (1, 2))
+
+
+def test_a_neighbours_copy_fills_in_for_a_lost_part():
+    source = choose(
+        [
+            at(13, UPPER, copies=dict([copied(10, UPPER, LOWER)]), checkpoint=5),
+            at(13, UPPER, copies=dict([copied(10, UPPER)]), checkpoint=5),
+        ]
+    )
+    assert (source.kind, source.position.number) == ("copies", 10)
+    assert source.found.boxes["model/weight"] == {UPPER: 0, LOWER: 0}
+
+
+def test_the_furthest_of_copies_and_checkpoint_is_taken():
+    offer = at(13, UPPER, copies=dict([copied(10, UPPER, LOWER)]), checkpoint=12)
+    assert choose([offer]).kind == "checkpoint"
+    assert choose([at(13, UPPER, copies=dict([copied(12, UPPER, LOWER)]), checkpoint=12)]).kind == "copies"
+
+
+def test_nothing_whole_is_the_beginning():
+    assert choose([at(13, UPPER, copies=dict([copied(10, UPPER)]))]).kind == "beginning"
+
+
+def test_a_worker_that_joins_brings_nothing():
+    joins = Offer(finished=-1, position=Position(), outline={})
+    source = choose([joins, at(3, ALL)])
+    assert (source.kind, source.bringers) == ("workers", (1,))
+
+
+def test_a_tensor_that_only_the_lost_one_knew_is_missed():
+    outline = OUTLINE | {"model/bias": True}
+    offers = [Offer(finished=4, position=Position(number=4), rows=rows(ALL), outline=outline)]
+    assert choose(offers).kind == "beginning"
+
+
+def test_slots_that_only_the_lost_one_kept_are_missed():
+    outline = OUTLINE | {"model/bias": True}
+    held = rows(ALL) | {"model/bias": (Form((4,), torch.float32), Box.whole((4,)))}
+    offers = [Offer(finished=4, position=Position(number=4), rows=held, outline=outline)]
+    assert choose(offers).kind == "beginning"
+    held |= {"optimizer/bias/momentum": (Form((4,), torch.float32), Box.whole((4,)))}
+    assert (
+        choose([Offer(finished=4, position=Position(number=4), rows=held, outline=outline)]).kind == "workers"
+    )
+
+
+def test_groups_of_parameters_that_each_knows_in_part_become_one():
+    def rest(name):
+        return {
+            "optimizer": {"groups": [{"lr": 0.1, "params": [name]}], "state": {name: {"n": 1}}},
+            "scaler": None,
+        }
+
+    made = united([rest("a"), rest("b")])
+    assert made["optimizer"]["groups"] == [{"lr": 0.1, "params": ["a", "b"]}]
+    assert made["optimizer"]["state"] == {"a": {"n": 1}, "b": {"n": 1}}
+
+
+def test_a_piece_knows_its_place():
+    whole = torch.arange(8.0).view(4, 2)
+    assert torch.equal(LOWER.of(whole), whole[2:])
+    assert Piece.whole(whole).box == ALL
