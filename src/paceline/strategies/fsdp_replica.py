@@ -29,7 +29,7 @@ from paceline.strategies.rounds import Schedule
 from paceline.strategies.sequential import SequentialReplica, check_loss
 from paceline.strategies.sharded import LocalState, check_elementwise
 from paceline.strategies.state import plain
-from paceline.strategies.tree import Gradients
+from paceline.strategies.tree import Gradients, TreeSum
 from paceline.task import Loss
 from paceline.world import World, all_gather_object, seeds
 from paceline.world.points import BACKWARD, OPTIMIZER, reach
@@ -161,6 +161,7 @@ class FsdpReplica(SequentialReplica):
             rows = self._reduction.scatter_terms(self._tree, stride * (number + 1))
             flat += [*rows, self._entries[number]]
         self.auxiliary.give(flat)
+        self._tree = TreeSum(self._shards)  # whole gradients that have left need no memory any more
 
     def _drop_unused(self) -> None:
         """Give no gradient to parameters that nobody had one for: they stay as they are, weight decay and all."""

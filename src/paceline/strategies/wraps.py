@@ -256,7 +256,7 @@ def wrap_model(
     wraps: list[Wrap] = []
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
-            for group in groups_of(module):
+            for group in groups_of(model.get_submodule(name)):
                 if any(member.sharded_param.requires_grad for member in group.fsdp_params):
                     wraps.append(Wrap(len(wraps), name, group, listener))
     return wraps
