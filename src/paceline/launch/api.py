@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from paceline import strategies
 from paceline.errors import InputError
 from paceline.launch import job, machines
 from paceline.launch.base import Launcher, LaunchPlan, LaunchSpec, Outcome
@@ -87,6 +88,7 @@ def plan(
             # One shard's share of the cores, not one worker's: the bits of a sum depend on how many threads took it.
             threads=threads if threads is not None else max(1, env.cores() // options.total_shards),
             out=options.out,
+            modules=_modules(options),
             record={**(record or {}), "options": asdict(options)},
             policy=Policy(
                 workers=options.processes,
@@ -106,6 +108,12 @@ def plan(
             agreed=machines.agreed(function, options, record or {}) if rendezvous is not None else {},
         )
     )
+
+
+def _modules(options: RunOptions) -> tuple[str, ...]:
+    """Name what the workers of a strategy import beyond torch itself: seconds each, once or in every one of them."""
+    needed = strategies.entry(options.strategy).modules
+    return needed or (("torch._dynamo",) if options.tuning.recompute != "none" else ())
 
 
 def settle_shards(options: RunOptions) -> RunOptions:

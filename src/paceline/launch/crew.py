@@ -108,7 +108,7 @@ class Crew:
             page, process.stacks = Pulse.create(), stacks.create()
             process.pulse = PulseReader(page)
             process.ticket = self._server.request(
-                job, [out, err, theirs.fileno(), events, page, process.stacks]
+                job, [out, err, theirs.fileno(), events, page, process.stacks], job.modules
             )
             os.close(page)
         finally:

@@ -43,14 +43,17 @@ class ForkServer:
         """Give the descriptor that becomes readable when `reports` has something."""
         return self._channel.fileno()
 
-    def request(self, job: object, descriptors: Sequence[int]) -> int:
-        """Ask for a worker that runs `job`; `descriptors` are handed to it. Gives a ticket; the report follows."""
+    def request(self, job: object, descriptors: Sequence[int], modules: Sequence[str] = ()) -> int:
+        """Ask for a worker that runs `job`; `descriptors` are handed to it. Gives a ticket; the report follows.
+
+        `modules` are imported before it is forked, once for it and all that come after.
+        """
         self._tickets += 1
         payload = os.memfd_create("paceline-job")
         try:
             with os.fdopen(os.dup(payload), "wb") as file:
                 pickle.dump(job, file)
-            message = json.dumps({"do": "spawn", "ticket": self._tickets}).encode()
+            message = json.dumps({"do": "spawn", "ticket": self._tickets, "modules": [*modules]}).encode()
             socket.send_fds(self._channel, [message], [payload, *descriptors])
         except (BrokenPipeError, ConnectionResetError) as error:
             raise self._gone() from error

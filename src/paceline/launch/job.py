@@ -84,6 +84,8 @@ class Job:
     arguments: list[str] = field(default_factory=list)
     newcomer: bool = False
     """Whether this worker is to join a run that is under way."""
+    modules: tuple[str, ...] = ()
+    """What the fork server is to have imported."""
     starts: int = 0
     """How often all workers of this launch were started over."""
 

@@ -68,6 +68,7 @@ class LocalLauncher:
                 folder=str(Path.cwd()),
                 search_path=forkserver.search_path(),
                 arguments=spec.arguments or list(sys.argv),
+                modules=spec.modules,
             )
             for rank in range(spec.workers)
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import selectors
@@ -22,6 +23,7 @@ from paceline.world.lifeline import die_with_parent, outlive_parent
 
 MAX_MESSAGE = 4096
 MAX_DESCRIPTORS = 8
+_loaded: set[str] = set()
 
 
 def main() -> None:
@@ -70,6 +72,21 @@ def _preload() -> None:
     gc.freeze()
 
 
+def _load(modules: list[str]) -> None:
+    """Import once, here, what every worker to come would import by itself."""
+    missing = [name for name in modules if name not in _loaded]
+    for name in missing:
+        if name == "torch._dynamo":
+            from paceline.launch import lazy_dynamo
+
+            lazy_dynamo.load()
+        importlib.import_module(name)
+        _loaded.add(name)
+    if missing:
+        gc.collect()
+        gc.freeze()
+
+
 def _serve(channel: socket.socket, children: set[int], private: list[socket.socket]) -> bool:
     """Carry out one request; False when the launcher is gone."""
     message, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE, MAX_DESCRIPTORS)
@@ -77,6 +94,7 @@ def _serve(channel: socket.socket, children: set[int], private: list[socket.sock
         return False
     request = json.loads(message)
     if request["do"] == "spawn":
+        _load(request["modules"])
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:

@@ -28,8 +28,17 @@ class Entry:
     """The side of the mesh that its workers make, where it is named alone."""
     beside: tuple[str, ...] = ()
     """The sides that may stand beside it in a mesh."""
+    modules: tuple[str, ...] = ()
+    """What its workers import beyond torch itself."""
 
 
+_SPLIT = (
+    "torch._dynamo",
+    "torch._subclasses.fake_tensor",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint.planner_helpers",
+)
 STRATEGIES = {
     "single": Entry(
         "paceline.strategies.single:Single", "one process, one device: the reference", processes=1
@@ -49,18 +58,21 @@ STRATEGIES = {
         "weights, gradients and optimizer state cut up among the workers",
         side="fsdp",
         beside=("ddp",),
+        modules=_SPLIT,
     ),
     "tp": Entry(
         "paceline.strategies.tensor:TensorParallel",
         "each layer's matrices split among the workers",
         side="tp",
         beside=("ddp", "fsdp"),
+        modules=_SPLIT,
     ),
     "pp": Entry(
         "paceline.strategies.pipeline:Pipeline",
         "the layers split among the workers, shards flowing through as micro-batches",
         side="pp",
         beside=("ddp", "fsdp"),
+        modules=_SPLIT,
     ),
     "local-sgd": Entry(
         "paceline.strategies.local_sgd:LocalSgd",

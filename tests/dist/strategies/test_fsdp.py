@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import paceline
 from paceline.errors import InputError
 from paceline.strategies.base import ShardWork, StepWork
-from paceline.strategies.fsdp import Fsdp
+from paceline.strategies.fsdp.strategy import Fsdp
 from paceline.strategies.tuning import Tuning
 from paceline.training.preparing import kept_parts, new_parts
 from tests.dist.strategies import sharded_runs

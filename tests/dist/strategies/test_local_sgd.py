@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.checkpoint import weights_sha256
-from paceline.strategies.outer import SLOT
+from paceline.strategies.local_sgd.outer import SLOT
 from paceline.training import trainer
 from paceline.training.spec import TrainSpec
 

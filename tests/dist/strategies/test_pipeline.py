@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 import paceline
 from paceline.errors import InputError
 from paceline.strategies.base import Parts
-from paceline.strategies.pipeline import Pipeline
-from paceline.strategies.pipeline_call import StandIn
+from paceline.strategies.pipeline.strategy import Pipeline
+from paceline.strategies.pipeline.call import StandIn
 from paceline.strategies.precision import Precision
 from paceline.strategies.tuning import Tuning
 from paceline.training import trainer

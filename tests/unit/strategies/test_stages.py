@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paceline.errors import InputError
-from paceline.strategies.pipeline_order import Action, Kind, forward_programs, programs
-from paceline.strategies.stages import Chain, balanced, chain_of
+from paceline.strategies.pipeline.order import Action, Kind, forward_programs, programs
+from paceline.strategies.pipeline.stages import Chain, balanced, chain_of
 from paceline.tasks.addition import Addition
 
 # Where to cut.

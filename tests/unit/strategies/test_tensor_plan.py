@@ -10,8 +10,8 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 from paceline.errors import InputError
-from paceline.strategies.tensor_layers import SequenceNorm
-from paceline.strategies.tensor_plan import Plan, make_plan
+from paceline.strategies.tensor.layers import SequenceNorm
+from paceline.strategies.tensor.plan import Plan, make_plan
 from paceline.tasks.transformer import Transformer
 from tests.contract.tasks import Classify, Tokens
 

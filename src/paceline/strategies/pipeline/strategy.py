@@ -12,8 +12,8 @@ from __future__ import annotations
 from paceline.data import owned_shards
 from paceline.errors import InputError
 from paceline.strategies.base import Exactness, OpenReplica, Parts
-from paceline.strategies.pipeline_order import fewest
-from paceline.strategies.pipeline_replica import PipelineReplica
+from paceline.strategies.pipeline.order import fewest
+from paceline.strategies.pipeline.replica import PipelineReplica
 from paceline.strategies.tuning import Tuning
 from paceline.world import World
 
@@ -32,7 +32,7 @@ class Pipeline:
     def prepare(self, parts: Parts, world: World) -> OpenReplica:
         """Make one worker's end of a pipeline; a pipeline of one worker is none."""
         if world.mesh.size("pp") == 1:
-            from paceline.strategies.fsdp import Fsdp  # which loads DTensor: 0.8 s
+            from paceline.strategies.fsdp.strategy import Fsdp  # which loads DTensor: 0.8 s
 
             return Fsdp().prepare(parts, world)  # which is ddp where nobody shares parameters
         _check(parts, world)

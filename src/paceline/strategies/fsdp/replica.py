@@ -21,11 +21,11 @@ from paceline.strategies.base import Exactness, MetricsFunction, Parts, Rows, St
 from paceline.strategies.buffers import Rows as BufferRows
 from paceline.strategies.buffers import gather_rows
 from paceline.strategies.combination import Combination
-from paceline.strategies.fsdp_model import make_sharded
-from paceline.strategies.fsdp_reduction import Reduction
+from paceline.strategies.fsdp.model import make_sharded
+from paceline.strategies.fsdp.reduction import Reduction
+from paceline.strategies.fsdp.rounds import Schedule
 from paceline.strategies.pieces import Catalogue, Held, Read, collect, hold, survey, unite
 from paceline.strategies.result import StepResult
-from paceline.strategies.rounds import Schedule
 from paceline.strategies.sequential import SequentialReplica, check_loss
 from paceline.strategies.sharded import LocalState, check_elementwise
 from paceline.strategies.state import plain

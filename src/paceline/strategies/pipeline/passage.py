@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from paceline.strategies.pipeline_call import Function
-from paceline.strategies.pipeline_links import Links, Parcel
-from paceline.strategies.pipeline_order import Action, Kind, Program
-from paceline.strategies.pipeline_stage import Micro, Stage
+from paceline.strategies.pipeline.call import Function
+from paceline.strategies.pipeline.links import Links, Parcel
+from paceline.strategies.pipeline.order import Action, Kind, Program
+from paceline.strategies.pipeline.stage import Micro, Stage
 from paceline.strategies.tree import Gradients
 from paceline.task import Loss
 from paceline.world import World

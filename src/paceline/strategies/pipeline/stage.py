@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_map
 from paceline.errors import InputError
 from paceline.strategies.base import Parts
 from paceline.strategies.buffers import Buffers, Versions
-from paceline.strategies.pipeline_call import Function, StandIn
-from paceline.strategies.pipeline_share import Layers, Passage, Reached, Share
-from paceline.strategies.pipeline_streams import begin_streams, set_streams, streams
+from paceline.strategies.pipeline.call import Function, StandIn
+from paceline.strategies.pipeline.share import Layers, Passage, Reached, Share
+from paceline.strategies.pipeline.streams import begin_streams, set_streams, streams
 from paceline.strategies.tree import Gradients
 from paceline.task import Loss
 

@@ -6,10 +6,10 @@ from paceline.errors import InputError
 from paceline.strategies.base import Exactness, OpenReplica, Parts
 from paceline.strategies.batchnorm import synchronise
 from paceline.strategies.ddp import Ddp
-from paceline.strategies.fsdp_replica import FsdpReplica
+from paceline.strategies.fsdp.replica import FsdpReplica
+from paceline.strategies.fsdp.unwrapping import unwrap_model
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.tuning import Tuning
-from paceline.strategies.unwrapping import unwrap_model
 from paceline.world import World
 
 
@@ -26,9 +26,11 @@ class Fsdp:
 
     def prepare(self, parts: Parts, world: World) -> OpenReplica:
         """Cut the model up; a world of one has nobody to share it with."""
-        if parts.tuning.offload and world.device.type == "cpu":
+        if parts.tuning.offload:
             raise InputError(
                 "--offload needs an accelerator whose memory it spares, but the device is the CPU. Leave it out."
+                if world.device.type == "cpu"
+                else "--offload is not ready: gradients are not brought to shards in host memory yet. Leave it out."
             )
         if isinstance(parts.kept, FsdpReplica) and not parts.remakes:
             unwrap_model(parts.kept.model, parts.kept.optimizer, parts.kept.local)

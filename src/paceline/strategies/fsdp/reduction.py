@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.strategies.combination import Combination
-from paceline.strategies.rounds import END, Passage, Rounds
-from paceline.strategies.scatter import Scatter
+from paceline.strategies.fsdp.rounds import END, Passage, Rounds
+from paceline.strategies.fsdp.scatter import Scatter
+from paceline.strategies.fsdp.wraps import Cut, Wrap
 from paceline.strategies.tree import TreeSum
-from paceline.strategies.wraps import Cut, Wrap
 from paceline.world import World, compat
 from paceline.world.points import REDUCTION, reach
 

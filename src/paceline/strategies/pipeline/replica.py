@@ -22,17 +22,17 @@ from paceline.strategies.base import (
 from paceline.strategies.buffers import Buffers, gather_rows
 from paceline.strategies.late import LateSum
 from paceline.strategies.pieces import Catalogue, Held, Read
-from paceline.strategies.pipeline_call import Function, call_of
-from paceline.strategies.pipeline_order import forward_programs, programs, stages_a_worker
-from paceline.strategies.pipeline_pass import Conveyor
-from paceline.strategies.pipeline_rows import CutRows, NoRows
-from paceline.strategies.pipeline_share import make_stage
-from paceline.strategies.pipeline_stage import Micro, Stage
-from paceline.strategies.pipeline_state import Keeping
-from paceline.strategies.pipeline_sums import Sums, finish
+from paceline.strategies.pipeline.call import Function, call_of
+from paceline.strategies.pipeline.order import forward_programs, programs, stages_a_worker
+from paceline.strategies.pipeline.passage import Conveyor
+from paceline.strategies.pipeline.rows import CutRows, NoRows
+from paceline.strategies.pipeline.share import make_stage
+from paceline.strategies.pipeline.stage import Micro, Stage
+from paceline.strategies.pipeline.stages import Chain, chain_of
+from paceline.strategies.pipeline.state import Keeping
+from paceline.strategies.pipeline.sums import Sums, finish
 from paceline.strategies.recompute import recompute_blocks
 from paceline.strategies.result import StepResult
-from paceline.strategies.stages import Chain, chain_of
 from paceline.task import Loss
 from paceline.world import World, all_gather_object, broadcast_object, seeds
 from paceline.world.points import BACKWARD, FORWARD, OPTIMIZER, reach

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from paceline.errors import InputError
-from paceline.strategies.stages import Chain, members, on_meta, with_stand_ins
+from paceline.strategies.pipeline.stages import Chain, members, on_meta, with_stand_ins
 
 
 class Reached(BaseException):

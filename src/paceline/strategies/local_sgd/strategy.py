@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InputError
-from paceline.strategies.averaging import Averaging, wide
 from paceline.strategies.base import Exactness, MetricsFunction, OpenReplica, Parts, Rows, StepWork
 from paceline.strategies.buffers import Buffers, Versions, gather_rows
 from paceline.strategies.buffers import Rows as BufferRows
 from paceline.strategies.late import LateSum
-from paceline.strategies.outer import Nesterov
+from paceline.strategies.local_sgd.averaging import Averaging, wide
+from paceline.strategies.local_sgd.outer import Nesterov
 from paceline.strategies.pieces import OPTIMIZER, Held, hold
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica

@@ -10,8 +10,8 @@ from torch.distributed._composable_state import _module_state_mapping
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.optim import Optimizer
 
+from paceline.strategies.fsdp.wraps import groups_of
 from paceline.strategies.sharded import LocalState
-from paceline.strategies.wraps import groups_of
 
 
 def unwrap_model(model: nn.Module, optimizer: Optimizer, local: LocalState) -> None:

@@ -29,8 +29,8 @@ from paceline.strategies.pieces import (
     survey,
     unite,
 )
-from paceline.strategies.pipeline_rows import NoRows, Part
-from paceline.strategies.pipeline_share import drop
+from paceline.strategies.pipeline.rows import NoRows, Part
+from paceline.strategies.pipeline.share import drop
 from paceline.strategies.state import load_optimizer_state, optimizer_state, plain
 from paceline.world import World, all_gather_object
 

@@ -25,8 +25,8 @@ from paceline.errors import InputError
 from paceline.strategies.base import Exactness, LossFunction, OpenReplica, Parts, StepWork
 from paceline.strategies.batchnorm import synchronise
 from paceline.strategies.ddp import Ddp, DdpReplica
-from paceline.strategies.fsdp import Fsdp
-from paceline.strategies.fsdp_replica import FsdpReplica
+from paceline.strategies.fsdp.replica import FsdpReplica
+from paceline.strategies.fsdp.strategy import Fsdp
 from paceline.strategies.pieces import (
     MODEL,
     Box,
@@ -43,17 +43,17 @@ from paceline.strategies.pieces import (
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.sharded import check_elementwise
-from paceline.strategies.tensor_layers import Region, watch_region
-from paceline.strategies.tensor_loss import SplitScores
-from paceline.strategies.tensor_model import (
+from paceline.strategies.tensor.layers import Region, watch_region
+from paceline.strategies.tensor.loss import SplitScores
+from paceline.strategies.tensor.model import (
     adopt,
     apply_tensor_parallel,
     norm_of_parts,
     part_of_whole,
     pieces_of_whole,
 )
-from paceline.strategies.tensor_plan import Plan, make_plan
-from paceline.strategies.tensor_proof import check_same_gradients, proofs_of
+from paceline.strategies.tensor.plan import Plan, make_plan
+from paceline.strategies.tensor.proof import check_same_gradients, proofs_of
 from paceline.strategies.tuning import Tuning
 from paceline.task import Loss
 from paceline.world import World, determinism

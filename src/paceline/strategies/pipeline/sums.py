@@ -15,7 +15,7 @@ from paceline.errors import InputError
 from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import Parts, StepWork
 from paceline.strategies.late import LateSum
-from paceline.strategies.pipeline_stage import Micro, Stage
+from paceline.strategies.pipeline.stage import Micro, Stage
 from paceline.strategies.recompute import check_passes
 from paceline.strategies.sequential import check_loss
 from paceline.strategies.tree import Gradients, TreeSum

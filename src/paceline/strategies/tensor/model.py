@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.optim import Optimizer
 
 from paceline.strategies.pieces import MODEL, OPTIMIZER, Box, Catalogue, Form, Held, Piece, Read
-from paceline.strategies.tensor_plan import Plan, check_divided
+from paceline.strategies.tensor.plan import Plan, check_divided
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 from paceline.errors import InputError, UnknownNameError
-from paceline.strategies.tensor_layers import SequenceNorm
-from paceline.strategies.tensor_proposal import (
+from paceline.strategies.tensor.layers import SequenceNorm
+from paceline.strategies.tensor.proposal import (
     fitting,
     head_counts,
     join,

@@ -13,8 +13,8 @@ from paceline.strategies.base import Parts
 from paceline.strategies.batchnorm import synchronise
 from paceline.strategies.blocks import find_blocks
 from paceline.strategies.deferred import Deferred, defer
+from paceline.strategies.fsdp.wraps import Listener, Wrap, settle_model, wrap_model
 from paceline.strategies.sharded import Part
-from paceline.strategies.wraps import Listener, Wrap, settle_model, wrap_model
 from paceline.world import World
 
 
@@ -45,7 +45,7 @@ def make_sharded(parts: Parts, data: World, place: World, listener: Listener) ->
     mesh = DeviceMesh.from_group(_group(place), data.device.type, mesh_dim_names=(f"fsdp-{data.generation}",))
     wraps = wrap_model(model, blocks, mesh, parts.tuning, listener)
     if made is not None:
-        _fill(model, made, torch.device("cpu") if parts.tuning.offload else data.device)
+        _fill(model, made, data.device)
     settle_model(model)
     if parts.compile:
         for module in blocks.values() or [model]:
