@@ -19,7 +19,7 @@ demo: $(STAMP)   ## train a digits classifier on two processes
 	@$(VENV)/bin/paceline train digits --workers 2 --strategy ddp
 
 test: $(STAMP)   ## every test
-	@$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadgroup
+	@$(VENV)/bin/python -m pytest --numprocesses 2
 
 lint: $(STAMP)   ## ruff, mypy --strict and the order of the rooms
 	@$(VENV)/bin/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 from collections.abc import Iterator
 
 import pytest
@@ -19,22 +20,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-# Tests of one group run in one process, one after the other: they share what is expensive, or what there is one of.
-_GROUPS = {
-    "tests/contract/": "contract",
-    "tests/dist/docs/": "documents",
-    "tests/fault/test_machines.py": "namespaces",
-    "tests/unit/launch/test_link.py": "namespaces",
-    "tests/unit/launch/test_rendezvous.py": "namespaces",
-}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep each file together where tests run in several processes."""
-    for item in items:
-        path = item.nodeid.partition("::")[0]
-        group = next((name for start, name in _GROUPS.items() if path.startswith(start)), path)
-        item.add_marker(pytest.mark.xdist_group(group))
+if importlib.util.find_spec("xdist"):  # machines that are lent for a test or two may lack it
+    from tests.groups import pytest_xdist_make_scheduler  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

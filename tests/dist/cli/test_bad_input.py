@@ -44,7 +44,7 @@ def listing(folder):
 
 BAD = {
     "train digts": "unknown task 'digts'. Did you mean 'digits'?",
-    "train digits --strategy dpp": "unknown strategy 'dpp'. Did you mean 'dp'?",
+    "train digits --strategy ddpp": "unknown strategy 'ddpp'. Did you mean 'ddp'?",
     "train digits --backend glo": "unknown backend 'glo'. Did you mean 'gloo'?",
     "train digits --precision fp23": "unknown precision 'fp23'. Did you mean 'fp32'?",
     "train digits --device gpu": "unknown device 'gpu'.",
