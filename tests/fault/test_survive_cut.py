@@ -1,6 +1,9 @@
 """Workers die, leave and join while each holds only a part of the state: where it comes from then, and the same bits."""
 
 import json
+import os
+import signal
+import time
 
 import pytest
 import torch
@@ -8,9 +11,15 @@ from torch import nn
 from torch.nn import functional as F
 
 import paceline
+from paceline.errors import InputError
+from paceline.launch import api
+from paceline.launch.control import order
 from paceline.strategies.tuning import Tuning
+from paceline.training.options import RunOptions
+from paceline.training.spec import TrainSpec
+from paceline.verify.audit import audit
 from paceline.world import points
-from tests.fault.survivors import BATCH, Samples, mean_output, set_off
+from tests.fault.survivors import BATCH, Samples, mean_output, once, set_off
 
 STEPS = 16
 
@@ -80,6 +89,7 @@ def test_a_copy_in_a_neighbours_memory_fills_in(strategy, tmp_path, undisturbed)
     assert [result["weights"] for result in results] == [undisturbed]
     (change,) = changes(tmp_path)
     assert (change["source"], change["redone"], change["step"]) == ("copies", 2, 4)
+    assert audit(tmp_path / "run").holds
     assert results[0]["given"] == [*range(7), *range(4, STEPS)]
 
 
@@ -88,6 +98,7 @@ def test_without_copies_the_last_checkpoint_does(tmp_path, undisturbed):
     assert {result["weights"] for result in results} == {undisturbed}
     first = changes(tmp_path)[0]
     assert (first["source"], first["redone"], first["step"]) == ("checkpoint", 2, 5)
+    assert audit(tmp_path / "run").holds
 
 
 def test_without_anything_the_state_is_made_anew(tmp_path, undisturbed):
@@ -110,3 +121,78 @@ def test_whoever_leaves_puts_its_part_down_for_the_others(tmp_path, undisturbed)
     assert {result["weights"] for result in results} == {undisturbed}
     assert [change["redone"] for change in changes(tmp_path)] == [0] * len(changes(tmp_path))
     assert not list((tmp_path / "run").glob(".left-by-*"))
+
+
+def grow(run):
+    """Train alone until another one has joined, and a little with it."""
+    run.prepare_replica(model, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
+    together = 0
+    for step in run.steps(Samples(), batch_size=BATCH, steps=1000):
+        if step.number == 2 and not step.again:
+            order(run.options.out, {"do": "resize", "workers": 2})
+        time.sleep(0.1 * (run.world.size == 1 and step.number > 2))
+        step.compute(loss)
+        together += run.world.size == 2
+        if together == 3:
+            break
+    return run.world.size
+
+
+def test_one_that_held_everything_shares_it_with_those_that_join(tmp_path):
+    sizes = paceline.launch(grow, strategy="fsdp", shards=6, device="cpu", out=tmp_path / "run", threads=1)
+    assert list(sizes) == [2, 2]
+    assert [(change["source"], change["redone"]) for change in changes(tmp_path)] == [("workers", 0)]
+
+
+def ready_made(run, folder, faults):
+    """Train a model that exists once: it is without values when it has been cut up and its group is gone."""
+    run.prepare_replica(model(), lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
+    points.set_trap(lambda point: set_off(run, folder, faults, point))
+    for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS):
+        step.compute(loss)
+
+
+def test_a_beginning_that_cannot_be_made_again_ends_the_run(tmp_path):
+    options = {"workers": 2, "strategy": "fsdp", "shards": 4, "device": "cpu", "threads": 1}
+    with pytest.raises(InputError, match=r"ready made\. Give run\.prepare functions"):
+        paceline.launch(ready_made, str(tmp_path), [("backward", 3, 1, "kill")], **options)
+
+
+class Measured(paceline.Task):
+    """Loses a worker in the middle of its measurement, if it is given a folder to remember that in."""
+
+    batch_size, epochs = BATCH, 1
+
+    def __init__(self, folder: str = ""):
+        self.folder = folder
+
+    def model(self):
+        return model()
+
+    def optimizer(self, model):
+        return torch.optim.AdamW(model.parameters(), lr=0.05)
+
+    def train_data(self):
+        return Samples()
+
+    eval_data = train_data
+
+    def loss(self, model, batch):
+        return loss(model, batch)
+
+    def metrics(self, model, batch):
+        if self.folder and once(self.folder, "lost"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return mean_output(model, batch)
+
+
+def test_what_was_measured_before_the_run_went_back_is_measured_again(tmp_path):
+    def measured(strategy, workers, folder):
+        spec = TrainSpec(task=f"{__name__}:Measured", name="measured", settings={"folder": folder})
+        options = RunOptions(strategy=strategy, workers=workers, shards=4, device="cpu")
+        return api.start(api.TRAINER, (spec,), {}, options, threads=1).results[0]
+
+    alone, rough = measured("single", 1, ""), measured("fsdp", 2, str(tmp_path))
+    assert [change["source"] for change in rough["recoveries"]][:1] == ["beginning"]
+    assert rough["metrics"] == alone["metrics"]
+    assert rough["weights_sha256"] == alone["weights_sha256"]

@@ -17,7 +17,7 @@ from paceline.checkpoint.parts import Parts
 from paceline.checkpoint.planning import Offer, Plan, make_plan
 from paceline.checkpoint.tensors import apart, dense, plain
 from paceline.errors import CheckpointError
-from paceline.strategies.pieces import MODEL, Piece, hold
+from paceline.strategies.pieces import MODEL, OPTIMIZER, Piece, hold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +95,19 @@ def contents_of(step: int, state: Mapping[str, Any]) -> Contents:
 def written(pieces: Mapping[str, Piece], keys: tuple[str, ...]) -> dict[str, Tensor]:
     """Give the values of some pieces; what is no dense tensor is refused."""
     return {key: dense(pieces[key].values, key.partition("/")[2]) for key in keys}
+
+
+def own_slots(rest: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what an optimizer keeps for its parameters that is no tensor: in a pipeline each worker knows only its own."""
+    slots = rest.get(OPTIMIZER, {}).get("state", {})
+    return {name: one for name, one in slots.items() if one}
+
+
+def with_slots(rest: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, Any]:
+    """Add what others keep of that kind."""
+    known = rest.get(OPTIMIZER, {})
+    slots = {name: one for other in others for name, one in other.items()} | known.get("state", {})
+    return {**rest, OPTIMIZER: {**known, "state": slots}}
 
 
 def plain_rest(rest: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from paceline.checkpoint.background import Background
-from paceline.checkpoint.contents import Contents, Moment, plain_rest, written
+from paceline.checkpoint.contents import Contents, Moment, own_slots, plain_rest, with_slots, written
 from paceline.checkpoint.draft import Draft, Fault
 from paceline.checkpoint.durable import FileRecord, committing, discarding, remove
 from paceline.checkpoint.planning import Offer, Plan, make_plan
@@ -39,6 +39,8 @@ class _Hello:
     """Whether it holds other pieces than at the last save of this group."""
     fault: Fault
     last: int
+    slots: dict[str, Any]
+    """What its optimizer keeps that is no tensor."""
 
 
 class Saver:
@@ -79,7 +81,8 @@ class Saver:
         offer = Offer.of(world.host, held.pieces)
         rest, fault = self._checked(world, held, moment)
         changed = self._agreed is None or self._agreed[0] is not world.comm or self._agreed[1] != offer
-        everybody: list[_Hello] = all_gather_object(world.comm, _Hello(changed, fault, self._last))
+        slots = {} if world.is_first else own_slots(rest)
+        everybody: list[_Hello] = all_gather_object(world.comm, _Hello(changed, fault, self._last, slots))
         self._late = Fault()
         fault = _worst(hello.fault for hello in everybody)
         if fault or (unless_saved and everybody[0].last == moment.step):
@@ -96,7 +99,12 @@ class Saver:
             checkpoints=self.checkpoints,
             draft=draft,
             part=part,
-            contents=Contents(moment=moment, plan=plan, tensors=tensors, rest=rest),
+            contents=Contents(
+                moment=moment,
+                plan=plan,
+                tensors=tensors,
+                rest=with_slots(rest, *(hello.slots for hello in everybody)) if world.is_first else {},
+            ),
             started=started,
         )
         return self._begin(world, writing) if background else self._write(world, writing)
@@ -148,7 +156,8 @@ class Saver:
             moment.check()
             for key, piece in held.pieces.items():
                 dense(piece.values, key.partition("/")[2])
-            return (plain_rest(held.rest) if world.is_first else {}), Fault()
+            rest = held.rest if world.is_first else with_slots({}, own_slots(held.rest))
+            return plain_rest(rest), Fault()
         except CheckpointError as error:
             return {}, Fault.of(error)
 

@@ -40,9 +40,8 @@ def export(
         max_shard_size=max_shard_size,
     )
     if json_:
-        print_json(
-            {key: str(value) if isinstance(value, Path) else value for key, value in asdict(made).items()}
-        )
+        skipped = [(str(path), reason) for path, reason in made.skipped]
+        print_json(asdict(made) | {"path": str(made.path), "source": str(made.source), "skipped": skipped})
         return
     for path, reason in made.skipped:
         print(f"passed over {path}: {reason}")  # noqa: T201

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
+
+from paceline.errors import InputError
+from paceline.strategies.tuning import Tuning
 
 Recompute = Annotated[
     str | None,
@@ -22,7 +26,7 @@ ShardOptimizer = Annotated[
 ]
 Offload = Annotated[
     bool | None,
-    typer.Option("--offload/--no-offload", help="fsdp: shards live in host memory; needs an accelerator."),
+    typer.Option("--offload/--no-offload", help="fsdp: shards live in host memory; not ready yet."),
 ]
 Reshard = Annotated[
     bool | None,
@@ -78,4 +82,10 @@ OuterMomentum = Annotated[float | None, typer.Option(help="local-sgd: momentum o
 
 def given(before: dict[str, Any], **said: Any) -> dict[str, Any]:
     """Put what was said on the command line over what a resumed run was begun with."""
+    strange = sorted(before.keys() - {one.name for one in fields(Tuning)})
+    if strange:
+        raise InputError(
+            f"the run was begun with {strange[0]} = {before[strange[0]]!r}, which this version of paceline does not know. "
+            "Go on with the version that began it, or take it out of spec.json."
+        )
     return before | {name: value for name, value in said.items() if value is not None}

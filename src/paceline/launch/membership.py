@@ -57,10 +57,16 @@ class Policy:
         sizes = dict(self.choice.sizes) if self.choice is not None else {}
         return self.shards * (sizes.get("tp") or 1) * (sizes.get("pp") or 1)
 
+    def hands(self, size: int) -> int:
+        """Give how many of a group's workers data is dealt out to."""
+        return self._mesh(size).size(*DATA)
+
     def owned(self, rank: int, size: int, shares: tuple[int, ...] | None) -> range:
         """Give the shards that a worker carries in a group of some size."""
-        mesh = Mesh.flat(size) if self.choice is None else self.choice.fitted(size)
-        return owned_shards(mesh.index(rank, *DATA), mesh.size(*DATA), self.shards, shares)
+        return owned_shards(self._mesh(size).index(rank, *DATA), self.hands(size), self.shards, shares)
+
+    def _mesh(self, size: int) -> Mesh:
+        return Mesh.flat(size) if self.choice is None else self.choice.fitted(size)
 
 
 @dataclass
@@ -249,8 +255,8 @@ class Membership:
         return actions + (self._tell(at_once=False) if staying[workers:] else [])
 
     def reshare(self, shares: Sequence[int]) -> list[Action]:
-        """Deal the shards out otherwise, from the next step on."""
-        if self._changing or len(shares) != len(self._in_group()):
+        """Deal the shards out otherwise, from the next step on; not where workers share theirs, as in tp and pp."""
+        if self._changing or not len(shares) == len(self._in_group()) == self.policy.hands(len(shares)):
             return []
         self._shares = tuple(shares)
         self._reasons.append("shards are rebalanced")

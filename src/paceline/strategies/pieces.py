@@ -98,12 +98,7 @@ class Held:
 
 def hold(state: Mapping[str, Any]) -> Held:
     """Take a whole state apart into whole pieces and the rest."""
-    foreign = next((name for name, value in state[MODEL].items() if not isinstance(value, Tensor)), None)
-    if foreign is not None:
-        raise CheckpointError(
-            f"cannot hold {foreign} of the model's state: it is a {type(state[MODEL][foreign]).__name__}, not a tensor. "
-            "Keep it out of state_dict(), or give it as a buffer."
-        )
+    check_saved(state[MODEL])
     pieces = {f"{MODEL}/{name}": Piece.whole(value.detach()) for name, value in state[MODEL].items()}
     plain: dict[str, dict[str, Any]] = {}
     for name, slots in state[OPTIMIZER]["state"].items():
@@ -115,6 +110,16 @@ def hold(state: Mapping[str, Any]) -> Held:
                 plain[name][slot] = value
     rest = {key: value for key, value in state.items() if key not in (MODEL, OPTIMIZER)}
     return Held(pieces, {**rest, OPTIMIZER: {**state[OPTIMIZER], "state": plain}})
+
+
+def check_saved(saved: Mapping[str, Any]) -> None:
+    """Refuse a model whose `state_dict` holds something else than tensors: it would be lost."""
+    foreign = next((name for name, value in saved.items() if not isinstance(value, Tensor)), None)
+    if foreign is not None:
+        raise CheckpointError(
+            f"cannot hold {foreign} of the model's state: it is a {type(saved[foreign]).__name__}, not a tensor. "
+            "Keep it out of state_dict(), or give it as a buffer."
+        )
 
 
 def unite(tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ everyone knows; only where the true weight turns out to be another one (tokens, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import torch
@@ -41,10 +41,7 @@ class SequentialReplica:
         self.world = world
         self.model = parts.model.to(world.device)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        if not self.parameters:
-            raise InputError(
-                "the model has no trainable parameters: nothing would be learned. Set requires_grad on some."
-            )
+        check_trainable(self.parameters)
         self._recompute = parts.tuning.recompute
         recompute_blocks(self.model, parts.structure, parts.tuning)
         if parts.compile and not parts.carries_on:
@@ -108,6 +105,19 @@ class SequentialReplica:
 
     def backward(self, loss: Loss) -> None:
         """Add one batch's gradients; the last one of the step sets off the combination with other workers."""
+        self._enter(loss)
+        if loss.auxiliary:
+            self.auxiliary.backward(loss.auxiliary, self._scale)
+        roots = [loss.total, self.ledger]
+        self._sent = self._left == 0
+        if self._sent:
+            self._arm(roots, self._open)
+        gradients.run_backward(roots, [self._scale(loss.total.dtype), self._entry(loss)])
+        if self._sent:
+            self._combined()
+
+    def _enter(self, loss: Loss) -> None:
+        """Take note of a loss whose backward pass comes next, or refuse it."""
         check_loss(loss)
         reach(BACKWARD)
         if self._left == 0:
@@ -119,14 +129,6 @@ class SequentialReplica:
         self.totals += [(self._open, part.total.detach()) for part in (loss, *loss.auxiliary.values())]
         if loss.auxiliary:
             check_passes(self._recompute)
-            self.auxiliary.backward(loss.auxiliary, self._scale)
-        roots = [loss.total, self.ledger]
-        self._sent = self._left == 0
-        if self._sent:
-            self._arm(roots, self._open)
-        gradients.run_backward(roots, [self._scale(loss.total.dtype), self._entry(loss)])
-        if self._sent:
-            self._combined()
 
     def apply(self, clip: float | None) -> StepResult:
         """Combine, normalise, clip, update."""
@@ -290,6 +292,14 @@ class SequentialReplica:
         """Take over the whole of a state."""
         whole = {key: read(key, Box.whole(form.shape)) for key, form in catalogue.items()}
         self.load(unite(whole, rest))
+
+
+def check_trainable(parameters: Sized) -> None:
+    """Refuse a model that cannot learn; `parameters` are those that are trained."""
+    if not len(parameters):
+        raise InputError(
+            "the model has no trainable parameters: nothing would be learned. Set requires_grad on some."
+        )
 
 
 def check_loss(loss: object) -> None:

@@ -17,7 +17,18 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.optim import Optimizer
 
 from paceline.errors import CheckpointError, InputError
-from paceline.strategies.pieces import MODEL, OPTIMIZER, Box, Catalogue, Form, Held, Piece, Read, slots_of
+from paceline.strategies.pieces import (
+    MODEL,
+    OPTIMIZER,
+    Box,
+    Catalogue,
+    Form,
+    Held,
+    Piece,
+    Read,
+    check_saved,
+    slots_of,
+)
 from paceline.strategies.state import load_optimizer_state, optimizer_state, plain
 
 _ELEMENTWISE = (
@@ -64,11 +75,9 @@ class LocalState:
         self._model = model
         self.by_name = {name: Part.of(parameter) for name, parameter in model.named_parameters()}
         self._first = {id(parameter): name for name, parameter in model.named_parameters()}
-        self.saved = {
-            name: self._first.get(id(value))
-            for name, value in model.state_dict(keep_vars=True).items()
-            if isinstance(value, Tensor)
-        }
+        saved = model.state_dict(keep_vars=True)
+        check_saved(saved)
+        self.saved = {name: self._first.get(id(value)) for name, value in saved.items()}
         """What a saved state holds: for a parameter its first name, for a buffer None."""
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -93,7 +102,7 @@ class LocalState:
 
     def held(self, optimizer: Optimizer, rest: Mapping[str, Any]) -> Held:
         """Give what this worker holds of model and optimizer; `rest` is what is no tensor beside them."""
-        buffers = dict(self._model.named_buffers())
+        buffers = dict(self._model.named_buffers(remove_duplicate=False))
         pieces: dict[str, Piece] = {}
         for name, first in self.saved.items():
             pieces[f"{MODEL}/{name}"] = (
@@ -119,7 +128,7 @@ class LocalState:
         self, optimizer: Optimizer, catalogue: Catalogue, read: Read, described: Mapping[str, Any]
     ) -> None:
         """Take over this worker's part of a state; `described` is the optimizer's, without its tensors."""
-        buffers = dict(self._model.named_buffers())
+        buffers = dict(self._model.named_buffers(remove_duplicate=False))
         for name, first in self.saved.items():
             key = f"{MODEL}/{name}"
             target = Piece.whole(buffers[name]) if first is None else self._piece(first)

@@ -63,9 +63,13 @@ class Tuning:
             raise InputError(
                 f"--compress {self.compress} is none of bf16, fp16, powersgd:RANK (powersgd:2, say)."
             )
-        for name in ("recompute_every", "local_steps", "bucket_mb", "stages_a_worker"):
+        for name in ("recompute_every", "local_steps", "bucket_mb", "stages_a_worker", "outer_lr"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:
                 raise InputError(f"--{name.replace('_', '-')} is {value}, but must be above 0.")
         if self.local_warmup < 0:
             raise InputError(f"--local-warmup is {self.local_warmup}, but must be 0 or more.")
+        if not 0 <= self.outer_momentum < 1:
+            raise InputError(
+                f"--outer-momentum is {self.outer_momentum}, but must be at least 0 and less than 1."
+            )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from paceline.checkpoint.contents import own_slots
 from paceline.strategies.pieces import Box, Form, Held, Piece
 from paceline.training.position import Position
 
@@ -28,6 +29,7 @@ def write(folder: Path, position: Position, held: Held) -> None:
         torch.save(
             {
                 "position": asdict(position),
+                "slots": own_slots(held.rest),
                 "pieces": [
                     (
                         key,
@@ -44,9 +46,9 @@ def write(folder: Path, position: Position, held: Held) -> None:
     partial.replace(final)
 
 
-def read(folder: Path) -> dict[int, list[dict[str, Piece]]]:
-    """Give what lies there, by the number of steps it was left after; nothing is read before it is used."""
-    found: dict[int, list[dict[str, Piece]]] = {}
+def read(folder: Path) -> dict[int, list[Held]]:
+    """Give what lies there, by the number of steps it was left after; no tensor is read before it is used."""
+    found: dict[int, list[Held]] = {}
     for path in sorted(folder.glob(f"{_PREFIX}*.pt")):
         try:
             left = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -56,7 +58,7 @@ def read(folder: Path) -> dict[int, list[dict[str, Piece]]]:
             key: Piece(values, Box(tuple(offset), tuple(values.shape)), Form(tuple(shape), dtype))
             for key, shape, dtype, offset, values in left["pieces"]
         }
-        found.setdefault(left["position"]["number"], []).append(pieces)
+        found.setdefault(left["position"]["number"], []).append(Held(pieces, left["slots"]))
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.checkpoint.contents import own_slots, with_slots
 from paceline.strategies.pieces import Held, Piece
 from paceline.training.position import Position
 from paceline.world import Comm, World
@@ -86,9 +87,10 @@ class Copies:
     def _exchange(self, comm: Comm, copy: Copy) -> None:
         try:
             number = copy.position.number
-            header = number, [(key, piece.form, piece.box) for key, piece in copy.own.items()]
+            rows = [(key, piece.form, piece.box) for key, piece in copy.own.items()]
+            header = number, rows, own_slots(copy.rest)
             told = torch.frombuffer(bytearray(pickle.dumps(header)), dtype=torch.uint8)
-            theirs, forms = pickle.loads(self._swap(comm, told).numpy().tobytes())  # noqa: S301  (a worker of this run)
+            theirs, forms, slots = pickle.loads(self._swap(comm, told).numpy().tobytes())  # noqa: S301  (a worker of this run)
             if theirs != number:
                 raise RuntimeError(f"a copy of step {theirs} came for one of step {number}")
             sent = [piece.values.reshape(-1).view(torch.uint8) for piece in copy.own.values()]
@@ -102,7 +104,7 @@ class Copies:
             values = room[start : start + size].clone().view(form.dtype).view(box.shape)
             received[key] = Piece(values, box, form)
             start += size
-        copy.received = received
+        copy.received, copy.rest = received, with_slots(copy.rest, slots)
         self.kept[number] = copy
         for old in sorted(self.kept)[:-KEPT]:
             del self.kept[old]

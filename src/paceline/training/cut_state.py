@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.checkpoint import digest
+from paceline.checkpoint.contents import with_slots
 from paceline.strategies.base import Replica
-from paceline.strategies.pieces import MODEL, Held, Piece, collect, rows_of, survey
+from paceline.strategies.pieces import MODEL, Held, collect, rows_of, survey
 from paceline.training import bequest, resuming
 from paceline.training.copies import Copies
 from paceline.training.handover import COPIES, WORKERS, Offer, Source, receive
@@ -25,8 +26,8 @@ class CutState:
         self._copies = Copies(options.copy_every) if options.peer_copies else None
         self._outline: dict[str, bool] = {}
         """Every tensor of the model, and whether it is trained."""
-        self._left: dict[int, list[dict[str, Piece]]] = {}
-        """What workers that left have put down."""
+        self._left: dict[int, list[Held]] = {}
+        """What workers that left have put down; of the rest only what their optimizers kept that is no tensor."""
         self._journals: dict[int, dict[str, float]] = {}
         """What the journal held at each checkpoint of this process, should the run go back there."""
 
@@ -38,15 +39,18 @@ class CutState:
 
     def survey(self, replica: Replica, world: World) -> int:
         """Learn what the state consists of on all workers, and give the number of the model's parameters."""
-        sizes = {name: value.numel() for name, value in replica.model.named_parameters()}
-        if not replica.whole:
-            trained = {
-                f"{MODEL}/{name}" for name, value in replica.model.named_parameters() if value.requires_grad
-            }
-            mine = {key: key in trained for key in replica.held().pieces if key.startswith(f"{MODEL}/")}
-            for outline, others in all_gather_object(world.comm, (mine, sizes)):
-                self._outline |= outline
-                sizes |= others
+        parameters = dict(replica.model.named_parameters())
+        sizes = {name: value.numel() for name, value in parameters.items()}
+        trained = {f"{MODEL}/{name}" for name, value in parameters.items() if value.requires_grad}
+        if replica.whole:
+            # The next group may be one that cuts it up.
+            names = (f"{MODEL}/{name}" for name in replica.model.state_dict())
+            self._outline = {key: key in trained for key in names}
+            return sum(sizes.values())
+        mine = {key: key in trained for key in replica.held().pieces if key.startswith(f"{MODEL}/")}
+        for outline, others in all_gather_object(world.comm, (mine, sizes)):
+            self._outline |= outline
+            sizes |= others
         return sum(sizes.values())
 
     # Copies in neighbours' memory.
@@ -84,7 +88,7 @@ class CutState:
                 number: (copy.position, [rows_of(copy.own), rows_of(copy.received)])
                 for number, copy in kept.items()
             },
-            left={number: [rows_of(pieces) for pieces in parts] for number, parts in self._left.items()},
+            left={number: [rows_of(one.pieces) for one in parts] for number, parts in self._left.items()},
             checkpoint=resuming.newest_step(self._options),
             outline=self._outline,
         )
@@ -93,9 +97,11 @@ class CutState:
         """Give a new replica its part of what the workers hold, now or aside; all workers call it."""
         brings = world.rank in source.bringers
         copy = None if self._copies is None else self._copies.kept.get(source.position.number)
-        left = self._left.get(source.position.number, [])
+        parts = self._left.get(source.position.number, [])
+        left = [one.pieces for one in parts]
         if source.kind == WORKERS and held is not None and brings:
-            receive(world, source, [held.pieces, *left], held.rest, replica)
+            rest = with_slots(held.rest, *(one.rest for one in parts))
+            receive(world, source, [held.pieces, *left], rest, replica)
         elif source.kind == COPIES and copy is not None and brings:
             receive(world, source, [copy.own, copy.received], copy.rest, replica)
         else:
@@ -117,12 +123,12 @@ class CutState:
         """Remember what the journal held at a checkpoint, or at the beginning."""
         self._journals[position.number] = journal.state()
 
-    def go_back(self, position: Position, source: Source) -> dict[str, float]:
+    def go_back(self, position: Position) -> dict[str, float]:
         """Forget what came later, and give what the journal held then."""
         copy = None if self._copies is None else self._copies.kept.get(position.number)
         if self._copies is not None:
             self._copies.forget_after(position.number)
-        if source.kind == COPIES and copy is not None:
+        if copy is not None:
             journal: dict[str, float] = copy.shared["journal"]
             return journal
         return self._journals.get(position.number, Journal.BEGINNING)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise, product
 from typing import Any
 
 from torch import Tensor
@@ -112,7 +114,9 @@ def _add(found: Holding, more: Sequence[Sequence[Rows]]) -> None:
 
 def _is_whole(found: Holding, outline: Mapping[str, bool]) -> bool:
     """Say whether nothing is missing: no part of a tensor, no tensor, no parameter's slots where others have theirs."""
-    if found.missing() or not outline or not outline.keys() <= found.forms.keys():
+    if not outline or not outline.keys() <= found.forms.keys():
+        return False
+    if not all(_cover(form.shape, frozenset(found.boxes[key])) for key, form in found.forms.items()):
         return False
     served = {
         f"{MODEL}/{key.partition('/')[2].rpartition('/')[0]}"
@@ -120,6 +124,24 @@ def _is_whole(found: Holding, outline: Mapping[str, bool]) -> bool:
         if key.startswith(f"{OPTIMIZER}/")
     }
     return not served or all(key in served for key, trained in outline.items() if trained)
+
+
+@lru_cache(maxsize=4096)
+def _cover(shape: tuple[int, ...], boxes: frozenset[Box]) -> bool:
+    """Say whether boxes leave nothing of a tensor out; those of two groups lie over each other, so no sum tells."""
+    edges = [
+        sorted({0, length, *(box.offset[side] + far for box in boxes for far in (0, box.shape[side]))})
+        for side, length in enumerate(shape)
+    ]
+    cells = product(*(pairwise(marks) for marks in edges))
+    return all(any(_inside(cell, box) for box in boxes) for cell in cells)
+
+
+def _inside(cell: Sequence[tuple[int, int]], box: Box) -> bool:
+    return all(
+        start <= low and high <= start + length
+        for (low, high), start, length in zip(cell, box.offset, box.shape, strict=True)
+    )
 
 
 def boxes_wanted(replica: Replica, catalogue: Catalogue) -> dict[str, Box]:

@@ -19,8 +19,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from paceline.errors import PacelineError
 from paceline.observe import Regrouped
 from paceline.strategies.base import OpenReplica
+from paceline.strategies.pieces import Held
 from paceline.strategies.result import StepResult
-from paceline.training.handover import Offer, choose
+from paceline.training.handover import Offer, Source, choose
 from paceline.training.membership import EVALUATE, SAVE, STEP, Membership, Place, Standing
 from paceline.training.position import Position
 from paceline.training.transfer import broadcast_state
@@ -52,8 +53,12 @@ class _Member:
 
     finished: int
     position: Position
+    kind: str
+    """What it was about to do, or doing."""
     cut: bool
     """Whether it holds only a part of the state."""
+    redone: int
+    """By how many steps it has gone back since the group broke, in attempts to form a new one."""
 
     @property
     def number(self) -> int:
@@ -62,7 +67,7 @@ class _Member:
 
 
 class RolledBackError(PacelineError):
-    """The run had come to its end, and stands before it again: steps are to be taken once more."""
+    """The run stands at an earlier step, so what was under way is not to be done: steps are to be taken once more."""
 
 
 class Recovery:
@@ -80,7 +85,11 @@ class Recovery:
         self._broken_at: float | None = None
         self._left: OpenReplica | None = None
         """The replica of the last group that worked, as long as nobody has taken over what it holds."""
+        self._held: Held | None = None
+        """What that replica holds, asked for once: preparing another one may take it apart."""
         self._source, self._redone = "", 0
+        self._apart = False
+        """Whether the workers were at different things when they went back."""
         self.recoveries: list[dict[str, Any]] = []
 
     @property
@@ -126,9 +135,9 @@ class Recovery:
                 if not self.survives(error):
                     raise
                 missed, outcome = self.regroup(kind)
-                if self._redone and self._run.ended:
+                if self._redone and (self._run.ended or self._apart):
                     raise RolledBackError(
-                        f"a worker was lost behind the last step, and the newest state that is whole is that of step "
+                        f"a worker was lost, and the newest state that is whole is that of step "
                         f"{self._run.position.number}. Go on with --resume."
                     ) from error
                 if not missed:
@@ -157,7 +166,7 @@ class Recovery:
         if not self.waiting_to_join:
             self._broken_at = self._broken_at or time.monotonic()
             run.leave_group()
-        self._left = run.replica_or_none
+        self._left, self._held = run.replica_or_none, None
         if self._left is not None and not self._left.whole and self.membership.leaving:
             run.cut.bequeath(self._position(kind), self._left.held())
         while True:
@@ -223,7 +232,8 @@ class Recovery:
         run = self._run
         position = self._position(kind)
         cut = self._left is not None and not self._left.whole
-        members: list[_Member] = all_gather_object(world.comm, _Member(self._finished, position, cut))
+        mine = _Member(self._finished, position, kind, cut, self._redone)
+        members: list[_Member] = all_gather_object(world.comm, mine)
         if run.cut.expected(world) or any(member.cut for member in members):
             return self._put_together(world, members)
         self._catch_up(world, members)
@@ -267,10 +277,11 @@ class Recovery:
         """Prepare for the new group and bring the parts of the state together, from wherever all of them are."""
         run, mine = self._run, members[world.rank]
         run.await_saves()
-        held = self._left.held() if self._left is not None and mine.finished != NEWCOMER else None
+        if self._held is None and self._left is not None and mine.finished != NEWCOMER:
+            self._held = self._left.held()
+        held = self._held
         offers: list[Offer] = all_gather_object(world.comm, run.cut.offer(mine.finished, mine.position, held))
         source = choose(offers)
-        furthest = max(member.number for member in members if member.finished != NEWCOMER)
         ahead = max(range(len(members)), key=lambda rank: (members[rank].finished, -rank))
         sent = {"outcome": self._outcome, "run": run.shared_state(), "recoveries": self.recoveries}
         got = broadcast_object(world.comm, sent if world.rank == ahead else None, ahead)
@@ -281,21 +292,32 @@ class Recovery:
         except BaseException:
             replica.abandon()
             raise
-        # From here on this worker holds what it needs, whoever else is lost.
-        run.adopt_replica(replica)
-        self._left = replica
-        self._source, self._redone = source.kind, furthest - position.number
+        # From here on this worker holds what it needs, whoever else is lost: nothing may fail before that is noted.
+        self._left, self._held = replica, None
         if mine.finished == NEWCOMER:
             run.adopt(position, got["run"])
             self.recoveries = got["recoveries"]
-        if self._redone:
-            run.go_back(position, source)
-            self._missed = False
-            self._finished = max(member.finished for member in members) + 1
-        else:
-            self._missed = NEWCOMER != mine.finished < members[ahead].finished
-            self._outcome, self._finished = got["outcome"], members[ahead].finished
+        self._stand(source, position, mine, members, got["outcome"])
+        run.adopt_replica(replica)
+        run.cut.clear_up(world)
         return replica
+
+    def _stand(
+        self, source: Source, position: Position, mine: _Member, members: Sequence[_Member], outcome: Any
+    ) -> None:
+        """Note where this worker stands with a state that was put together."""
+        before = [member for member in members if member.finished != NEWCOMER]
+        furthest = max(member.number + member.redone for member in before)
+        finished = max(member.finished for member in before)
+        self._source, self._redone = source.kind, furthest - position.number
+        if self._redone:
+            self._run.go_back(position)
+            self._apart = len({member.kind for member in before}) > 1
+            self._missed, self._finished = False, finished + 1
+        else:
+            # It stays so when the group breaks again before this worker could count what it missed.
+            self._missed |= NEWCOMER != mine.finished < finished
+            self._outcome, self._finished = outcome, finished
 
     def _position(self, kind: str) -> Position:
         """Give where this worker stands, a step included that others finished and it has yet to count."""

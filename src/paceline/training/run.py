@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +44,7 @@ from paceline.training.position import Position
 from paceline.training.preparing import MakeModel, MakeOptimizer, MakeScheduler, kept_parts, new_parts
 from paceline.training.receipt import Start
 from paceline.training.recorder import describe_start, open_records
-from paceline.training.recovery import Recovery
+from paceline.training.recovery import Recovery, RolledBackError
 from paceline.training.step import Step
 from paceline.world import Identity, World, connect, determinism, seeds
 from paceline.world.points import DATA, reach
@@ -89,7 +90,7 @@ class Run:
         self._feeds: list[Feed] = []
         self._meta: dict[str, Any] = {}
         self._begun: tuple[Feed, float | None] | None = None
-        self._records = open_records(options, world)
+        self._records = open_records(options, self.world)
         self._saver = None if options.out is None else resuming.open_saver(options, self._records, self.emit)
         self.about: dict[str, Any] = {}
         """What the loop says of itself, for the receipt."""
@@ -233,7 +234,8 @@ class Run:
             self._journal.settle()
             saved = self._saved_at == self.position.number and not self.options.save_async
             if self.options.out is not None and not saved and self.position.number > self.started_at:
-                self.save(last=True)
+                with suppress(RolledBackError):
+                    self.save(last=True)
             # A worker may have been lost in that very checkpoint, and steps with it.
             self.ended = not self._steps_left(last, epochs)
         self._records.finish()
@@ -269,8 +271,11 @@ class Run:
                 )
             self.position = self.position.next_epoch()
             self._journal.end_epoch(self.position)
-            if after_epoch is not None:
-                after_epoch(self.position.epoch)
+            try:
+                if after_epoch is not None:
+                    after_epoch(self.position.epoch)
+            except RolledBackError:
+                continue
             if self.position.number < last and due.after_epoch(self.position.epoch):
                 self._save_on_the_way()
 
@@ -394,12 +399,17 @@ class Run:
             position, _ = resuming.load(replica, self.options, self.world, self.emit)
         elif source.kind != BEGINNING:
             self.cut.fill(replica, self.world, source, held)
-        self.cut.clear_up(self.world)
+        elif self._parts is not None and not self._parts.remakes:
+            raise InputError(
+                "a worker took its part of the state with it, and no copy or checkpoint has it; the beginning cannot be made "
+                "again, because model or optimizer were given ready made. Give run.prepare functions that make them, "
+                "--save-every or --peer-copies 1."
+            )
         return position
 
-    def go_back(self, position: Position, source: Source) -> None:
+    def go_back(self, position: Position) -> None:
         """Stand at an earlier step again."""
-        self._journal.load(self.cut.go_back(position, source))
+        self._journal.load(self.cut.go_back(position))
         self.position = position
         self._saved_at = min(self._saved_at, position.number)
 
@@ -492,7 +502,8 @@ class Run:
     def _save_on_the_way(self) -> None:
         """Write a checkpoint; a disk that fails does not end a run that can go on without it."""
         try:
-            self.save()
+            with suppress(RolledBackError):
+                self.save()
         except DiskFaultError as error:
             self.emit(Note(text=f"{error} Training goes on; the next checkpoint is tried when it is due."))
 

@@ -110,9 +110,9 @@ class Step:
                 raise explain(error, self.work, self._totals, self._world, untouched=False) from None
 
     def _guarded(self, action: Callable[[], StepResult]) -> StepResult:
+        if self._broken or self._recovery.generation != self._generation:
+            return self._recover()
         try:
-            if self._broken or self._recovery.generation != self._generation:
-                return self._recover()
             self.result = action()
         except NonFiniteLossError as error:
             raise explain(error, self.work, self._replica.totals, self._world, untouched=True) from None

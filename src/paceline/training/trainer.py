@@ -89,9 +89,10 @@ class Trainer:
     def _measure(self, epoch: int) -> None:
         if self.eval_feed is None or self._measured_at == self.run.position.number:
             return
-        self._measured_at = self.run.position.number
         started = time.perf_counter()
         self.metrics = self.run.evaluate(self.eval_feed, self.task.metrics)
+        # Asked for now: the run may have gone back to an earlier step in the middle of it.
+        self._measured_at = self.run.position.number
         self.run.emit(
             Evaluated(
                 step=self.run.position.number,

@@ -49,7 +49,9 @@ def held(rank: int, size: int, *, cut: bool, add: float = 0.0) -> Held:
         form = Form(tuple(whole.shape), whole.dtype)
         box = rows(form, rank, size) if cut and whole.dim() == 2 else Box.whole(form.shape)
         pieces[key] = Piece(box.of(values).clone(), box, form)
-    return Held(pieces, REST)
+    # As in a pipeline: what the optimizer keeps that is no tensor is known where its parameter is, here to the last.
+    known = {**REST["optimizer"], "state": REST["optimizer"]["state"] if not cut or rank == size - 1 else {}}
+    return Held(pieces, {**REST, "optimizer": known})
 
 
 def whole(add: float = 0.0) -> dict[str, Tensor]:

@@ -135,6 +135,21 @@ class Peeking(Tokens):
         return Loss.tokens(scores + model[0].weight.sum(), batch[1])
 
 
+class Wider(nn.Module):
+    """Gives its input in 64 bits."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Convert."""
+        return values.double()
+
+
+class Doubled(Classify):
+    """Weights of 64 bits, and a limit on their gradient."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(Wider(), *super().model()).double()
+
+
 class Halved(Sentences):
     """The same computed in bf16."""
 

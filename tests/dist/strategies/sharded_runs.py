@@ -51,6 +51,37 @@ class Shared(nn.Module):
         return scores
 
 
+class Adapted(nn.Module):
+    """A layer in few bits that is not trained, one beside it that is, and a table that all such blocks share."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.base = nn.Linear(8, 8, dtype=torch.bfloat16).requires_grad_(False)
+        self.tuned = nn.Linear(8, 8)
+        self.register_buffer("table", table)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """Map (batch, length, width) to the same shape."""
+        return torch.tanh(self.tuned(stream) + self.base(stream.bfloat16())) * self.table
+
+
+class Partly(nn.Module):
+    """Blocks that are trained in part, the first one not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = torch.linspace(0.5, 1.5, 8)
+        self.embedding = nn.Embedding(TOKENS, 8)
+        self.blocks = nn.Sequential(*(Adapted(table) for _ in range(3)))
+        self.blocks[0].requires_grad_(False)
+        self.scores = nn.Linear(8, TOKENS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map (batch, length) tokens to (batch, length, tokens) scores."""
+        scores: Tensor = self.scores(self.blocks(self.embedding(tokens)))
+        return scores
+
+
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """One run of a few steps."""

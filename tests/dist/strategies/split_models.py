@@ -129,6 +129,26 @@ class EachItem(Reading):
         return Loss.mean(losses, size=Loss(0.1 * scores.square().sum(), scores.numel()))
 
 
+class Wrapped(Reading):
+    """The same with a block that can be recomputed: what is split lies inside it."""
+
+    def wrap_blocks(self) -> list[str]:
+        return ["block"]
+
+
+class Bare(Reading):
+    """A model that is one layer, and so has no name."""
+
+    def model(self) -> nn.Module:
+        return nn.Linear(WORDS, WORDS)
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        return super().loss(model, (F.one_hot(batch[0], WORDS).float(), batch[1]))
+
+    def metrics(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Mean]:
+        return super().metrics(model, (F.one_hot(batch[0], WORDS).float(), batch[1]))
+
+
 class Smoothed(Reading):
     """Labels smoothed by hand: torch's own loss_parallel gives a wrong gradient of it without a word."""
 

@@ -17,7 +17,7 @@ from paceline.strategies.fsdp.strategy import Fsdp
 from paceline.strategies.tuning import Tuning
 from paceline.training.preparing import kept_parts, new_parts
 from tests.dist.strategies import sharded_runs
-from tests.dist.strategies.sharded_runs import RATE, Model, Outcome, Shared, Training, train_all
+from tests.dist.strategies.sharded_runs import RATE, Model, Outcome, Partly, Shared, Training, train_all
 from tests.dist.strategies.test_special_models import train as train_special
 
 SHORT = Training(samples=10)
@@ -27,6 +27,7 @@ TWO = {
     "a block used twice": Training(model=Shared, micro_batch=1),
     # The last batch is one sample, so one worker has none; weights stay gathered between forward and backward.
     "own loop": replace(SHORT, own_loop=True, options={"tuning": Tuning(reshard=False)}),
+    "trained in part": replace(SHORT, model=Partly),
     "short": SHORT,
 }
 THREE = {"3 shards": TWO["3 shards"], "5 shards": Training(shards=5), "short": SHORT}
@@ -126,7 +127,7 @@ def test_parameters_without_a_gradient_stay_as_they_are() -> None:
 def regroup(run: paceline.Run) -> tuple[dict[str, Any], dict[str, Any], bool]:
     """Train a model of the user's own, leave the group in the middle, and go on in another one."""
     torch.manual_seed(3)
-    model = Model()
+    model = Partly()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     plain = {name: value.detach().clone() for name, value in model.state_dict().items()}
     parts = new_parts(run.options, run.exactness, run.world.device, model, optimizer, None, None, None)

@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 import paceline
 from paceline.errors import InputError
 from paceline.strategies.base import Parts
-from paceline.strategies.pipeline.strategy import Pipeline
 from paceline.strategies.pipeline.call import StandIn
+from paceline.strategies.pipeline.strategy import Pipeline
 from paceline.strategies.precision import Precision
 from paceline.strategies.tuning import Tuning
 from paceline.training import trainer
@@ -53,6 +53,7 @@ MORE = {
     "short": spec("Noisy", samples="9"),  # the last batch is 2 samples for 4 shards
     "named": spec("Named", batch_size=16, samples="42", cuts="2.1"),
     "halves": spec("Halved"),
+    "doubles": spec("Doubled", clip="0.05"),
 }
 PLAIN = {"plain": spec("Plainer")}
 

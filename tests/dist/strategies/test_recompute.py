@@ -189,8 +189,17 @@ def test_auxiliary_terms() -> None:
         for kind in ("none", "blocks")
     )
     assert again == kept
-    with pytest.raises(InputError, match="auxiliary terms of a loss need a pass each"):
-        paceline.launch(auxiliary, shards=2, threads=1, device="cpu", tuning={"recompute": "selective"})
+    for strategy, workers in (("single", 1), ("fsdp", 2)):
+        with pytest.raises(InputError, match="auxiliary terms of a loss need a pass each"):
+            paceline.launch(
+                auxiliary,
+                strategy=strategy,
+                workers=workers,
+                shards=2,
+                threads=1,
+                device="cpu",
+                tuning={"recompute": "selective"},
+            )
 
 
 @pytest.mark.parametrize("kind", ["blocks", "selective"])

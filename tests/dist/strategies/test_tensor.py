@@ -63,6 +63,8 @@ JOBS = {
     "planned": Job("Planned"),
     "sequence": Job(tuning=SEQUENCE),
     "loss": Job(tuning=LOSS),
+    "recomputed": Job("Wrapped", tuning=Tuning(recompute="selective")),
+    "one layer": Job("Bare"),
     "loss of each item": Job("EachItem", {"optimizer": "adagrad"}, LOSS),
 }
 MESHES = {

@@ -132,6 +132,13 @@ def test_the_ledgers_of_a_run_on_changing_workers_hold(run: Path) -> None:
     assert list(ledger.paths(run)) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 2), (2, 2)]
 
 
+def test_workers_that_see_the_same_samples_count_them_once(task: Path, tmp_path: Path) -> None:
+    train(task, tmp_path / "run", steps=5, strategy="pp", workers=2, shards=4, save_every="2")
+    found = audit(tmp_path / "run")
+    assert found.holds, found.problems
+    assert (found.steps, found.samples) == (5, 40)
+
+
 @pytest.mark.parametrize("kill", [False, True])
 def test_after_a_fall_the_steps_taken_again_count_once(task: Path, tmp_path: Path, kill: bool) -> None:
     out = tmp_path / "run"

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from paceline.checkpoint import Checkpoints, export
+from paceline.cli import export as command
 from paceline.errors import CheckpointError, InputError
 from tests.unit.checkpoint.states import PART, assert_same, run_state
 
@@ -33,12 +34,16 @@ def test_a_run_gives_its_newest(run_folder: Path, tmp_path: Path) -> None:
     assert [file.name for file in report.path.parent.iterdir()] == ["model.safetensors"]
 
 
-def test_damaged_ones_are_skipped_and_named(run_folder: Path, tmp_path: Path) -> None:
+def test_damaged_ones_are_skipped_and_named(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     newest = run_folder / "checkpoints" / "step-2"
     (newest / PART).unlink()
     report = export(run_folder, tmp_path / "model.safetensors")
     assert (report.step, report.source) == (1, run_folder / "checkpoints" / "step-1")
     assert report.skipped == ((newest, "step-2 needs 1 part and has 0: part-0.safetensors is missing"),)
+    command.export(run_folder, tmp_path / "shown.safetensors", json_=True)
+    assert json.loads(capsys.readouterr().out)["skipped"] == [[str(newest), report.skipped[0][1]]]
     with pytest.raises(CheckpointError, match=r"part-0\.safetensors is missing"):
         export(newest, tmp_path / "other.safetensors")
     assert not (tmp_path / "other.safetensors").exists()

@@ -16,6 +16,7 @@ from paceline.launch.membership import (
     StartOver,
     State,
 )
+from paceline.strategies import choice
 from paceline.training.membership import EVALUATE, STEP, Standing
 
 
@@ -292,3 +293,10 @@ def carry_out(made, actions):
         made.add(len(made.members), rank=None)
     assert len({action.generation for action in of(Assign, actions)}) <= 1
     return not of(GiveUp, actions) and not of(StartOver, actions)
+
+
+def test_shards_that_workers_share_are_not_rebalanced():
+    made = training(4, choice=choice("ddp=2,tp=2"))
+    assert made.carried() == [3, 3, 3, 3]
+    assert made.reshare([4, 2, 3, 3]) == []
+    assert len(of(Break, training(4, choice=choice("ddp=2,fsdp=2")).reshare([2, 2, 1, 1]))) == 4

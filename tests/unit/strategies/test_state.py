@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -11,6 +11,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from paceline.errors import CheckpointError
+from paceline.strategies.pipeline.state import Keeping
+from paceline.strategies.sharded import LocalState
 from paceline.strategies.state import load_optimizer_state, optimizer_state, plain
 
 
@@ -77,6 +79,24 @@ def test_tied_weights_and_frozen_ones() -> None:
         group["params"] for group in optimizer_state(net, torch.optim.SGD(net.parameters(), lr=1.0))["groups"]
     ]
     assert names == [["a.weight", "a.bias", "b.bias"]]
+
+
+class Noting(nn.Linear):
+    """Saves something beside its tensors."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        del state
+
+
+@pytest.mark.parametrize(
+    "cut", [LocalState, lambda net: Keeping(net, torch.optim.SGD(net.parameters(), lr=0.1), None)]
+)
+def test_what_is_no_tensor_is_not_lost_without_a_word(cut: Callable[[nn.Module], object]) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot hold 1\._extra_state .* it is a dict, not a tensor"):
+        cut(nn.Sequential(nn.Linear(3, 3), Noting(3, 3)))
 
 
 def test_plain_keeps_what_a_checkpoint_can_hold() -> None:

@@ -99,3 +99,16 @@ def test_a_piece_knows_its_place():
     whole = torch.arange(8.0).view(4, 2)
     assert torch.equal(LOWER.of(whole), whole[2:])
     assert Piece.whole(whole).box == ALL
+
+
+def test_parts_of_two_groups_that_lie_over_each_other_leave_a_gap():
+    # Two of twelve rows each have half; four a quarter. One has its new part, one its old, one is new; one was lost.
+    whole = Form((12,), torch.float32)
+
+    def part(start, length):
+        return {"model/weight": (whole, Box((start,), (length,)))}
+
+    offers = [at(7, rows=part(0, 3)), at(7, rows=part(6, 6)), at(7, rows=part(6, 3))]
+    assert choose(offers).kind == "beginning"
+    assert choose([*offers, at(7, rows=part(3, 3))]).kind == "workers"
+    assert choose([*offers, at(7, rows=part(2, 8))]).kind == "workers"

@@ -62,7 +62,7 @@ def _group(place: World) -> dist.ProcessGroup:
 
 def _fill(model: nn.Module, made: Deferred, device: torch.device) -> None:
     """Give the rows memory, and the values that a plain construction would have given them."""
-    model.to_empty(device=device)
+    _give_memory(model, device)
     parts = {name: Part.of(parameter) for name, parameter in model.named_parameters()}
     buffers = dict(model.named_buffers())
 
@@ -73,6 +73,18 @@ def _fill(model: nn.Module, made: Deferred, device: torch.device) -> None:
             buffers[name].copy_(whole)
 
     made.fill(keep)
+
+
+def _give_memory(model: nn.Module, device: torch.device) -> None:
+    """Do what torch's `to_empty` does, but leave a buffer that several modules share one buffer."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            places.setdefault(id(buffer), []).append((module, name))
+    model.to_empty(device=device)
+    for (first, name), *others in places.values():
+        for module, other in others:
+            setattr(module, other, getattr(first, name))
 
 
 def _spread(model: nn.Module, data: World) -> None:

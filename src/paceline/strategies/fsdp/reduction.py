@@ -163,6 +163,8 @@ class Reduction:
         """Add up whole gradients that lie in the tree's lists from `start` on, and give this worker's rows of them."""
         found: list[Tensor | None] = [None] * sum(len(inside) for inside in self.places)
         for wrap, inside in zip(self.wraps, self.places, strict=True):
+            if not inside:
+                continue
             output = torch.empty(wrap.chunk, dtype=wrap.type, device=self._data.device)
             sums = [
                 wrap.flat([held[start + place] if len(held) > start else None for place in inside])
@@ -178,6 +180,8 @@ class Reduction:
         """Give the norm of the whole gradient: to the bit where that is promised."""
         found: dict[int, Tensor] = {}
         for wrap, inside, parameters in zip(self.wraps, self.places, self._parameters, strict=True):
+            if not inside:
+                continue
             rows = [parameter.grad for parameter in parameters]
             norms = zip(inside, self._norms(wrap, rows), strict=True)
             found |= {place: norm for place, norm in norms if norm is not None}

@@ -1,6 +1,6 @@
 """One worker's rows of a model: torch's `fully_shard` with the additions of one process.
 
-Gathering weights, freeing them and the moments for it are torch's. Ours is what becomes of gradients (`fsdp_reduction`),
+Gathering weights, freeing them and the moments for it are torch's. Ours is what becomes of gradients (`reduction`),
 and that a worker with fewer batches than others follows one that has more through its messages (`rounds`). The optimizer
 works on the rows as plain tensors (`sharded`).
 """
@@ -26,13 +26,13 @@ from paceline.strategies.fsdp.reduction import Reduction
 from paceline.strategies.fsdp.rounds import Schedule
 from paceline.strategies.pieces import Catalogue, Held, Read, collect, hold, survey, unite
 from paceline.strategies.result import StepResult
-from paceline.strategies.sequential import SequentialReplica, check_loss
+from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.sharded import LocalState, check_elementwise
 from paceline.strategies.state import plain
 from paceline.strategies.tree import Gradients, TreeSum
 from paceline.task import Loss
 from paceline.world import World, all_gather_object, seeds
-from paceline.world.points import BACKWARD, OPTIMIZER, reach
+from paceline.world.points import OPTIMIZER, reach
 
 
 class FsdpReplica(SequentialReplica):
@@ -77,15 +77,7 @@ class FsdpReplica(SequentialReplica):
 
     def backward(self, loss: Loss) -> None:
         """Add one batch's gradients; the last pass of the step takes them to the workers that hold the rows."""
-        check_loss(loss)
-        reach(BACKWARD)
-        if self._left == 0:
-            raise InputError(
-                f"step {self._work.number}: backward was called more often than batches were given. Call it once for each batch, "
-                "with the sum of what belongs together."
-            )
-        self._left -= 1
-        self.totals += [(self._open, part.total.detach()) for part in (loss, *loss.auxiliary.values())]
+        self._enter(loss)
         if loss.auxiliary:
             self._backward_of_terms(loss)
         self._reduction.arm(self._combination(self._open))

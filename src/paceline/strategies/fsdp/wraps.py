@@ -63,7 +63,7 @@ class Cut(NamedTuple):
 
 
 class Wrap:
-    """One group of parameters that travels together."""
+    """One group of parameters that travels together; without a `cut` it is only gathered, for nothing in it is trained."""
 
     def __init__(self, index: int, name: str, group: Any, listener: Listener) -> None:
         self.index, self.name = index, name
@@ -96,8 +96,8 @@ class Wrap:
     @property
     def type(self) -> torch.dtype:
         """The type in which its gradients travel."""
-        member = self._group.fsdp_params[0]
-        found: torch.dtype = self._group.mp_policy.reduce_dtype or member.sharded_param.dtype
+        # Of the trained ones: beside them there may be weights in fewer bits that are not.
+        found: torch.dtype = self._group.mp_policy.reduce_dtype or self.cuts[0].parameter.dtype
         return found
 
     def open(self) -> None:
@@ -254,8 +254,7 @@ def wrap_model(
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
             for group in groups_of(model.get_submodule(name)):
-                if any(member.sharded_param.requires_grad for member in group.fsdp_params):
-                    wraps.append(Wrap(len(wraps), name, group, listener))
+                wraps.append(Wrap(len(wraps), name, group, listener))
     return wraps
 
 

@@ -33,6 +33,7 @@ from paceline.strategies.pipeline.state import Keeping
 from paceline.strategies.pipeline.sums import Sums, finish
 from paceline.strategies.recompute import recompute_blocks
 from paceline.strategies.result import StepResult
+from paceline.strategies.sequential import check_trainable
 from paceline.task import Loss
 from paceline.world import World, all_gather_object, broadcast_object, seeds
 from paceline.world.points import BACKWARD, FORWARD, OPTIMIZER, reach
@@ -54,6 +55,8 @@ class PipelineReplica:
         """Those among them that share the parameters."""
         self._late = LateSum(self._data, parts.shards, parts.lane)
         self.model = parts.model
+        self._trained = {name: one.dtype for name, one in self.model.named_parameters() if one.requires_grad}
+        check_trainable(self._trained)
         recompute_blocks(self.model, parts.structure, parts.tuning)
         Buffers(self.model, parts.buffer_rules, parts.shards)  # checks the rules against the whole model
         optimizer = parts.optimizer(self.model)
@@ -65,7 +68,6 @@ class PipelineReplica:
         self.optimizer, self.scheduler = self._keeping.optimizer, self._keeping.scheduler
         self.scaler: torch.amp.GradScaler | None = None
         self.totals: list[tuple[int, Tensor]] = []
-        self._trained = [name for name, one in self.model.named_parameters() if one.requires_grad]
         self._schedule = parts.tuning.schedule
         self._stage_count = self._pipe.size * (
             parts.tuning.stages_a_worker or stages_a_worker(self._schedule)

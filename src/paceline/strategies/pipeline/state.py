@@ -23,6 +23,7 @@ from paceline.strategies.pieces import (
     Held,
     Piece,
     Read,
+    check_saved,
     collect,
     hold,
     slots_of,
@@ -40,7 +41,9 @@ class Keeping:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
-        self.names = list(model.state_dict())
+        saved = model.state_dict()
+        check_saved(saved)
+        self.names = list(saved)
         """What the whole model saves, in its order."""
         self.groups = [group["params"] for group in optimizer_state(model, optimizer)["groups"]]
         """The names of the whole model's parameters, by groups of the optimizer."""

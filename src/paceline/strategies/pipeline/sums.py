@@ -6,7 +6,8 @@ auxiliary term the same again. Only the worker of the last stage knows losses; i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ class Sums:
         stages: Mapping[int, Stage],
         late: LateSum,
         parts: Parts,
-        trained: Sequence[str],
+        trained: Mapping[str, torch.dtype],
         pipe: World,
     ) -> None:
         self.parameters = [parameter for stage in stages.values() for parameter in stage.parameters]
@@ -49,7 +50,7 @@ class Sums:
             self._offsets[index] = offset
             offset += len(stage.parameters)
         self.trained = trained
-        """The trainable parameters of the whole model, in its order."""
+        """The trainable parameters of the whole model with their types, in its order."""
         self.places = _places(stages, trained)
         """Where this worker's parameters are in that order."""
         self._scales: dict[tuple[int, torch.dtype], Tensor] = {}
@@ -159,7 +160,8 @@ def finish(sums: Sums, pipe: World, factor: Tensor | float, clip: float | None) 
 
 
 def _total_norm(sums: Sums, pipe: World) -> Tensor:
-    norms = torch.zeros(2, len(sums.trained), device=pipe.device)
+    # In 64 bits no norm is rounded, whatever the type of its parameter.
+    norms = torch.zeros(2, len(sums.trained), dtype=torch.float64, device=pipe.device)
     for place, parameter in zip(sums.places, sums.parameters, strict=True):
         if parameter.grad is not None:
             # CUDA's norm adds in an order that depends on where a tensor lies in memory; fresh copies all lie alike.
@@ -168,11 +170,14 @@ def _total_norm(sums: Sums, pipe: World) -> Tensor:
             norms[1, place] = 1.0
     # Each place has one worker that is not zero there, so nothing is rounded.
     values, there = pipe.comm.all_reduce(norms)
-    norm: Tensor = torch.linalg.vector_norm(values[there > 0])
+    types = [dtype for dtype, found in zip(sums.trained.values(), there.tolist(), strict=True) if found]
+    norm: Tensor = torch.linalg.vector_norm(
+        values[there > 0].to(reduce(torch.promote_types, types or [torch.float32]))
+    )
     return norm
 
 
-def _places(stages: Mapping[int, Stage], trained: Sequence[str]) -> list[int]:
+def _places(stages: Mapping[int, Stage], trained: Iterable[str]) -> list[int]:
     order = {name: place for place, name in enumerate(trained)}
     places = []
     for stage in stages.values():

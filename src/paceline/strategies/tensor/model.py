@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from paceline.strategies.pieces import MODEL, OPTIMIZER, Box, Catalogue, Form, Held, Piece, Read
 from paceline.strategies.tensor.plan import Plan, check_divided
+from paceline.strategies.tensor.proposal import join
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,9 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, plan: Plan) -> dic
             if isinstance(value, DTensor)
         }
         for name, value in held.items():
-            cuts[f"{path}.{name}"] = Cut(_box(value, mesh), tuple(value.shape))
+            cuts[join(path, name)] = Cut(_box(value, mesh), tuple(value.shape))
         if held:
-            _hold_parts(module, held, {name: kept[f"{path}.{name}"] for name in held})
+            _hold_parts(module, held, {name: kept[join(path, name)] for name in held})
     for name, attribute in plan.heads:
         counted = model.get_submodule(name)
         setattr(counted, attribute, getattr(counted, attribute) // mesh.size())

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
 from paceline.errors import InputError
@@ -64,7 +65,8 @@ class Proof:
         whole, self._whole = self._whole, None
         for hook in self._hooks:
             hook.remove()
-        with torch.no_grad(), seeds.preserved():
+        # Under the eyes of selective recomputation this pass would count as work of the block around it.
+        with torch.no_grad(), seeds.preserved(), _disable_current_modes():
             _restore(module, self._before)
             wanted = whole.train()(*inputs, **kwargs)
         for one, other in zip(_tensors(output), _tensors(wanted), strict=False):

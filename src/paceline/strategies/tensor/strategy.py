@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from paceline.errors import InputError
+from paceline.strategies import compress
 from paceline.strategies.base import Exactness, LossFunction, OpenReplica, Parts, StepWork
 from paceline.strategies.batchnorm import synchronise
 from paceline.strategies.ddp import Ddp, DdpReplica
@@ -67,9 +68,10 @@ class TensorParallel:
     exactness = Exactness.NUMERIC
     threaded = False
 
-    def level(self, tuning: Tuning) -> Exactness:  # noqa: ARG002
-        """Give its own level: no tuning changes it."""
-        return self.exactness
+    def level(self, tuning: Tuning) -> Exactness:
+        """Give its own level, or what is left of it where ddp beside it makes gradients smaller on their way."""
+        left = compress.level(tuning.compress)
+        return left if left is Exactness.STATISTICAL else self.exactness
 
     def prepare(self, parts: Parts, world: World) -> OpenReplica:
         """Split the model, and train the parts as the data sides of the mesh say; nothing is split among one."""

@@ -1,0 +1,43 @@
+"""Where a worker stands once the parts of a state were put together, also when a group breaks while it forms."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from paceline.training.handover import Source
+from paceline.training.membership import EVALUATE, STEP, FixedMembership
+from paceline.training.position import Position
+from paceline.training.recovery import Recovery, _Member
+
+
+def member(finished: int, number: int, kind: str = STEP, redone: int = 0) -> _Member:
+    return _Member(finished, Position(number=number), kind, cut=True, redone=redone)
+
+
+def stand(recovery: Recovery, number: int, mine: _Member, *others: _Member) -> tuple[bool, int, int, bool]:
+    """Take over the state of a step, and tell: missed something, operations finished, steps redone, apart."""
+    position = Position(number=number)
+    recovery._stand(Source("workers", position), position, mine, [mine, *others], "what it came to")
+    return recovery._missed, recovery._finished, recovery._redone, recovery._apart
+
+
+def made() -> tuple[Recovery, list[Any]]:
+    gone: list[Any] = []
+    return Recovery(SimpleNamespace(go_back=gone.append), FixedMembership()), gone  # type: ignore[arg-type]
+
+
+def test_what_was_missed_stays_missed_until_it_is_counted() -> None:
+    recovery, gone = made()
+    assert stand(recovery, 8, member(7, 7), member(8, 8)) == (True, 8, 0, False)
+    # The group broke once more before it was entered; by now this worker stands where the others do.
+    assert stand(recovery, 8, member(8, 8), member(8, 8)) == (True, 8, 0, False)
+    assert not gone
+
+
+def test_all_know_of_steps_that_one_has_gone_back_by() -> None:
+    recovery, gone = made()
+    # The other one went back from step 8 to step 7 in an attempt that this worker did not come through.
+    found = stand(recovery, 7, member(7, 7), member(10, 7, EVALUATE, redone=1))
+    assert found == (False, 11, 1, True)
+    assert gone == [Position(number=7)]
+    # And what was gone back by counts on when the next attempt goes back no further.
+    assert stand(recovery, 7, member(11, 7, redone=1)) == (False, 12, 1, False)
