@@ -30,17 +30,14 @@ class Case:
 
 CASES = [
     Case(strategy="dp", workers=2, bitwise=True),
-    Case(strategy="dp", workers=3, bitwise=True),
     Case(strategy="ddp", workers=2, bitwise=True),
     Case(strategy="ddp", workers=3, bitwise=True),
     Case(strategy="ddp", workers=3, bitwise=True, options={"lane": "gloo"}),
     Case(strategy="ddp", workers=3, bitwise=False, options={"exact": "numeric"}),
     Case(strategy="ddp", workers=3, bitwise=True, options={"tuning": {"shard_optimizer": True}}),
-    Case(strategy="fsdp", workers=2, bitwise=True),
     Case(strategy="fsdp", workers=3, bitwise=True),
     Case(strategy="ddp=2,fsdp=2", workers=4, bitwise=True),
     Case(strategy="tp", workers=2, bitwise=False),
-    Case(strategy="ddp=2,tp=2", workers=4, bitwise=False),
     Case(strategy="pp", workers=2, bitwise=True),
     Case(strategy="ddp=2,pp=2", workers=4, bitwise=True, options={"tuning": {"schedule": "gpipe"}}),
 ]

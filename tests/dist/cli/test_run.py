@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from paceline.launch import forkserver
 from tests.dist.launch.processes import PACELINE, started
 
 TELL = """
@@ -107,6 +108,7 @@ def test_the_installed_command_runs_a_module_of_the_folder_one_is_in(folder):
 
 def test_a_plain_ddp_script_runs_without_loading_the_compiler(command, folder):
     (folder / "plain.py").write_text(PLAIN_DDP)
+    forkserver.shared().close()  # another test may have had it load more
     ended = command("run", "-n", 2, "plain.py")
     assert (ended.status, ended.out) == (0, "gradient [[2.0, 2.0]] compiler False\n"), ended.err
 

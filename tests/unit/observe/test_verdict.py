@@ -224,10 +224,10 @@ def test_the_main_thread_comes_first_also_when_another_took_the_signal() -> None
     )
     for dump in (text, swapped):
         threads = parse_stacks(dump)
-        assert len(threads) == 2
         assert threads[0][0].function == "test_the_main_thread_comes_first_also_when_another_took_the_signal"
         assert threads[0][0].file == __file__
-        assert "wait_here" in {frame.function for frame in threads[1]}
+        # The process that runs the tests may have threads of its own.
+        assert any("wait_here" in {frame.function for frame in thread} for thread in threads[1:])
 
 
 def test_of_too_many_threads_the_one_that_took_the_signal_is_the_main_one() -> None:
