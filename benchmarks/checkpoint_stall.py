@@ -42,7 +42,7 @@ def _model(size: str) -> Callable[[], nn.Module]:
                 return Gpt(vocabulary=32768, width=1792, layers=24, length=64)
 
         return made
-    return lambda: Gpt(vocabulary=2048, width=512, layers=12)
+    return Gpt
 
 
 class Contender:
@@ -50,7 +50,7 @@ class Contender:
 
     def __init__(self, run: paceline.Run, size: str, out: Path, *, plain: bool) -> None:
         self.run, self.out, self.plain = run, out, plain
-        self.vocabulary = 32768 if size == "1B" else 2048
+        self.vocabulary = 32768 if size == "1B" else 512
         run.prepare_replica(_model(size), lambda made: torch.optim.AdamW(made.parameters(), lr=1e-4))
         data = TensorDataset(torch.randint(self.vocabulary, (4096, 65)))
         self._steps = iter(run.steps(data, batch_size=8, steps=10**9))
@@ -149,7 +149,7 @@ def main() -> None:
     home = tempfile.mkdtemp(prefix="checkpoint-stall-", dir=options.folder)
     try:
         launched = {"workers": 1} if on_gpu else {"workers": options.workers, "threads": 1}
-        size, between = ("1B", 20) if on_gpu else ("40M", 6)
+        size, between = ("1B", 20) if on_gpu else ("10M", 6)
         (rows, *_) = paceline.launch(
             measure, size, home, options.rounds, between, strategy="fsdp", device=options.device, **launched
         )

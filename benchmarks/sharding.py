@@ -102,7 +102,7 @@ def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
     for workers in map(int, options.workers.split(",")):
         common: dict[str, Any] = {
             "workers": workers,
-            "shards": max(workers, 4),
+            "shards": workers,
             "threads": 1,
             "device": "cpu",
         }
