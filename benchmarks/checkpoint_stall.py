@@ -149,7 +149,7 @@ def main() -> None:
     home = tempfile.mkdtemp(prefix="checkpoint-stall-", dir=options.folder)
     try:
         launched = {"workers": 1} if on_gpu else {"workers": options.workers, "threads": 1}
-        size, between = ("1B", 20) if on_gpu else ("10M", 6)
+        size, between = ("1B", 20) if on_gpu else ("10M", 2)
         (rows, *_) = paceline.launch(
             measure, size, home, options.rounds, between, strategy="fsdp", device=options.device, **launched
         )
