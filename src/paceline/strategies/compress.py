@@ -117,9 +117,11 @@ class CompressedExchange:
         self._exact.start(key, pieces, pieces[0], put_back)
 
     def _send(self, target: Tensor, spans: list[Span], done: Done) -> None:
+        """Start the small message of one tensor; each kind of compression has its own."""
         raise NotImplementedError
 
     def _receive(self) -> None:
+        """Complete every message started, in order."""
         raise NotImplementedError
 
 

@@ -150,14 +150,6 @@ class Holding:
     boxes: dict[str, dict[Box, int]]
     """For each tensor the pieces that make it up, and the rank that answers for each."""
 
-    def missing(self) -> list[str]:
-        """Give the tensors that nobody's pieces make whole."""
-        return [
-            key
-            for key, form in self.forms.items()
-            if sum(box.numel for box in self.boxes[key]) < torch.Size(form.shape).numel()
-        ]
-
 
 def survey(world: World, pieces: Mapping[str, Piece]) -> Holding:
     """Learn who holds what; where several hold the same piece, the first of them answers for it."""
