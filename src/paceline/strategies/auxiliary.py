@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import InputError
+from paceline.strategies.gradients import ledger_entry
 from paceline.strategies.tree import Gradients, add
 from paceline.task import Loss
 
@@ -44,8 +45,7 @@ class Auxiliary:
             made += torch.autograd.grad(
                 loss.total, self._parameters, scale(loss.total.dtype), retain_graph=True, allow_unused=True
             )
-            weight = torch.as_tensor(loss.weight, dtype=torch.float32, device=loss.total.device)
-            made.append(torch.stack([loss.total.detach().float(), weight]))
+            made.append(ledger_entry(loss))
         self._held = add(self._held, made) if self._held else made
 
     def take(self) -> Gradients:

@@ -23,7 +23,7 @@ from paceline.data import owned_shards, to_device
 from paceline.errors import InputError
 from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import Exactness, LossFunction, OpenReplica, Parts, ShardWork, StepWork
-from paceline.strategies.gradients import run_backward
+from paceline.strategies.gradients import ledger_entry, run_backward
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica, check_loss
 from paceline.strategies.tree import Gradients, TreeSum
@@ -159,7 +159,7 @@ class ThreadedReplica(SequentialReplica):
         if loss.auxiliary:
             replica.auxiliary.backward(loss.auxiliary, lambda dtype: self._scale(dtype).to(replica.device))
         run_backward([loss.total], [self._scale(loss.total.dtype).to(replica.device)])
-        entry = self._entry(loss)
+        entry = ledger_entry(loss)
         replica.entry = entry if replica.entry is None else replica.entry + entry
 
 

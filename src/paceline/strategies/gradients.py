@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
 
+from paceline.task import Loss
+
 
 def finish(gradients: Sequence[Tensor], factor: Tensor | float, clip: float | None) -> Tensor | None:
     """Multiply by `factor`, clip to a largest norm, and give the norm before clipping (None if nobody asked).
@@ -26,6 +28,19 @@ def finish(gradients: Sequence[Tensor], factor: Tensor | float, clip: float | No
     if isinstance(factor, Tensor) or factor != 1.0:
         torch._foreach_mul_(list(gradients), factor)
     return norm
+
+
+def ledger_entry(loss: Loss) -> Tensor:
+    """Give what a loss adds to the ledger, its sum and its weight, without making a GPU wait."""
+    device, weight = loss.total.device, loss.weight
+    if device.type == "cpu":
+        return torch.tensor([loss.total.item(), float(weight)])
+    placed = (
+        weight.to(device, torch.float32, non_blocking=True)
+        if isinstance(weight, Tensor)
+        else torch.full((), weight, dtype=torch.float32, device=device)  # a copy would wait, a fill does not
+    )
+    return torch.stack([loss.total.detach().float(), placed])
 
 
 def run_backward(roots: Sequence[Tensor], starts: Sequence[Tensor]) -> None:

@@ -39,7 +39,7 @@ class SequentialReplica:
 
     def __init__(self, parts: Parts, world: World) -> None:
         self.world = world
-        self.model = parts.model.to(world.device)
+        self.model = self._on_device(parts.model)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         check_trainable(self.parameters)
         self._recompute = parts.tuning.recompute
@@ -112,7 +112,7 @@ class SequentialReplica:
         self._sent = self._left == 0
         if self._sent:
             self._arm(roots, self._open)
-        gradients.run_backward(roots, [self._scale(loss.total.dtype), self._entry(loss)])
+        gradients.run_backward(roots, [self._scale(loss.total.dtype), gradients.ledger_entry(loss)])
         if self._sent:
             self._combined()
 
@@ -163,6 +163,10 @@ class SequentialReplica:
             parameter.grad = None
 
     # What a strategy of several workers does otherwise.
+
+    def _on_device(self, model: nn.Module) -> nn.Module:
+        """Give the model with its values where they are computed with."""
+        return model.to(self.world.device)
 
     def _arm(self, roots: list[Tensor], last: int | None) -> None:
         """Prepare for the backward pass that ends the step; `last` is the shard it belongs to."""
@@ -220,13 +224,6 @@ class SequentialReplica:
             self._seeds[key] = torch.tensor(1.0 / self._work.size, dtype=dtype, device=self.world.device)
         scale = self._seeds[key]
         return scale if self.scaler is None else self.scaler.scale(scale)
-
-    def _entry(self, loss: Loss) -> Tensor:
-        """Give what this batch adds to the ledger, without making a GPU wait."""
-        if loss.total.device.type == "cpu":
-            return torch.tensor([loss.total.item(), float(loss.weight)])
-        weight = torch.as_tensor(loss.weight, dtype=torch.float32, device=loss.total.device)
-        return torch.stack([loss.total.detach().float(), weight])
 
     def _update(self) -> None:
         if self.scaler is None:

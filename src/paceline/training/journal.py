@@ -67,6 +67,7 @@ class Journal:
         self.samples += result.size
         earlier = self._waiting
         self._waiting = (step, result, position, seconds, optimizer.param_groups[0]["lr"])
+        result.send()
         if not self._lag:
             self.settle()
         elif earlier is not None:

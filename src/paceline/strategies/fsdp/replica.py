@@ -81,7 +81,7 @@ class FsdpReplica(SequentialReplica):
         if loss.auxiliary:
             self._backward_of_terms(loss)
         self._reduction.arm(self._combination(self._open))
-        gradients.run_backward([loss.total, self.ledger], [self._scale(loss.total.dtype), self._entry(loss)])
+        gradients.run_backward([loss.total, self.ledger], [self._scale(loss.total.dtype), gradients.ledger_entry(loss)])
         self._reduction.settle()
         if self._reduction.ends:
             self._note_use()

@@ -15,6 +15,7 @@ from torch import Tensor
 from paceline.errors import InputError
 from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import Parts, StepWork
+from paceline.strategies.gradients import ledger_entry
 from paceline.strategies.late import LateSum
 from paceline.strategies.pipeline.stage import Micro, Stage
 from paceline.strategies.recompute import check_passes
@@ -87,7 +88,7 @@ class Sums:
         self._totals += [(micro.shard, part.total.detach()) for part in parts]
         stride = len(self.parameters) + 1
         for term, part in enumerate(parts):
-            self._add(micro.shard, stride * (term + 1) - 1, [_entry(part)])
+            self._add(micro.shard, stride * (term + 1) - 1, [ledger_entry(part)])
 
     def gradients(self, micro: Micro, stage: Stage, made: Sequence[Gradients]) -> None:
         """Add the gradients of one micro-batch; they come with the auxiliary terms first."""
@@ -184,11 +185,3 @@ def _places(stages: Mapping[int, Stage], trained: Iterable[str]) -> list[int]:
         names = {id(value): name for name, value in stage.body.root.named_parameters()}
         places += [order[names[id(parameter)]] for parameter in stage.parameters]
     return places
-
-
-def _entry(loss: Loss) -> Tensor:
-    """Give what a loss adds to the ledger, without making a GPU wait."""
-    if loss.total.device.type == "cpu":
-        return torch.tensor([loss.total.item(), float(loss.weight)])
-    weight = torch.as_tensor(loss.weight, dtype=torch.float32, device=loss.total.device)
-    return torch.stack([loss.total.detach().float(), weight])
