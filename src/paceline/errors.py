@@ -7,7 +7,11 @@
     │       └── DiskFaultError  one that the disk did not take; a run under way can go on without it
     ├── WorkerFailedError       a worker died; carries rank, host and its own traceback
     ├── NonFiniteLossError      the loss became NaN or infinite; names step, shard and samples
-    └── CollectiveMismatchError ranks disagree about the collective they are in
+    ├── CollectiveMismatchError ranks disagree about the collective they are in
+    └── RemoteError             a call to another worker came to nothing
+        ├── WorkerGoneError     the worker that was called is dead
+        ├── CallTimeoutError    no answer came in time
+        └── CallRefusedError    something that is not registered, or without the run's secret
 
 Each message gives the fact, the cause, and what to do next.
 """
@@ -64,3 +68,19 @@ class NonFiniteLossError(PacelineError):
 
 class CollectiveMismatchError(PacelineError):
     """Ranks called different collectives, or the same one with arguments that do not fit together."""
+
+
+class RemoteError(PacelineError):
+    """A call to another worker came to nothing; an exception raised there arrives as itself wherever its type is known."""
+
+
+class WorkerGoneError(RemoteError):
+    """The worker that was called, or that owns what a reference stands for, is gone."""
+
+
+class CallTimeoutError(RemoteError):
+    """No answer came in time; whether the call was carried out is not known."""
+
+
+class CallRefusedError(RemoteError):
+    """A call named what is not registered, or did not carry the run's secret."""

@@ -1,0 +1,130 @@
+"""Gradients that cross workers, and optimizers that step where the parameters are.
+
+    with remote.backward_pass(optimizer) as pass_:
+        loss = model(remote_part(inputs), labels)
+        pass_.backward(loss)
+        pass_.step()
+
+torch keeps the gradients of each pass apart in a context of its own, so passes of several workers may overlap.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.autograd import backward, context, get_gradients  # type: ignore[attr-defined]
+
+from paceline.errors import InputError
+from paceline.remote import registry
+from paceline.remote.calls import method, wait_all
+from paceline.remote.proxy import create
+from paceline.remote.references import Reference, reference
+from paceline.remote.registry import service
+
+
+class BackwardPass:
+    """One forward and backward pass over any number of workers."""
+
+    def __init__(self, identity: int, optimizers: tuple[Optimizer, ...]) -> None:
+        self.identity = identity
+        """What torch knows the pass by on every worker."""
+        self._optimizers = optimizers
+        self._done = False
+
+    def backward(self, *losses: Tensor, retain_graph: bool = False) -> None:
+        """Compute gradients on every worker that took part; they add up within this pass."""
+        wrong = [tuple(loss.shape) for loss in losses if loss.dim() != 0]
+        if wrong or not losses:
+            raise InputError(
+                f"backward needs losses of one number each, not {wrong or 'nothing'}. Give a sum or a mean."
+            )
+        backward(self.identity, list(losses), retain_graph=retain_graph)
+        self._done = True
+
+    def gradients(self) -> dict[Tensor, Tensor]:
+        """Give the gradients of this worker's own parameters."""
+        return get_gradients(self.identity)
+
+    def step(self) -> None:
+        """Let every optimizer update its parameters with the gradients of this pass, all owners at once."""
+        if not self._optimizers:
+            raise InputError("the pass has no optimizer. Give it to remote.backward_pass(optimizer).")
+        if not self._done:
+            raise InputError(
+                "step came before backward, so there are no gradients yet. Call pass_.backward(loss)."
+            )
+        for optimizer in self._optimizers:
+            optimizer.step(self)
+
+
+@contextmanager
+def backward_pass(*optimizers: Optimizer) -> Iterator[BackwardPass]:
+    """Open a pass: what is computed inside, here or by calls to others, is remembered for its backward."""
+    with context() as identity:
+        yield BackwardPass(identity, optimizers)
+
+
+class Optimizer:
+    """Any torch optimizer, one instance on each worker that owns parameters."""
+
+    def __init__(
+        self,
+        made_by: type[torch.optim.Optimizer],
+        parameters: Iterable[Reference[Tensor] | Tensor],
+        **options: Any,
+    ) -> None:
+        owned: dict[str, list[Reference[Tensor]]] = defaultdict(list)
+        for one in parameters:
+            held = one if isinstance(one, Reference) else reference(one)
+            owned[held.owner].append(held)
+        if not owned:
+            raise InputError(
+                "the optimizer got no parameters. Give references to them, or tensors of this worker."
+            )
+        address = registry.address_of(made_by)
+        self._parts = [
+            create(worker, OwnedOptimizer, address, held, options) for worker, held in owned.items()
+        ]
+
+    def step(self, pass_: BackwardPass) -> None:
+        """Update the parameters on all owners with the gradients of a pass."""
+        wait_all([method(part.step).future(pass_.identity) for part in self._parts])
+
+
+@service
+class OwnedOptimizer:
+    """The part of an optimizer that lives with the parameters of one worker."""
+
+    def __init__(self, address: str, parameters: list[Reference[Tensor]], options: dict[str, Any]) -> None:
+        self._parameters = [one.local() for one in parameters]
+        self._optimizer = _optimizer_class(address)(self._parameters, **options)
+        self._lock = threading.Lock()
+
+    def step(self, identity: int) -> None:
+        """Update with the gradients of one pass; passes of several workers take turns."""
+        gradients = get_gradients(identity)
+        with self._lock:
+            for parameter in self._parameters:
+                parameter.grad = gradients.get(parameter)
+            self._optimizer.step()
+            for parameter in self._parameters:
+                parameter.grad = None
+
+
+def _optimizer_class(address: str) -> Any:
+    """Find an optimizer by its address: torch's own, or one that was registered with `remote.allow`."""
+    module, _, name = address.partition(":")
+    if module.startswith("torch.optim."):
+        found = getattr(importlib.import_module(module), name, None)
+    else:
+        found = registry.value_type(module, name)
+    if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
+        raise InputError(f"{address} is no optimizer that is known here. Put @remote.allow above its class.")
+    return found

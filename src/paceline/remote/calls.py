@@ -1,0 +1,153 @@
+"""The side of a call that asks: waits for the answer, takes it later, or leaves it where it is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+from torch.distributed import rpc
+
+from paceline.errors import CallTimeoutError, InputError, WorkerGoneError
+from paceline.remote import registry
+from paceline.remote.failures import Failure, translate
+from paceline.remote.references import Reference
+from paceline.remote.session import Session, current
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class Future(Generic[Result]):
+    """An answer that is on its way."""
+
+    def __init__(self, session: Session, answer: Any, worker: str, what: str, timeout_s: float) -> None:
+        self._session, self._answer = session, answer
+        self._worker, self._what, self._timeout_s = worker, what, timeout_s
+
+    def done(self) -> bool:
+        """Say whether the answer is there."""
+        return bool(self._answer.done())
+
+    def wait(self) -> Result:
+        """Give the answer when it is there, or raise what the call came to."""
+        try:
+            value = self._answer.wait()
+        except RuntimeError as error:
+            raise _failed(self._session, error, self._worker, self._what, self._timeout_s) from None
+        if type(value) is Failure:
+            raise value.exception()
+        return cast("Result", value)
+
+
+def wait_all(futures: Iterable[Future[Result]]) -> list[Result]:
+    """Give all answers, in the order of the calls; the first failure is raised when all have ended."""
+    answers: list[Result] = []
+    problem: Exception | None = None
+    for future in futures:
+        try:
+            answers.append(future.wait())
+        except Exception as error:  # noqa: BLE001  (raised below, when nothing is under way any more)
+            problem = problem or error
+    if problem is not None:
+        raise problem
+    return answers
+
+
+class Method(Generic[Parameters, Result]):
+    """Something that is called on another worker: `run` there finds it by `target`. `stays`: its value may stay there."""
+
+    def __init__(
+        self,
+        worker: str,
+        run: Callable[..., Any],
+        target: tuple[Any, ...],
+        described: Callable[..., Any],
+        *,
+        stays: bool = True,
+        timeout_s: float | None = None,
+        retries: int = 0,
+        holds: object = None,
+    ) -> None:
+        self._worker, self._run, self._target, self._stays = worker, run, target, stays
+        self._described, self._timeout_s, self._retries = described, timeout_s, retries
+        self._holds = holds
+        self._name = described.__qualname__
+        functools.update_wrapper(self, described)
+
+    def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        """Call it and wait for the answer."""
+        tries = self._retries
+        while True:
+            try:
+                return self.future(*args, **kwargs).wait()
+            except CallTimeoutError:
+                if tries == 0:
+                    raise
+                tries -= 1
+
+    def future(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Future[Result]:
+        """Call it and give the answer that is on its way."""
+        session = current()
+        session.check(self._worker, self._name)
+        timeout_s = session.timeout_s if self._timeout_s is None else self._timeout_s
+        try:
+            answer = rpc.rpc_async(
+                self._worker, self._run, args=(session.token, *self._target, args, kwargs), timeout=timeout_s
+            )
+        except RuntimeError as error:
+            raise _failed(session, error, self._worker, self._name, timeout_s) from None
+        return Future(session, answer, self._worker, self._name, timeout_s)
+
+    def remote(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Reference[Result]:
+        """Call it and leave the value there; what comes back is a reference to it."""
+        if not self._stays:
+            raise InputError(
+                f"{self._name} is batched: its value goes to the caller. Use .future instead of .remote."
+            )
+        session = current()
+        session.check(self._worker, self._name)
+        timeout_s = session.timeout_s if self._timeout_s is None else self._timeout_s
+        kept = rpc.remote(
+            self._worker, self._run, args=(session.token, *self._target, args, kwargs), timeout=timeout_s
+        )
+        return Reference(kept, self._name)
+
+    def options(self, *, timeout: float | None = None, retries: int = 0) -> Method[Parameters, Result]:
+        """Give the same with a time-out in seconds of its own; only what is idempotent may be tried again."""
+        if retries and not registry.is_idempotent(self._described):
+            raise InputError(
+                f"{self._name} may not be tried again: nobody knows whether a lost call was carried out. "
+                "Put @remote.idempotent above it if a second time does no harm."
+            )
+        if (timeout is not None and timeout <= 0) or retries < 0:
+            raise InputError(
+                f"timeout={timeout} and retries={retries}: give a time above 0, and 0 or more retries."
+            )
+        return Method(
+            self._worker,
+            self._run,
+            self._target,
+            self._described,
+            stays=self._stays,
+            timeout_s=timeout,
+            retries=retries,
+            holds=self._holds,
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self._name} on {self._worker}>"
+
+
+def method(bound: Callable[Parameters, Result]) -> Method[Parameters, Result]:
+    """Give a service's method with its `.future`, `.remote` and `.options`, for a type checker: it is one already."""
+    if not isinstance(bound, Method):
+        raise InputError(f"{bound!r} is not a method of a remote service. Create one with remote.create.")
+    return bound
+
+
+def _failed(session: Session, error: RuntimeError, worker: str, what: str, timeout_s: float) -> Exception:
+    found = translate(error, worker, what, timeout_s)
+    if isinstance(found, WorkerGoneError):
+        session.note_lost(worker)
+    return found

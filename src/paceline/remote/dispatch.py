@@ -1,0 +1,155 @@
+"""The side of a call that does the work: finds what was asked for, runs it, and gives its value or its failure.
+
+These few functions are all that a message may name. Each first checks that the call carries the session's token.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.distributed.rpc import functions
+from torch.futures import Future
+
+from paceline.errors import CallRefusedError, RemoteError
+from paceline.remote import registry
+from paceline.remote.batching import Batcher
+from paceline.remote.failures import Failure
+from paceline.remote.guard import own
+from paceline.remote.session import current
+
+Number = tuple[int, int]
+"""Names an instance among all: the rank of the worker that created it, and that worker's count."""
+
+
+class _Instance:
+    """One service that lives here."""
+
+    def __init__(self, description: registry.Description, made: Any) -> None:
+        self.description, self.made = description, made
+        self.batchers: dict[str, Batcher] = {}
+        self.lock = threading.Lock()
+
+    def method(self, name: str) -> Callable[..., Any]:
+        """Give a public method, bound."""
+        if name not in self.description.methods:
+            kind = self.description.made_by.__qualname__
+            raise CallRefusedError(f"{kind} offers no method {name!r} to other workers.")
+        return self.description.methods[name].__get__(self.made)  # type: ignore[no-any-return]
+
+    def batcher(self, name: str) -> Batcher:
+        """Give what collects the calls of a batched method."""
+        with self.lock:
+            if name not in self.batchers:
+                found = self.method(name)
+                self.batchers[name] = Batcher(found, getattr(found, registry.BATCHED))
+            return self.batchers[name]
+
+    def close(self) -> None:
+        """End the threads that collect."""
+        for one in self.batchers.values():
+            one.close()
+
+
+_instances: dict[Number, _Instance] = {}
+
+
+@own
+class Lease:
+    """Lives as long as any worker holds a reference to it; with it goes the service it stands for."""
+
+    def __init__(self, number: Number) -> None:
+        self._number = number
+
+    def __del__(self) -> None:
+        found = _instances.pop(self._number, None)
+        if found is not None:
+            found.close()
+
+
+def instance(number: Number) -> Any:
+    """Give a service that lives on this worker."""
+    return _find(number).made
+
+
+def clear() -> None:
+    """Forget every service of a session that has ended."""
+    for one in list(_instances.values()):
+        one.close()
+    _instances.clear()
+
+
+def _find(number: Number) -> _Instance:
+    found = _instances.get(number)
+    if found is None:
+        raise RemoteError(
+            f"the service {number} is not on {current().name} any more: the last reference to it was dropped."
+        )
+    return found
+
+
+def _guarded(token: bytes, action: Callable[[], Any]) -> Any:
+    session = current()
+    try:
+        session.admit(token)
+        return action()
+    except CallRefusedError as error:
+        print(f"paceline: refused: {error}", file=sys.stderr)  # noqa: T201  (the worker's log)
+        return Failure.of(error, session.name)
+    except Exception as error:  # noqa: BLE001  (the caller gets it)
+        return Failure.of(error, session.name)
+
+
+@own
+def make(token: bytes, number: Number, address: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Create a service here; the caller then takes a lease on it."""
+
+    def action() -> None:
+        description = registry.find_service(address)
+        _instances[number] = _Instance(description, description.made_by(*args, **kwargs))
+
+    return _guarded(token, action)
+
+
+@own
+def lease(token: bytes, number: Number) -> Lease:
+    """Give what keeps a service alive; its owner drops it with the last reference."""
+    current().admit(token)
+    return Lease(number)
+
+
+@own
+def run_method(
+    token: bytes, number: Number, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Call a method of a service that lives here; where the value stays, a failure stays for whoever fetches it."""
+    return _guarded(token, lambda: _find(number).method(name)(*args, **kwargs))
+
+
+@own
+@functions.async_execution  # type: ignore[untyped-decorator]
+def run_batched(
+    token: bytes, number: Number, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Future[Any]:
+    """Let a call wait for others like it; no thread waits with it."""
+    answer: Future[Any] = Future()
+
+    def action() -> None:
+        if kwargs or len(args) != 1:
+            raise TypeError(
+                f"{name} is batched: it takes one item a call, not {len(args) + len(kwargs)} arguments."
+            )
+        _find(number).batcher(name).add(args[0], answer)
+
+    problem = _guarded(token, action)
+    if problem is not None:
+        answer.set_result(problem)
+    return answer
+
+
+@own
+def run_function(token: bytes, address: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Call a registered function here."""
+    return _guarded(token, lambda: registry.find_function(address)(*args, **kwargs))

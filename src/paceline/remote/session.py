@@ -1,0 +1,197 @@
+"""One worker's connection with the others: who they are, the proof that they belong to the run, and who is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import itertools
+import secrets
+import time
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import PrefixStore, autograd, rpc  # type: ignore[attr-defined]
+from torch.distributed.rpc import backend_registry
+
+from paceline.errors import CallRefusedError, InputError
+from paceline.remote import guard
+from paceline.remote.failures import gone
+from paceline.remote.names import Roles
+from paceline.world import env
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+LOOPBACK = "lo"
+TIMEOUT_S = 60.0
+JOIN_S = 120.0
+"""How long workers that start together wait for each other."""
+_PAUSE_S = 0.02
+_current: Session | None = None
+
+
+class Session:
+    """This worker among the others, from `open` to `close`."""
+
+    def __init__(self, store: Store, rank: int, roles: Roles, token: bytes, timeout_s: float) -> None:
+        self.rank, self.roles, self.timeout_s = rank, roles, timeout_s
+        self.name = roles.names[rank]
+        """This worker's own name: `server:0`."""
+        self.role = roles.role(rank)
+        self.token = token
+        """What every call must carry; made of the run's secret when the workers met."""
+        self.numbers = itertools.count()
+        """Tells apart what this worker creates elsewhere."""
+        self._store = store
+        self._lost: dict[str, float] = {}
+        self._open = True
+        self._on_close: list[Callable[[], None]] = []
+
+    @classmethod
+    def open(
+        cls,
+        store: Store,
+        rank: int,
+        roles: Roles,
+        secret: bytes,
+        *,
+        interface: str = LOOPBACK,
+        threads: int = 16,
+        timeout_s: float = TIMEOUT_S,
+        device_maps: dict[str, dict[Any, Any]] | None = None,
+    ) -> Session:
+        """Meet the others at `store`, which must be this session's own, prove the secret, and be ready for calls."""
+        global _current  # noqa: PLW0603  (torch's RPC is one a process, too)
+        if _current is not None:
+            raise InputError(
+                "this worker is in a session already: torch's RPC is one a process. Close it first."
+            )
+        store.set_timeout(timedelta(seconds=JOIN_S))
+        token = _prove(store, rank, roles, secret)
+        session = cls(store, rank, roles, token, timeout_s)
+        guard.install()
+        env.export({"TP_SOCKET_IFNAME": interface})
+        autograd._init(rank)  # type: ignore[attr-defined]  # noqa: SLF001  (as init_rpc does; it has no way to be given a store)
+        options = rpc.TensorPipeRpcBackendOptions(
+            num_worker_threads=threads, rpc_timeout=timeout_s, device_maps=device_maps or {}
+        )
+        _current = session  # calls may come in before the next line returns
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
+                backend_registry.init_backend(  # type: ignore[no-untyped-call]
+                    backend_registry.BackendType.TENSORPIPE,  # type: ignore[attr-defined]
+                    store=PrefixStore("rpc", store),
+                    name=session.name,
+                    rank=rank,
+                    world_size=roles.size,
+                    rpc_backend_options=options,
+                )
+        except BaseException:
+            _current = None
+            raise
+        return session
+
+    def workers(self, role: str) -> tuple[str, ...]:
+        """Name the workers of a role that are there: the lost ones are left out."""
+        return tuple(name for name in self.roles.workers(role) if name not in self._lost)
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """The workers that are gone."""
+        return frozenset(self._lost)
+
+    def note_lost(self, worker: str) -> None:
+        """Know that a worker is gone: every call to it fails at once from now on."""
+        self._lost.setdefault(worker, time.monotonic())
+
+    def check(self, worker: str, what: str) -> None:
+        """Refuse to call a worker that is gone."""
+        if worker in self._lost:
+            raise gone(worker, what)
+
+    def admit(self, token: bytes) -> None:
+        """Refuse a call that does not carry this session's token."""
+        if not isinstance(token, bytes) or not hmac.compare_digest(token, self.token):
+            raise CallRefusedError("the call does not carry this run's secret.")
+
+    def at_close(self, action: Callable[[], None]) -> None:
+        """Have something done before the connections go."""
+        self._on_close.append(action)
+
+    def wait_for_others(self) -> None:
+        """Serve calls until every other worker has come to its end or is lost."""
+        self._store.set(f"closed/{self.rank}", "")
+        others = [rank for rank in range(self.roles.size) if rank != self.rank]
+        while others and self._open:
+            others = [
+                rank
+                for rank in others
+                if self.roles.names[rank] not in self._lost and not self._store.check([f"closed/{rank}"])
+            ]
+            if others:
+                time.sleep(_PAUSE_S)
+
+    def close(self) -> None:
+        """Wait for the others, and part from them; one that is lost is not waited for."""
+        if not self._open:
+            return
+        self.wait_for_others()
+        self._end(graceful=not self._lost)
+
+    def abandon(self) -> None:
+        """Part at once: the group is broken."""
+        if self._open:
+            self._end(graceful=False)
+
+    def _end(self, *, graceful: bool) -> None:
+        global _current  # noqa: PLW0603
+        self._open = False
+        for action in self._on_close:
+            action()
+        try:
+            rpc.shutdown(graceful=graceful, timeout=10 if graceful else 0)
+        except RuntimeError:  # one was lost while all parted
+            with contextlib.suppress(RuntimeError):
+                rpc.shutdown(graceful=False)
+        _current = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close; after an exception nobody is waited for."""
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+
+def current() -> Session:
+    """Give the session that this worker is in."""
+    if _current is None:
+        raise InputError(
+            "this worker is in no session, so there is nobody to call. Start it with --roles or paceline.launch_roles."
+        )
+    return _current
+
+
+def _prove(store: Store, rank: int, roles: Roles, secret: bytes) -> bytes:
+    """Show the others that this worker knows the secret, see that they do, and give the token of their calls."""
+    ranks = range(roles.size)
+    store.set(f"challenge/{rank}", secrets.token_hex(16))
+    challenges = b" ".join(bytes(store.get(f"challenge/{one}")) for one in ranks)
+
+    def proof(name: str) -> str:
+        return hmac.digest(secret, name.encode() + b" " + challenges, "sha256").hex()
+
+    store.set(f"proof/{rank}", proof(roles.names[rank]))
+    for one in ranks:
+        if not hmac.compare_digest(bytes(store.get(f"proof/{one}")), proof(roles.names[one]).encode()):
+            raise CallRefusedError(
+                f"{roles.names[one]} does not know this run's secret, so nobody works with it. "
+                "Start all workers from one launch, or give all the same secret."
+            )
+    return hmac.digest(secret, b"calls " + challenges, "sha256")[:16]
