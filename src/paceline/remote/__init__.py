@@ -7,6 +7,7 @@ from paceline.remote.batching import batched
 from paceline.remote.calls import Future, Method, method, wait_all
 from paceline.remote.holdings import Holding, references
 from paceline.remote.names import Roles
+from paceline.remote.pipeline import Pipeline
 from paceline.remote.proxy import call, create, peer, service_of
 from paceline.remote.references import Reference, reference
 from paceline.remote.registry import allow, function, idempotent, service
@@ -18,6 +19,7 @@ __all__ = [
     "Holding",
     "Method",
     "Optimizer",
+    "Pipeline",
     "Reference",
     "Roles",
     "Session",

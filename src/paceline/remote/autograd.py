@@ -93,9 +93,10 @@ class Optimizer:
             create(worker, OwnedOptimizer, address, held, options) for worker, held in owned.items()
         ]
 
-    def step(self, pass_: BackwardPass) -> None:
-        """Update the parameters on all owners with the gradients of a pass."""
-        wait_all([method(part.step).future(pass_.identity) for part in self._parts])
+    def step(self, *passes: BackwardPass) -> None:
+        """Update the parameters on all owners with the gradients of a pass, or of several, added up in their order."""
+        identities = [one.identity for one in passes]
+        wait_all([method(part.step).future(identities) for part in self._parts])
 
 
 @service
@@ -107,12 +108,15 @@ class OwnedOptimizer:
         self._optimizer = _optimizer_class(address)(self._parameters, **options)
         self._lock = threading.Lock()
 
-    def step(self, identity: int) -> None:
-        """Update with the gradients of one pass; passes of several workers take turns."""
-        gradients = get_gradients(identity)
+    def step(self, identities: list[int]) -> None:
+        """Update with the gradients of some passes, added up in their order; steps of several workers take turns."""
+        found = [get_gradients(identity) for identity in identities]
         with self._lock:
             for parameter in self._parameters:
-                parameter.grad = gradients.get(parameter)
+                for gradients in found:
+                    if parameter in gradients:
+                        mine = gradients[parameter]
+                        parameter.grad = mine if parameter.grad is None else parameter.grad + mine
             self._optimizer.step()
             for parameter in self._parameters:
                 parameter.grad = None
