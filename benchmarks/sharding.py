@@ -4,9 +4,12 @@
     python benchmarks/sharding.py --device cuda --write      # one GPU: fsdp against a hand-written bf16, compiled loop
 
 Memory is measured with one strategy in a process: the most resident memory of a step above what the process had before
-the model was made. The formula counts 4 bytes each for a weight, its gradient and AdamW's two moments: 16 P for ddp,
-8 P + 8 P / W for ZeRO-1, 16 P / W and twice the largest block (its gathered weights and its gradient) for fsdp; activations
-come on top. Times are interleaved: all contenders live in the same workers and take turns, and ratios are to ddp.
+the model was made. Memory that workers share is counted in each of them. The formula counts 4 bytes each for a weight, its
+gradient and AdamW's two moments: 16 P for ddp, 8 P + 8 P / W for ZeRO-1, 16 P / W and twice the largest block (its gathered
+weights and its gradient) for fsdp. It leaves out what every loop on a CPU needs beside that: activations, the temporaries of
+AdamW's foreach (about 4 P of this model at once), and what malloc keeps of blocks that were freed. How much that is shows in
+"hand": a loop in one process with nothing around it, on one worker's share of the batch, measured in the same way; its formula
+is 16 P. Times are interleaved: all contenders live in the same workers and take turns, and ratios are to ddp.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +53,7 @@ def _status(field: str) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
 
 
-def peak_memory(run: paceline.Run) -> int:
+def peak_memory(run: paceline.Run, make: Callable[[Case, paceline.Run], Iterator[None]]) -> int:
     """Give the most memory that a worker held during a few steps, above what it had before the model."""
     warm = ours(
         CASES["linear"], paceline.Run(run.world, replace(run.options, strategy="ddp", tuning=Tuning()))
@@ -56,13 +61,25 @@ def peak_memory(run: paceline.Run) -> int:
     next(warm)  # loads what is loaded on first use
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    steps = _made(LARGE, run)
+    steps = make(LARGE, run)
     for _ in range(3):
         next(steps)
     return _status("VmHWM") - before
 
 
-def _made(case: Case, run: paceline.Run) -> Any:
+def _plain(case: Case, run: paceline.Run, *, share: int) -> Iterator[None]:
+    """Take steps as one writes them by hand for one process."""
+    model = case.make_model()
+    optimizer = optimizer_for(model)
+    (data,) = case.make_data().tensors
+    for batch in data.split(share):
+        optimizer.zero_grad(set_to_none=True)
+        case.losses(model, (batch,)).mean().backward()
+        optimizer.step()
+        yield
+
+
+def _made(case: Case, run: paceline.Run) -> Iterator[None]:
     """Take steps with a model that is made by the strategy, so that it may be made in parts."""
 
     def loss(model: Any, batch: Any) -> paceline.Loss:
@@ -90,6 +107,7 @@ def formulas(workers: int) -> dict[str, int]:
     largest = max(*blocks, rest)
     fsdp = 4 * whole // workers + 2 * largest
     return {
+        "hand": 4 * whole,
         "ddp": 4 * whole,
         "ZeRO-1": 2 * whole + 2 * whole // workers,
         "fsdp": 4 * whole if workers == 1 else fsdp,
@@ -107,9 +125,11 @@ def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
             "device": "cpu",
         }
         expected = formulas(workers)
-        memory = {}
+        alone = partial(_plain, share=LARGE.batch_size // workers)
+        (by_hand,) = paceline.launch(peak_memory, alone, **{**common, "workers": 1, "shards": 1})
+        memory = {"hand": {"peak_mb": by_hand >> 20, "formula_mb": expected["hand"] >> 20}}
         for name, changes in CONTENDERS.items():
-            peaks = paceline.launch(peak_memory, **common, **changes)
+            peaks = paceline.launch(peak_memory, _made, **common, **changes)
             memory[name] = {"peak_mb": max(peaks) >> 20, "formula_mb": expected[name] >> 20}
         print(f"\npeak memory of a worker in MB, GPT of 40 M parameters, {workers} workers")
         for name, row in memory.items():

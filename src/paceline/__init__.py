@@ -8,6 +8,7 @@ from paceline.version import __version__
 if TYPE_CHECKING:
     from paceline.errors import InputError, PacelineError
     from paceline.launch.api import launch
+    from paceline.launch.roles import launch_roles
     from paceline.task import Loss, Mean, Task
     from paceline.training.run import Run
     from paceline.training.step import Step
@@ -26,6 +27,7 @@ __all__ = [
     "World",
     "__version__",
     "launch",
+    "launch_roles",
 ]
 
 # `launch` is a room of the house and a verb at once: the module `paceline.launch` can be called.
@@ -41,5 +43,6 @@ __getattr__, __dir__ = lazy.names(
         "Step": "paceline.training.step",
         "Task": "paceline.task",
         "World": "paceline.world.world",
+        "launch_roles": "paceline.launch.roles",
     },
 )

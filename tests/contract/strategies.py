@@ -40,4 +40,5 @@ CASES = [
     Case(strategy="tp", workers=2, bitwise=False),
     Case(strategy="pp", workers=2, bitwise=True),
     Case(strategy="ddp=2,pp=2", workers=4, bitwise=True, options={"tuning": {"schedule": "gpipe"}}),
+    Case(strategy="ps", workers=3, bitwise=True, options={"servers": 2}),
 ]

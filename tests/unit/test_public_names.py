@@ -21,6 +21,7 @@ PUBLIC = [
     "World",
     "__version__",
     "launch",
+    "launch_roles",
 ]
 
 
@@ -49,7 +50,7 @@ def test_launch_is_a_verb_and_a_room():
 
 def test_every_error_is_in_one_tree():
     made = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, Exception)]
-    assert len(made) == 8
+    assert len(made) == 12
     assert all(issubclass(one, paceline.PacelineError) for one in made)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,20 +48,20 @@ class Contents:
     """What goes into this worker's part: on the CPU, none in the memory of another."""
     rest: Mapping[str, Any]
 
-    def manifest(self, folder: Path, files: Mapping[str, FileRecord]) -> Manifest:
-        """Give the manifest of the files in a folder."""
-        made = Manifest(
+    def manifest(self, files: Mapping[str, FileRecord], weights: str) -> Manifest:
+        """Give the manifest of these files; `weights` is the fingerprint."""
+        return Manifest(
             step=self.moment.step,
             position=dict(self.moment.position),
             meta=dict(self.moment.meta),
             aliases=self.plan.aliases,
             tensors=self.plan.tensors,
             files=dict(files),
-            weights_sha256="",
+            weights_sha256=weights,
         )
-        return replace(made, weights_sha256=self._fingerprint(folder, made))
 
-    def _fingerprint(self, folder: Path, manifest: Manifest) -> str:
+    def fingerprint(self, folder: Path) -> str:
+        """Give the sha256 of the weights, whose parts are all written into a folder."""
         if len(self.plan.writers) == 1:
             keys = {key: key for key in self.tensors} | self.plan.aliases
             return weights_sha256(
@@ -71,7 +71,7 @@ class Contents:
                     if key.startswith(MODEL_PREFIX)
                 }
             )
-        with Parts(folder, manifest) as parts:
+        with Parts(folder, self.manifest({}, "")) as parts:
             return weights_sha256(parts.model)
 
 

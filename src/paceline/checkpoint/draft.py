@@ -65,12 +65,14 @@ class Draft:
         remove(self.partial)
         self.partial.mkdir()
 
-    def write_part(self, number: int, tensors: Mapping[str, Tensor]) -> FileRecord:
-        """Write one part and have the disk hold it."""
-        path = self.partial / part_name(number)
-        write_tensors(path, tensors, {"format": "pt"})
+    def part(self, number: int) -> Path:
+        """Name the file of one part."""
+        return self.partial / part_name(number)
+
+    def write_part(self, number: int, tensors: Mapping[str, Tensor]) -> None:
+        """Write one part; the disk may not hold it yet."""
+        write_tensors(self.part(number), tensors, {"format": "pt"})
         points.reach(points.CHECKPOINT)
-        return seal(path)
 
     def write_rest(self, rest: Mapping[str, Any]) -> FileRecord:
         """Write what is no tensor of model and optimizer."""
@@ -84,7 +86,7 @@ class Draft:
         content = {"fault": fault.message, "disk": fault.disk} if record is None else record._asdict()
         try:
             if record is None:
-                remove(self.partial / part_name(number))  # what did not fit makes room for saying so
+                remove(self.part(number))  # what did not fit makes room for saying so
             self._leave(number, content)
         except FileNotFoundError:
             return  # the folder is gone: the save was given up

@@ -35,8 +35,13 @@ def sync(path: Path) -> None:
 
 def seal(path: Path) -> FileRecord:
     """Bring a finished file to the disk and say what it is."""
+    sync(path)
+    return hash_file(path)
+
+
+def hash_file(path: Path) -> FileRecord:
+    """Say what a finished file is."""
     with path.open("rb") as file:
-        os.fsync(file.fileno())
         return FileRecord(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 

@@ -165,11 +165,12 @@ class Saver:
         """Agree on who writes what; where others than the first one write, the folder is open afterwards."""
         known = None if self._agreed is None else self._agreed[2]
         draft = self.checkpoints.draft(step)
-        if known is not None and known.writers == (0,):
-            return known, draft
-        offers: list[Offer] = [] if known is not None else all_gather_object(world.comm, offer)
-        plan, draft = _from_first(world, lambda: self._opened(known or make_plan(offers), draft))
-        if offers and plan.writers != (0,):
+        if known is not None:
+            several = known.writers != (0,)
+            return known, _from_first(world, lambda: self._opened(known, draft)) if several else draft
+        offers: list[Offer] = all_gather_object(world.comm, offer)
+        plan, draft = _from_first(world, lambda: self._planned(offers, draft))
+        if plan.writers != (0,):
             sees: list[bool] = all_gather_object(world.comm, draft.partial.is_dir())
             if not all(sees):
                 with _tidy(world, draft):
@@ -177,11 +178,15 @@ class Saver:
         self._agreed = world.comm, offer, plan
         return plan, draft
 
-    def _opened(self, plan: Plan, draft: Draft) -> tuple[Plan, Draft]:
+    def _planned(self, offers: list[Offer], draft: Draft) -> tuple[Plan, Draft]:
+        plan = make_plan(offers)
+        return plan, self._opened(plan, draft)
+
+    def _opened(self, plan: Plan, draft: Draft) -> Draft:
         if plan.writers != (0,):
             with committing(draft.partial, draft.final):
                 self.checkpoints.open(draft)
-        return plan, draft
+        return draft
 
     # Writing.
 
@@ -192,14 +197,20 @@ class Saver:
         saved: Saved | None = None
         with _tidy(world, writing.draft):
             told: list[tuple[FileRecord | None, Fault]] = []
+            weights: Background[str] | None = None
             if not writing.alone:
-                told = all_gather_object(world.comm, writing.write_part())
-                fault = _worst(one for _, one in told)
+                part = writing.begin_part()
+                fault = _worst(all_gather_object(world.comm, part.fault))
+                if world.is_first and not fault:
+                    # All parts can be read now. This takes about as long as the others' hashes of their own.
+                    weights = Background(lambda _: writing.fingerprint())
+                told = all_gather_object(world.comm, part.record())
+                fault = fault or _worst(one for _, one in told)
             if world.is_first and fault:
                 remove(writing.draft.partial)
             elif world.is_first:
                 try:
-                    saved = self._commit(writing, told)
+                    saved = self._commit(writing, told, weights)
                 except CheckpointError as error:
                     fault = Fault.of(error)
             outcome: Fault = broadcast_object(world.comm, fault)
@@ -208,11 +219,14 @@ class Saver:
         return outcome
 
     @staticmethod
-    def _commit(writing: Writing, told: list[tuple[FileRecord | None, Fault]]) -> Saved:
-        if writing.alone:
+    def _commit(
+        writing: Writing, told: list[tuple[FileRecord | None, Fault]], weights: Background[str] | None
+    ) -> Saved:
+        if weights is None:
             return writing.commit_alone()
         records = {part: told[rank][0] for part, rank in enumerate(writing.contents.plan.writers)}
-        return writing.commit({part: record for part, record in records.items() if record is not None})
+        found = {part: record for part, record in records.items() if record is not None}
+        return writing.commit(found, weights.result)
 
     def _begin(self, world: World, writing: Writing) -> Fault:
         """Copy this worker's part and have a thread write it."""

@@ -17,7 +17,7 @@ from typing import Any
 from paceline.checkpoint.compare import same
 from paceline.checkpoint.contents import Contents, contents_of
 from paceline.checkpoint.draft import Draft
-from paceline.checkpoint.durable import FileRecord, committing, remove, sync
+from paceline.checkpoint.durable import committing, remove, seal, sync
 from paceline.checkpoint.leftovers import beside, sweep
 from paceline.checkpoint.manifest import REST, Manifest, part_name
 from paceline.checkpoint.parts import Parts, read_rest
@@ -106,12 +106,14 @@ class Checkpoints:
 
     def _write_once(self, draft: Draft, contents: Contents) -> str:
         self.open(draft)
-        part = {part_name(0): draft.write_part(0, contents.tensors)}
-        return self.commit(draft, contents, {**part, REST: draft.write_rest(contents.rest)})
+        draft.write_part(0, contents.tensors)
+        files = {part_name(0): seal(draft.part(0)), REST: draft.write_rest(contents.rest)}
+        weights = contents.fingerprint(draft.partial)
+        self.commit(draft, contents.manifest(files, weights))
+        return weights
 
-    def commit(self, draft: Draft, contents: Contents, files: Mapping[str, FileRecord]) -> str:
-        """Seal a draft whose files are all there, and give it its name; gives the fingerprint of the weights."""
-        manifest = contents.manifest(draft.partial, files)
+    def commit(self, draft: Draft, manifest: Manifest) -> None:
+        """Seal a draft whose files are all there, and give it its name."""
         manifest.write(draft.partial)
         draft.break_seals()
         sync(draft.partial)
@@ -128,7 +130,6 @@ class Checkpoints:
                 break
             _discard(draft.final)
         sync(self.folder)
-        return manifest.weights_sha256
 
     def prune(self, just_written: Path, note: Callable[[str], None] | None) -> None:
         """Delete what is older than the last `keep` whole ones; the damaged ones above them do not count."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.checkpoint.background import Background
 from paceline.checkpoint.contents import Contents
 from paceline.checkpoint.draft import Draft, Fault
-from paceline.checkpoint.durable import FileRecord, committing, disk_fault
+from paceline.checkpoint.durable import FileRecord, committing, disk_fault, hash_file, sync
 from paceline.checkpoint.manifest import REST, part_name
 from paceline.checkpoint.staging import Staging
 from paceline.checkpoint.store import Checkpoints
@@ -37,6 +37,36 @@ class Saved:
     seconds: float
     notes: tuple[str, ...]
     """What else the user should know."""
+
+
+@dataclass(frozen=True)
+class PartWriting:
+    """One worker's part that is on the disk, or is not."""
+
+    final: Path
+    fault: Fault
+    _hashed: Callable[[], FileRecord] | None
+    """What gives the record of the file; None where this worker has no part."""
+
+    def record(self) -> tuple[FileRecord | None, Fault]:
+        """Say what the file is, or why it is not there."""
+        if self.fault or self._hashed is None:
+            return None, self.fault
+        try:
+            return self._hashed(), Fault()
+        except Exception as error:
+            fault = fault_of(error, self.final)
+            if fault is None:
+                raise
+            return None, fault
+
+
+def fault_of(error: Exception, final: Path) -> Fault | None:
+    """Make a fault of an error, if it is about the checkpoint or the disk."""
+    if isinstance(error, CheckpointError):
+        return Fault.of(error)
+    message = disk_fault(error, final)
+    return None if message is None else Fault(message, disk=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,17 +99,26 @@ class Writing:
 
     def write_part(self) -> tuple[FileRecord | None, Fault]:
         """Write this worker's part, if it has one, and say what came of it."""
+        return self.begin_part(beside=False).record()
+
+    def begin_part(self, *, beside: bool = True) -> PartWriting:
+        """Bring this worker's part, if it has one, to the disk; its hash is taken meanwhile, in a thread `beside`."""
         if self.part is None:
-            return None, Fault()
+            return PartWriting(self.draft.final, Fault(), None)
+        path = self.draft.part(self.part)
+        fault, job = Fault(), None
         try:
-            return self.draft.write_part(self.part, self.contents.tensors), Fault()
+            self.draft.write_part(self.part, self.contents.tensors)
+            job = Background(lambda _: hash_file(path)) if beside else None
+            sync(path)
         except Exception as error:
-            if isinstance(error, CheckpointError):
-                return None, Fault.of(error)
-            message = disk_fault(error, self.draft.final)
-            if message is None:
+            found = fault_of(error, self.draft.final)
+            if found is None:
                 raise
-            return None, Fault(message, disk=True)
+            fault = found
+        return PartWriting(
+            self.draft.final, fault, job.result if job is not None else lambda: hash_file(path)
+        )
 
     def seal_part(self) -> None:
         """Write this worker's part, if it has one, and leave word of it in the folder."""
@@ -100,12 +139,17 @@ class Writing:
             weights = self.checkpoints.write_alone(self.draft, self.contents)
         return self._saved(weights)
 
-    def commit(self, records: Mapping[int, FileRecord]) -> Saved:
-        """Commit when all parts are on the disk."""
+    def fingerprint(self) -> str:
+        """Give that of the weights, once all parts are written."""
+        return self.contents.fingerprint(self.draft.partial)
+
+    def commit(self, records: Mapping[int, FileRecord], fingerprint: Callable[[], str]) -> Saved:
+        """Commit when all parts are on the disk; `fingerprint` gives that of the weights, or raises what went wrong."""
         with committing(self.draft.partial, self.draft.final):
             files = {part_name(part): records[part] for part in range(len(self.contents.plan.writers))}
             files[REST] = self.draft.write_rest(self.contents.rest)
-            weights = self.checkpoints.commit(self.draft, self.contents, files)
+            weights = fingerprint()
+            self.checkpoints.commit(self.draft, self.contents.manifest(files, weights))
         return self._saved(weights)
 
     def commit_when_sealed(self, job: Background[Saved | None], broken: Interruption) -> Saved:
@@ -119,7 +163,7 @@ class Writing:
                 given_up = job.given_up or broken.raised
                 sealed = self.draft.sealed()
                 if len(sealed) == len(self.contents.plan.writers):
-                    return self.commit(sealed)
+                    return self.commit(sealed, self.fingerprint)
                 if given_up:
                     raise GivenUpError(
                         f"the checkpoint of step {self.contents.moment.step} was given up: the group changed while it "

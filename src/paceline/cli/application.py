@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import audit, chaos, collectives, export, inspect, resize, script, tasks, train, verify
+from paceline.cli import (
+    audit,
+    chaos,
+    collectives,
+    export,
+    inspect,
+    resize,
+    rollouts,
+    script,
+    tasks,
+    train,
+    verify,
+)
 from paceline.version import __version__
 
 app = typer.Typer(
@@ -42,6 +54,7 @@ app.command("run", context_settings=PASS_ON)(script.run)
 app.command("verify", context_settings={"allow_extra_args": True})(verify.verify)
 app.command("audit")(audit.audit)
 app.command("chaos")(chaos.chaos)
+app.command("rollouts")(rollouts.rollouts)
 app.command("tasks")(tasks.tasks)
 app.command("inspect")(inspect.inspect)
 app.command("export")(export.export)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.errors import InputError, UnknownNameError
-from paceline.tasks import TASKS
+from paceline.tasks import GAMES, TASKS
 
 
 def resolve(text: str) -> tuple[str, str]:
     """Give the reference and the name to show: a built-in name, `path.py:Class` or `package.module:Class`."""
     if text in TASKS:
         return TASKS[text][0], text
+    if text in GAMES:
+        raise InputError(
+            f"{text} is learned from episodes, not from data with a loss. Start it with: paceline rollouts {text}"
+        )
     place, _, kind = text.partition(":")
     if place.endswith(".py"):
         path = Path(place)

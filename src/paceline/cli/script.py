@@ -10,6 +10,7 @@ import typer
 from paceline.cli.folders import new_folder
 from paceline.cli.outcome import report
 from paceline.errors import InputError
+from paceline.remote.names import Roles
 
 
 def run(
@@ -21,9 +22,25 @@ def run(
         ),
     ],
     workers: Annotated[
-        int,
-        typer.Option("-n", "--workers", "--nproc-per-node", "--nproc_per_node", help="How many processes."),
-    ] = 1,
+        int | None,
+        typer.Option(
+            "-n",
+            "--workers",
+            "--nproc-per-node",
+            "--nproc_per_node",
+            help="How many processes. Default: 1, or as many as the roles have.",
+        ),
+    ] = None,
+    roles: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROLE=N,...",
+            help="Name groups of workers, as in trainers=2,servers=1; the script meets the others with paceline.remote.join().",
+        ),
+    ] = None,
+    interface: Annotated[
+        str | None, typer.Option(help="With --roles: where calls are taken. Default: lo, this machine only.")
+    ] = None,
     module: Annotated[
         bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")
     ] = False,
@@ -38,6 +55,8 @@ def run(
     from paceline.launch.base import LaunchSpec
     from paceline.launch.job import ScriptCall
     from paceline.launch.local import LocalLauncher
+    from paceline.launch.role_call import MODULES
+    from paceline.launch.roles import role_variables
 
     if target.startswith("-"):
         raise InputError(
@@ -45,13 +64,34 @@ def run(
         )
     if not module and not Path(target).is_file():
         raise InputError(f"there is no script {target}. With -m it would be taken for a module.")
+    named = _roles(roles, workers, interface)
+    count = named.size if named is not None else 1 if workers is None else workers
+    recorded = {"script": target, "arguments": context.args, "workers": count}
     spec = LaunchSpec(
         call=ScriptCall(target=target if module else str(Path(target).resolve()), is_module=module),
-        workers=workers,
+        workers=count,
         threads=threads,
         out=out or new_folder(target.replace(".", "-") if module else Path(target).stem),
         arguments=[target, *context.args],
-        record={"script": target, "arguments": context.args, "workers": workers},
+        environment={} if named is None else role_variables(named, interface),
+        modules=() if named is None else MODULES,
+        record=recorded if named is None else {**recorded, "roles": str(named)},
     )
     launcher = LocalLauncher()
     return report(launcher.launch(launcher.plan(spec)))
+
+
+def _roles(text: str | None, workers: int | None, interface: str | None) -> Roles | None:
+    """Read the roles, which say how many workers there are."""
+    if text is None:
+        if interface is not None:
+            raise InputError(
+                "--interface says where workers with roles take calls. Give --roles, or leave it out."
+            )
+        return None
+    roles = Roles.parse(text)
+    if workers is not None and workers != roles.size:
+        raise InputError(
+            f"--roles {text} makes {roles.size} workers, but --workers is {workers}. Leave --workers out."
+        )
+    return roles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.cli.options import AsJson
 from paceline.cli.outcome import print_json
-from paceline.tasks import TASKS
+from paceline.tasks import GAMES, TASKS
 
 
 def tasks(json_: AsJson = False) -> None:
@@ -14,7 +14,9 @@ def tasks(json_: AsJson = False) -> None:
             {name: {"reference": reference, "about": about} for name, (reference, about) in TASKS.items()}
         )
         return
-    width = max(map(len, TASKS))
-    for name, (_, about) in TASKS.items():
+    listed = TASKS | GAMES
+    width = max(map(len, listed))
+    for name, (_, about) in listed.items():
         print(f"{name:{width}}  {about}")  # noqa: T201
     print("\nTrain one: paceline train digits --workers 2")  # noqa: T201
+    print(f"Learned from episodes: paceline rollouts {', '.join(GAMES)}")  # noqa: T201

@@ -38,6 +38,13 @@ def train(
             help="Processes on each machine; for dp the threads of its one process. Default: the mesh's, or 1."
         ),
     ] = None,
+    servers: Annotated[
+        int | None, typer.Option(help="Processes beside them that hold parameters, for ps. Default: 1.")
+    ] = None,
+    roles: Annotated[
+        str | None,
+        typer.Option(help="trainers=2,servers=1: the same as --strategy ps --workers 2 --servers 1."),
+    ] = None,
     shards: Annotated[
         int | None,
         typer.Option(
@@ -169,6 +176,7 @@ def train(
     outer: tuning.Outer = None,
     outer_lr: tuning.OuterLr = None,
     outer_momentum: tuning.OuterMomentum = None,
+    staleness: tuning.Staleness = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard events into the run folder.")
     ] = False,
@@ -198,12 +206,18 @@ def train(
         "loader_workers": loader_workers,
     }
     overrides = before.get("overrides", {}) | {key: value for key, value in said.items() if value is not None}
+    if roles is not None:
+        strategy, workers, servers = _of_roles(roles, strategy, workers, servers)
     asked = strategies.choice(strategy).workers if strategy is not None else None
+    if servers is None and strategies.choice(strategy or kept.get("strategy", "ddp")).servers:
+        servers = kept.get("servers")
     options = RunOptions(
         strategy=strategy or kept.get("strategy", "ddp"),
+        servers=servers,
         workers=next(many for many in (workers, asked, kept.get("workers"), 1) if many is not None),
         tuning=Tuning(
             **tuning.given(
+                strategy or kept.get("strategy", "ddp"),
                 kept.get("tuning", {}),
                 recompute=recompute,
                 recompute_every=recompute_every,
@@ -222,6 +236,7 @@ def train(
                 outer=outer,
                 outer_lr=outer_lr,
                 outer_momentum=outer_momentum,
+                staleness=staleness,
             )
         ),
         save_async=save_async or kept.get("save_async", False),
@@ -277,6 +292,24 @@ def train(
     elif status == 0 and (identity is None or identity.rank == 0):
         show({**outcome.results[0], "restarts": outcome.restarts}, typed=task, as_json=json_)
     return status
+
+
+def _of_roles(
+    text: str, strategy: str | None, workers: int | None, servers: int | None
+) -> tuple[str, int, int]:
+    """Read --roles as what it stands for."""
+    from paceline.remote.names import Roles
+
+    sizes = dict(Roles.parse(text).sizes)
+    if sizes.keys() != {"trainers", "servers"}:
+        raise InputError(
+            f"--roles {text}: training has trainers and servers. Give both, like trainers=2,servers=1."
+        )
+    if workers is not None or servers is not None:
+        raise InputError(
+            "--roles says how many workers and servers there are. Leave --workers and --servers out."
+        )
+    return strategy or "ps", sizes["trainers"], sizes["servers"]
 
 
 def show(result: dict[str, Any], *, typed: str, as_json: bool) -> None:

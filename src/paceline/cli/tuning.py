@@ -1,4 +1,4 @@
-"""The options of `train` that tune single strategies: memory, communication, meshes. Only what was given changes anything."""
+"""The options that tune single strategies: memory, communication, meshes. Only what was given changes anything."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from paceline.errors import InputError
-from paceline.strategies.tuning import Tuning
+from paceline.strategies import choice
+from paceline.strategies.tuning import Tuning, check_use
 
 Recompute = Annotated[
     str | None,
@@ -26,7 +27,7 @@ ShardOptimizer = Annotated[
 ]
 Offload = Annotated[
     bool | None,
-    typer.Option("--offload/--no-offload", help="fsdp: shards live in host memory; not ready yet."),
+    typer.Option("--offload/--no-offload", help="fsdp: weights and optimizer state live in host memory."),
 ]
 Reshard = Annotated[
     bool | None,
@@ -78,14 +79,27 @@ Outer = Annotated[
 ]
 OuterLr = Annotated[float | None, typer.Option(help="local-sgd: learning rate of nesterov. Default: 0.7.")]
 OuterMomentum = Annotated[float | None, typer.Option(help="local-sgd: momentum of nesterov. Default: 0.9.")]
+Staleness = Annotated[
+    int | None,
+    typer.Option(help="ps: steps that a worker may be ahead of the slowest. Default: 0, all steps together."),
+]
 
 
-def given(before: dict[str, Any], **said: Any) -> dict[str, Any]:
-    """Put what was said on the command line over what a resumed run was begun with."""
+def given(strategy: str, before: dict[str, Any], **said: Any) -> dict[str, Any]:
+    """Put what was said on the command line, if the strategy has a use for it, over what a resumed run was begun with."""
+    now = said_for((strategy,), said)
     strange = sorted(before.keys() - {one.name for one in fields(Tuning)})
     if strange:
         raise InputError(
             f"the run was begun with {strange[0]} = {before[strange[0]]!r}, which this version of paceline does not know. "
             "Go on with the version that began it, or take it out of spec.json."
         )
-    return before | {name: value for name, value in said.items() if value is not None}
+    return before | now
+
+
+def said_for(strategies: tuple[str, ...], said: dict[str, Any]) -> dict[str, Any]:
+    """Give the options that were said, each of which must mean something to one of the strategies."""
+    now = {one.name: said[one.name] for one in fields(Tuning) if said.get(one.name) is not None}
+    chosen = {text: choice(text) for text in strategies}
+    check_use(now, {text: (one.name, dict(one.sizes)) for text, one in chosen.items()})
+    return now

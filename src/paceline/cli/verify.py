@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from paceline.cli import tuning
 from paceline.cli.options import AsJson, BatchSize, Device, Seed, Settings, Threads
 from paceline.cli.outcome import print_json
 from paceline.cli.outcome import report as report_failure
@@ -58,9 +59,48 @@ def verify(
     ] = True,
     threads: Threads = None,
     device: Device = "auto",
+    recompute: tuning.Recompute = None,
+    recompute_every: tuning.RecomputeEvery = None,
+    shard_optimizer: tuning.ShardOptimizer = None,
+    offload: tuning.Offload = None,
+    reshard: tuning.Reshard = None,
+    bucket_mb: tuning.BucketMb = None,
+    schedule: tuning.Schedule = None,
+    stages_a_worker: tuning.StagesAWorker = None,
+    sequence_parallel: tuning.SequenceParallel = None,
+    loss_parallel: tuning.LossParallel = None,
+    local_steps: tuning.LocalSteps = None,
+    local_warmup: tuning.LocalWarmup = None,
+    outer: tuning.Outer = None,
+    outer_lr: tuning.OuterLr = None,
+    outer_momentum: tuning.OuterMomentum = None,
     json_: AsJson = False,
 ) -> int:
     """Compare runs with one process, step by step and bit by bit; name the cause where they part."""
+    # Not --gather and --compress: fewer bits make other numbers, and the bounds are for sums in another order.
+    tuned: dict[str, Any] = {
+        "recompute": recompute,
+        "recompute_every": recompute_every,
+        "shard_optimizer": shard_optimizer,
+        "offload": offload,
+        "reshard": reshard,
+        "bucket_mb": bucket_mb,
+        "schedule": schedule,
+        "stages_a_worker": stages_a_worker,
+        "sequence_parallel": sequence_parallel,
+        "loss_parallel": loss_parallel,
+        "local_steps": local_steps,
+        "local_warmup": local_warmup,
+        "outer": outer,
+        "outer_lr": outer_lr,
+        "outer_momentum": outer_momentum,
+    }
+    odd = next((name for name, value in tuned.items() if value is not None), None)
+    if odd is not None and (receipt is not None or script is not None):
+        raise InputError(
+            f"--{odd.replace('_', '-')} tunes the strategies that a TASK is verified with: a receipt knows what its run was "
+            "tuned by, and a script tunes itself. Leave it out."
+        )
     if receipt is not None:
         if task is not None or script is not None or context.args:
             raise InputError("--receipt DIR says what is verified: give neither a TASK nor --script with it.")
@@ -90,6 +130,7 @@ def verify(
             device=device,
             threads=threads,
             hash_seed=hash_seed,
+            tuning=tuning.said_for(several(strategy), tuned),
         )
     except WorkerFailedError as error:
         return _failed(error)

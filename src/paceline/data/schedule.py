@@ -38,7 +38,7 @@ class Schedule:
         while first < self.steps_per_epoch:
             low, high = batch_bounds(first, self._batch_size, self._order.samples)
             spans = [shard_bounds(shard, self._shards, high - low) for shard in self.owned]
-            width = spans[-1][1] - spans[0][0]
+            width = spans[-1][1] - spans[0][0] if spans else 0
             last = min(max(full_steps, first + 1), first + max(1, _BLOCK_SAMPLES // max(1, width)))
             yield from self._block(epoch, first, last, high - low, spans)
             first = last
@@ -47,8 +47,8 @@ class Schedule:
         self, epoch: int, first: int, last: int, size: int, spans: Sequence[tuple[int, int]]
     ) -> Iterator[StepPlan]:
         """Go through steps of one size, their order computed at once."""
-        start = spans[0][0]
-        width = spans[-1][1] - start
+        start, stop = (spans[0][0], spans[-1][1]) if spans else (0, 0)
+        width = stop - start
         begins = np.arange(first, last, dtype=np.int64) * self._batch_size + start
         positions = begins[:, None] + np.arange(width, dtype=np.int64)
         samples = self._order.at(epoch, positions.ravel())

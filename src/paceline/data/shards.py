@@ -29,8 +29,10 @@ def shard_bounds(shard: int, shards: int, size: int) -> tuple[int, int]:
 def owned_shards(rank: int, workers: int, shards: int, shares: Sequence[int] | None = None) -> range:
     """Give the contiguous shards that a worker carries; every worker carries at least one.
 
-    `shares` says how many each carries, where they are not dealt out evenly.
+    `shares` says how many each carries, where they are not dealt out evenly. One behind the last, a server, carries none.
     """
+    if rank >= workers:
+        return range(shards, shards)
     if shares is not None:
         start = sum(shares[:rank])
         return range(start, start + shares[rank])

@@ -82,12 +82,14 @@ class Outcome:
     """How a launch ended."""
 
     results: tuple[Any, ...]
-    """What each rank returned, by rank."""
+    """What each rank returned, by rank; those that were lost are left out."""
     failure: Failure | None = None
     restarts: int = 0
     """How many workers were started in place of lost ones."""
     interrupted: int | None = None
     """The signal that asked for the end, if one did."""
+    lost: tuple[int, ...] = ()
+    """The ranks that were lost on the way, where the others could do without them."""
     led_by: str | None = None
     """The machine that has the results, where that is another one."""
 

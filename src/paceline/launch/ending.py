@@ -46,8 +46,10 @@ class Ending:
         return failures.first_cause(self._failures) if self._failures else None
 
     def note(self, failure: Failure) -> None:
-        """Take note of what followed."""
-        self._failures.append(failure)
+        """Take note of what followed; one that only went when it was told to is no cause."""
+        was_told = self._next is not signal.SIGTERM and failure.kind in ("exit", "signal")
+        if not (was_told and self._failures):
+            self._failures.append(failure)
 
     def begin(self, failure: Failure) -> None:
         """End the launch, because of this."""

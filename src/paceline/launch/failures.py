@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import InputError, NonFiniteLossError
+from paceline.errors import InputError, NonFiniteLossError, WorkerGoneError
 from paceline.world.last_words import tell_of_a_lost_peer
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_CALLERS = (*(str(_PACKAGE / room) for room in ("launch", "training", "strategies", "data")), "<frozen runpy")
+_CALLERS = (
+    *(str(_PACKAGE / room) for room in ("launch", "training", "strategies", "remote", "data")),
+    "<frozen runpy",
+)
 """The rooms through which a worker comes to the user's code."""
 
 
@@ -52,7 +55,7 @@ def from_exception(error: BaseException, rank: int, host: str, step: int | None 
     if isinstance(error, NonFiniteLossError):
         # Its words name step, shard and samples; where in our loop it was raised helps nobody.
         return Failure(rank=rank, host=host, kind="code", message=str(error), step=step)
-    lost = tell_of_a_lost_peer(error)
+    lost = isinstance(error, WorkerGoneError) or tell_of_a_lost_peer(error)
     return Failure(
         rank=rank,
         host=host,

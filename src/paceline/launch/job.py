@@ -39,7 +39,10 @@ def importing() -> bool:
 
 
 def _import_script(path: str) -> ModuleType:
-    """Import the user's script under its alias, as far as its call of `launch`."""
+    """Import the user's script under its alias, as far as its call of `launch`, once in a worker's life."""
+    there = sys.modules.get(MAIN_ALIAS)
+    if there is not None and there.__file__ == path:
+        return there
     global _importing  # noqa: PLW0603  (read by launch, in this process, while the script runs)
     module = ModuleType(MAIN_ALIAS)
     sys.modules[MAIN_ALIAS] = module

@@ -37,7 +37,11 @@ class JoinedLauncher:
             raise InputError(
                 f"--strategy {options.strategy} is one process, but {size} were launched. Use ddp."
             )
-        return options if strategies.entry(options.strategy).threaded else replace(options, workers=size)
+        return (
+            options
+            if strategies.entry(options.strategy).threaded
+            else replace(options, workers=size - options.total_servers)
+        )
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """There is one job: this process's."""

@@ -50,12 +50,15 @@ class Policy:
     rebalance: bool = False
     choice: Choice | None = None
     """How workers are laid out, where that is not flat."""
+    expendable: frozenset[int] = frozenset()
+    """The ranks without which the others go on, as they are, once all have met."""
 
     @property
     def most(self) -> int:
         """How many workers can have something to do."""
         sizes = dict(self.choice.sizes) if self.choice is not None else {}
-        return self.shards * (sizes.get("tp") or 1) * (sizes.get("pp") or 1)
+        servers = self.choice.servers if self.choice is not None else 0
+        return self.shards * (sizes.get("tp") or 1) * (sizes.get("pp") or 1) + servers
 
     def hands(self, size: int) -> int:
         """Give how many of a group's workers data is dealt out to."""
@@ -64,6 +67,10 @@ class Policy:
     def owned(self, rank: int, size: int, shares: tuple[int, ...] | None) -> range:
         """Give the shards that a worker carries in a group of some size."""
         return owned_shards(self._mesh(size).index(rank, *DATA), self.hands(size), self.shards, shares)
+
+    def servers(self, size: int) -> range:
+        """Give the ranks of a group's servers: its last ones."""
+        return range(self._mesh(size).trainers, size)
 
     def _mesh(self, size: int) -> Mesh:
         return Mesh.flat(size) if self.choice is None else self.choice.fitted(size)
@@ -116,6 +123,15 @@ class Release:
 
 
 @dataclass(frozen=True)
+class Tell:
+    """Let a worker know that another is lost, and that it goes on without."""
+
+    member: int
+    lost: int
+    """The rank of the one that is lost."""
+
+
+@dataclass(frozen=True)
 class Start:
     """Start workers that will join."""
 
@@ -136,7 +152,7 @@ class GiveUp:
     failure: Failure
 
 
-Action = Break | Assign | Release | Start | StartOver | GiveUp
+Action = Break | Assign | Release | Tell | Start | StartOver | GiveUp
 
 
 class Membership:
@@ -151,6 +167,8 @@ class Membership:
         self._clock = clock
         self._tokens, self._counted = float(policy.max_restarts), clock()
         self._trains = policy.trains
+        self._formed = policy.workers
+        """How many the present group began with."""
         self._changing = False
         self._complete = False
         self._reasons: list[str] = []
@@ -204,7 +222,7 @@ class Membership:
         if was in (State.RELEASED, State.ENDED):
             return []
         if failure.kind == "input" or not self.policy.elastic:
-            return [GiveUp(failure)]
+            return self._do_without(member, failure)
         if member.newcomer and was in (State.STARTING, State.WAITING):
             return self._lost_newcomer(failure)
         self._failures.append(failure)
@@ -285,6 +303,7 @@ class Membership:
     def restarted(self) -> None:
         """All workers are being started over."""
         self.members.clear()
+        self._formed = self.policy.workers
         self._changing = False
         self._reasons.clear()
         self._failures.clear()
@@ -337,6 +356,13 @@ class Membership:
         if step is not None:
             self._raised_at.setdefault(step, failure)
         return again or not self._in_group()
+
+    def _do_without(self, member: Member, failure: Failure) -> list[Action]:
+        """Let the others go on as they are where they can; before all have met, everybody waits for everybody."""
+        all_met = all(one.state is not State.STARTING for one in self.members.values())
+        if failure.kind == "input" or member.rank not in self.policy.expendable or not all_met:
+            return [GiveUp(failure)]
+        return [Tell(one.number, member.rank) for one in self._in_group()]
 
     def _lost_newcomer(self, failure: Failure) -> list[Action]:
         if failure.kind == "code" and not self._in_group():
@@ -398,9 +424,13 @@ class Membership:
 
     def _form(self, staying: list[Member], entering: list[Member], leaving: list[Member]) -> list[Action]:
         self.generation += 1
+        # Servers stay behind the others, so that what they hold stays where it is.
+        served = self.policy.servers(self._formed)
         members = sorted(
-            [*staying, *entering], key=lambda one: (one.host, one.newcomer, one.rank, one.number)
+            [*staying, *entering],
+            key=lambda one: (one.rank in served, one.host, one.newcomer, one.rank, one.number),
         )
+        self._formed = len(members)
         shares = self._shares if self._shares is not None and len(self._shares) == len(members) else None
         self._dealt, self._shares = shares, None
         reason = ", ".join(dict.fromkeys(self._reasons)) or "the group broke"

@@ -20,7 +20,17 @@ from paceline.launch.ending import Ending
 from paceline.launch.failures import Failure
 from paceline.launch.leading import Follower, Leading
 from paceline.launch.lookout import Lookout
-from paceline.launch.membership import Action, Assign, Break, GiveUp, Membership, Release, Start, StartOver
+from paceline.launch.membership import (
+    Action,
+    Assign,
+    Break,
+    GiveUp,
+    Membership,
+    Release,
+    Start,
+    StartOver,
+    Tell,
+)
 from paceline.launch.remote_crew import RemoteCrew
 from paceline.launch.roster import Entry, Roster
 from paceline.launch.sites import LEADER, Site, Sites
@@ -47,6 +57,8 @@ class Supervisor:
         self._sites = Sites(own)
         self._staffing = Staffing(plan, self._sites, self._roster, membership)
         self._lookout = Lookout(Watch(plan.policy.hang_timeout), self._sites, self._roster, membership)
+        self._without: list[int] = []
+        """The ranks that were lost and that the others do without."""
         self._verdicts: dict[int, str] = {}
         """Why a worker that was ended here was: it made no progress."""
         self._leading = Leading(plan, self._selector, self, console) if plan.rendezvous is not None else None
@@ -74,6 +86,7 @@ class Supervisor:
             failure=self._ending.cause,
             interrupted=self._ending.interrupted,
             restarts=self._membership.restarts,
+            lost=tuple(sorted(self._without)),
         )
         if self._leading is not None:
             self._leading.dismiss(outcome)
@@ -167,6 +180,8 @@ class Supervisor:
                 entry.trains = True
                 self._do(membership.began(number))
                 self._fill()
+            case "met":
+                self._do(membership.began(number))
             case "ready":
                 entry.trains = True
                 self._do(membership.ready(number))
@@ -213,6 +228,8 @@ class Supervisor:
         actions = self._membership.lost(entry.number, failure, failure.step)
         if not any(isinstance(action, GiveUp) for action in actions):
             self._tell(WorkerLost(rank=failure.rank, host=failure.host, reason=failure.cause()))
+            if entry.rank in self._membership.policy.expendable and not entry.returned:
+                self._without.append(entry.rank)
         self._do(actions)
 
     # What is heard of other machines.
@@ -278,6 +295,8 @@ class Supervisor:
                 case Release():
                     self._roster[action.member].rank = -1
                     self._staffing.send(action.member, {"do": "release"})
+                case Tell():
+                    self._staffing.send(action.member, {"do": "note_lost", "rank": action.lost})
                 case Start():
                     for _ in range(action.count):
                         self._staffing.start_newcomer()

@@ -69,6 +69,8 @@ class Watch:
         measured = {}
         for rank, reading in readings.items():
             shards = carried[rank]
+            if not shards:
+                continue  # a server, which only ever waits for the others
             measured[rank] = replace(
                 reading, data_s=reading.data_s / shards, compute_s=reading.compute_s / shards
             )

@@ -1,17 +1,26 @@
-"""Calls between workers: services, references to what stays elsewhere, gradients that cross workers, batching."""
+"""Calls between workers: services, references to what stays elsewhere, gradients that cross workers, batching.
 
-from __future__ import annotations
+The names load their module on first use: a launcher reads roles without loading torch.
+"""
 
-from paceline.remote.autograd import BackwardPass, Optimizer, backward_pass
-from paceline.remote.batching import batched
-from paceline.remote.calls import Future, Method, method, wait_all
-from paceline.remote.holdings import Holding, references
-from paceline.remote.names import Roles
-from paceline.remote.pipeline import Pipeline
-from paceline.remote.proxy import call, create, peer, service_of
-from paceline.remote.references import Reference, reference
-from paceline.remote.registry import allow, function, idempotent, service
-from paceline.remote.session import Session, current
+from typing import TYPE_CHECKING
+
+from paceline import lazy
+
+if TYPE_CHECKING:
+    from paceline.remote.autograd import BackwardPass, Optimizer, backward_pass
+    from paceline.remote.batching import batched
+    from paceline.remote.calls import Future, Method, method, wait_all
+    from paceline.remote.counted_references import Reference, reference
+    from paceline.remote.holdings import Holding, references
+    from paceline.remote.joining import join
+    from paceline.remote.names import Roles
+    from paceline.remote.pipeline import Pipeline
+    from paceline.remote.proxy import call, create, peer, service_of
+    from paceline.remote.registry import allow, function, idempotent, service
+    from paceline.remote.roles import Role
+    from paceline.remote.rollouts import Rollouts
+    from paceline.remote.session import Session, current
 
 __all__ = [
     "BackwardPass",
@@ -21,7 +30,9 @@ __all__ = [
     "Optimizer",
     "Pipeline",
     "Reference",
+    "Role",
     "Roles",
+    "Rollouts",
     "Session",
     "allow",
     "backward_pass",
@@ -31,6 +42,7 @@ __all__ = [
     "current",
     "function",
     "idempotent",
+    "join",
     "method",
     "peer",
     "reference",
@@ -39,3 +51,36 @@ __all__ = [
     "service_of",
     "wait_all",
 ]
+
+__getattr__, __dir__ = lazy.names(
+    __name__,
+    {
+        "BackwardPass": "paceline.remote.autograd",
+        "Future": "paceline.remote.calls",
+        "Holding": "paceline.remote.holdings",
+        "Method": "paceline.remote.calls",
+        "Optimizer": "paceline.remote.autograd",
+        "Pipeline": "paceline.remote.pipeline",
+        "Reference": "paceline.remote.counted_references",
+        "Role": "paceline.remote.roles",
+        "Roles": "paceline.remote.names",
+        "Rollouts": "paceline.remote.rollouts",
+        "Session": "paceline.remote.session",
+        "allow": "paceline.remote.registry",
+        "backward_pass": "paceline.remote.autograd",
+        "batched": "paceline.remote.batching",
+        "call": "paceline.remote.proxy",
+        "create": "paceline.remote.proxy",
+        "current": "paceline.remote.session",
+        "function": "paceline.remote.registry",
+        "idempotent": "paceline.remote.registry",
+        "join": "paceline.remote.joining",
+        "method": "paceline.remote.calls",
+        "peer": "paceline.remote.proxy",
+        "reference": "paceline.remote.counted_references",
+        "references": "paceline.remote.holdings",
+        "service": "paceline.remote.registry",
+        "service_of": "paceline.remote.proxy",
+        "wait_all": "paceline.remote.calls",
+    },
+)

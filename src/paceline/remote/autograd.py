@@ -21,12 +21,14 @@ import torch
 from torch import Tensor
 from torch.distributed.autograd import backward, context, get_gradients  # type: ignore[attr-defined]
 
-from paceline.errors import InputError
+from paceline.errors import InputError, WorkerGoneError
 from paceline.remote import registry
 from paceline.remote.calls import method, wait_all
+from paceline.remote.counted_references import Reference, reference
+from paceline.remote.failures import translate
 from paceline.remote.proxy import create
-from paceline.remote.references import Reference, reference
 from paceline.remote.registry import service
+from paceline.remote.session import current
 
 
 class BackwardPass:
@@ -45,7 +47,11 @@ class BackwardPass:
             raise InputError(
                 f"backward needs losses of one number each, not {wrong or 'nothing'}. Give a sum or a mean."
             )
-        backward(self.identity, list(losses), retain_graph=retain_graph)
+        try:
+            backward(self.identity, list(losses), retain_graph=retain_graph)
+        except RuntimeError as error:
+            found = translate(error, "a worker of this pass", "backward", current().timeout_s)
+            raise found if isinstance(found, WorkerGoneError) else error from None
         self._done = True
 
     def gradients(self) -> dict[Tensor, Tensor]:
@@ -117,9 +123,11 @@ class OwnedOptimizer:
                     if parameter in gradients:
                         mine = gradients[parameter]
                         parameter.grad = mine if parameter.grad is None else parameter.grad + mine
-            self._optimizer.step()
-            for parameter in self._parameters:
-                parameter.grad = None
+            try:
+                self._optimizer.step()
+            finally:  # also where it fails: the next step is not to add to these
+                for parameter in self._parameters:
+                    parameter.grad = None
 
 
 def _optimizer_class(address: str) -> Any:

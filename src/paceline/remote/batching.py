@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.futures import Future
 
 from paceline.errors import InputError, RemoteError
@@ -44,6 +45,7 @@ class Batcher:
 
     def __init__(self, method: Callable[[list[Any]], list[Any]], limits: Limits) -> None:
         self._method, self._limits = method, limits
+        self._worker = current().name
         self._waiting: list[tuple[Any, Future[Any], float]] = []
         self._changed = threading.Condition()
         self._open = True
@@ -52,6 +54,11 @@ class Batcher:
     def add(self, item: Any, answer: Future[Any]) -> None:
         """Put an item into the next batch; `answer` gets its result."""
         with self._changed:
+            if not self._open:
+                raise RemoteError(
+                    f"the service of {self._method.__qualname__} is not on {self._worker} any more: "
+                    "the last reference to it was dropped."
+                )
             self._waiting.append((item, answer, time.monotonic()))
             if len(self._waiting) in (
                 1,
@@ -66,6 +73,7 @@ class Batcher:
             self._changed.notify()
 
     def _serve(self) -> None:
+        torch.get_num_threads()  # see dispatch: else this thread computes on all cores
         while batch := self._take():
             items = [item for item, _, _ in batch]
             for (_, answer, _), result in zip(batch, self._results(items), strict=True):
@@ -92,6 +100,6 @@ class Batcher:
                 raise RemoteError(
                     f"{name} gave {len(results)} results for {len(items)} items: a batched method gives one each."
                 )
-        except Exception as error:  # noqa: BLE001  (every caller of the batch gets it)
-            return [Failure.of(error, current().name)] * len(items)
+        except BaseException as error:  # noqa: BLE001  (every caller of the batch gets it, and the thread goes on)
+            return [Failure.of(error, self._worker)] * len(items)
         return results

@@ -10,8 +10,9 @@ from torch.distributed import rpc
 
 from paceline.errors import CallTimeoutError, InputError, WorkerGoneError
 from paceline.remote import registry
+from paceline.remote.counted_references import Reference
 from paceline.remote.failures import Failure, translate
-from paceline.remote.references import Reference
+from paceline.remote.guard import refusal
 from paceline.remote.session import Session, current
 
 Parameters = ParamSpec("Parameters")
@@ -21,13 +22,19 @@ Result = TypeVar("Result")
 class Future(Generic[Result]):
     """An answer that is on its way."""
 
-    def __init__(self, session: Session, answer: Any, worker: str, what: str, timeout_s: float) -> None:
-        self._session, self._answer = session, answer
+    def __init__(
+        self, session: Session, answer: Any, worker: str, what: str, timeout_s: float, holds: object = None
+    ) -> None:
+        self._session, self._answer, self._holds = session, answer, holds
         self._worker, self._what, self._timeout_s = worker, what, timeout_s
 
     def done(self) -> bool:
         """Say whether the answer is there."""
         return bool(self._answer.done())
+
+    def when_done(self, action: Callable[[], None]) -> None:
+        """Have something done when the answer is there, or the call has failed: at once, if it is so already."""
+        self._answer.add_done_callback(lambda _: action())
 
     def wait(self) -> Result:
         """Give the answer when it is there, or raise what the call came to."""
@@ -37,6 +44,8 @@ class Future(Generic[Result]):
             raise _failed(self._session, error, self._worker, self._what, self._timeout_s) from None
         if type(value) is Failure:
             raise value.exception()
+        if (refused := refusal(value)) is not None:
+            raise refused
         return cast("Result", value)
 
 
@@ -93,11 +102,11 @@ class Method(Generic[Parameters, Result]):
         timeout_s = session.timeout_s if self._timeout_s is None else self._timeout_s
         try:
             answer = rpc.rpc_async(
-                self._worker, self._run, args=(session.token, *self._target, args, kwargs), timeout=timeout_s
+                self._worker, self._run, args=(*self._target, args, kwargs), timeout=timeout_s
             )
         except RuntimeError as error:
             raise _failed(session, error, self._worker, self._name, timeout_s) from None
-        return Future(session, answer, self._worker, self._name, timeout_s)
+        return Future(session, answer, self._worker, self._name, timeout_s, self._holds)
 
     def remote(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Reference[Result]:
         """Call it and leave the value there; what comes back is a reference to it."""
@@ -108,10 +117,8 @@ class Method(Generic[Parameters, Result]):
         session = current()
         session.check(self._worker, self._name)
         timeout_s = session.timeout_s if self._timeout_s is None else self._timeout_s
-        kept = rpc.remote(
-            self._worker, self._run, args=(session.token, *self._target, args, kwargs), timeout=timeout_s
-        )
-        return Reference(kept, self._name)
+        kept = rpc.remote(self._worker, self._run, args=(*self._target, args, kwargs), timeout=timeout_s)
+        return Reference(kept, self._name, self._holds)
 
     def options(self, *, timeout: float | None = None, retries: int = 0) -> Method[Parameters, Result]:
         """Give the same with a time-out in seconds of its own; only what is idempotent may be tried again."""

@@ -1,6 +1,6 @@
 """The side of a call that does the work: finds what was asked for, runs it, and gives its value or its failure.
 
-These few functions are all that a message may name. Each first checks that the call carries the session's token.
+These few functions are all that a message may name.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch.distributed.rpc import functions
 from torch.futures import Future
 
@@ -37,7 +38,7 @@ class _Instance:
         if name not in self.description.methods:
             kind = self.description.made_by.__qualname__
             raise CallRefusedError(f"{kind} offers no method {name!r} to other workers.")
-        return self.description.methods[name].__get__(self.made)  # type: ignore[no-any-return]
+        return getattr(self.made, name)  # type: ignore[no-any-return]
 
     def batcher(self, name: str) -> Batcher:
         """Give what collects the calls of a batched method."""
@@ -49,24 +50,24 @@ class _Instance:
 
     def close(self) -> None:
         """End the threads that collect."""
-        for one in self.batchers.values():
+        for one in list(self.batchers.values()):
             one.close()
 
 
 _instances: dict[Number, _Instance] = {}
 
 
-@own
 class Lease:
     """Lives as long as any worker holds a reference to it; with it goes the service it stands for."""
 
-    def __init__(self, number: Number) -> None:
-        self._number = number
+    def __init__(self, number: Number, instance: _Instance) -> None:
+        self._number, self._instance = number, instance
 
     def __del__(self) -> None:
-        found = _instances.pop(self._number, None)
-        if found is not None:
-            found.close()
+        # A session that ended late may leave one whose number is another's by now.
+        if _instances.get(self._number) is self._instance:
+            del _instances[self._number]
+        self._instance.close()
 
 
 def instance(number: Number) -> Any:
@@ -90,49 +91,44 @@ def _find(number: Number) -> _Instance:
     return found
 
 
-def _guarded(token: bytes, action: Callable[[], Any]) -> Any:
+def _guarded(action: Callable[[], Any]) -> Any:
     session = current()
+    torch.get_num_threads()  # a thread that never asked computes on all cores, whatever this worker was given
     try:
-        session.admit(token)
         return action()
     except CallRefusedError as error:
         print(f"paceline: refused: {error}", file=sys.stderr)  # noqa: T201  (the worker's log)
         return Failure.of(error, session.name)
-    except Exception as error:  # noqa: BLE001  (the caller gets it)
+    except BaseException as error:  # noqa: BLE001  (the caller gets it; this worker's thread goes on)
         return Failure.of(error, session.name)
 
 
 @own
-def make(token: bytes, number: Number, address: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def make(number: Number, address: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Create a service here; the caller then takes a lease on it."""
 
     def action() -> None:
         description = registry.find_service(address)
         _instances[number] = _Instance(description, description.made_by(*args, **kwargs))
 
-    return _guarded(token, action)
+    return _guarded(action)
 
 
 @own
-def lease(token: bytes, number: Number) -> Lease:
+def lease(number: Number) -> Lease:
     """Give what keeps a service alive; its owner drops it with the last reference."""
-    current().admit(token)
-    return Lease(number)
+    return Lease(number, _find(number))
 
 
 @own
-def run_method(
-    token: bytes, number: Number, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
+def run_method(number: Number, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Call a method of a service that lives here; where the value stays, a failure stays for whoever fetches it."""
-    return _guarded(token, lambda: _find(number).method(name)(*args, **kwargs))
+    return _guarded(lambda: _find(number).method(name)(*args, **kwargs))
 
 
 @own
 @functions.async_execution  # type: ignore[untyped-decorator]
-def run_batched(
-    token: bytes, number: Number, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Future[Any]:
+def run_batched(number: Number, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future[Any]:
     """Let a call wait for others like it; no thread waits with it."""
     answer: Future[Any] = Future()
 
@@ -143,13 +139,13 @@ def run_batched(
             )
         _find(number).batcher(name).add(args[0], answer)
 
-    problem = _guarded(token, action)
+    problem = _guarded(action)
     if problem is not None:
         answer.set_result(problem)
     return answer
 
 
 @own
-def run_function(token: bytes, address: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def run_function(address: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Call a registered function here."""
-    return _guarded(token, lambda: registry.find_function(address)(*args, **kwargs))
+    return _guarded(lambda: registry.find_function(address)(*args, **kwargs))

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import re
 import traceback
 
-from paceline.errors import CallTimeoutError, RemoteError, WorkerGoneError
+from paceline.errors import CallRefusedError, CallTimeoutError, RemoteError, WorkerGoneError
 from paceline.remote import registry
-from paceline.remote.guard import own
+from paceline.remote.guard import UNREGISTERED, UNSEALED, own
 
 _PLAIN = (str, int, float, bool, type(None))
-_GONE = (
-    "eof",
-    "epipe",
-    "econnre",
-    "pipe closed",
-    "connection",
-    "enotconn",
-    "etimedout",
-    "ehostunreach",
-    "ecanceled",
+_GONE = re.compile(
+    r"\b(eof|epipe|econnre|pipe closed|connection|enotconn|etimedout|ehostunreach|ecanceled)", re.IGNORECASE
 )
+_OF_PYTHON = "\n\nAt:\n"
+"""Stands before the stack where torch hands on an exception of Python's that came up while it read or wrote a message."""
 _TIMED_OUT = "RPC ran for more than set timeout"
 
 
@@ -39,9 +36,9 @@ class Failure:
         )
 
     @classmethod
-    def of(cls, error: Exception, worker: str) -> Failure:
+    def of(cls, error: BaseException, worker: str) -> Failure:
         """Describe an exception so that any worker can read it."""
-        plain = all(isinstance(value, _PLAIN) for value in error.args)
+        plain = all(type(value) in _PLAIN for value in error.args)
         trace = "".join(traceback.format_exception(error))
         return cls(
             worker,
@@ -53,15 +50,25 @@ class Failure:
 
     def exception(self) -> Exception:
         """Make the exception again: of its own type where that is known here, with the remote traceback as a note."""
-        made_by = registry.exception_type(self.address)
-        try:
-            error = made_by(*self.arguments) if made_by is not None else None
-        except TypeError:
-            error = None  # a constructor with arguments of its own
-        name = self.address.rpartition(":")[2]
-        made = error if isinstance(error, Exception) else RemoteError(f"{name} on {self.worker}: {self.text}")
+        made = self._made_again()
+        if made is None:
+            name = self.address.rpartition(":")[2]
+            made = RemoteError(f"{name} on {self.worker}: {self.text}")
         made.add_note(f"On {self.worker}:\n{self.trace.rstrip()}")
         return made
+
+    def _made_again(self) -> Exception | None:
+        """Make it of its arguments; a constructor that takes others, and makes its own words of them, is passed by."""
+        made_by = registry.exception_type(self.address)
+        if made_by is None:
+            return None
+        made: list[Exception] = []
+        for make in (made_by, functools.partial(made_by.__new__, made_by)):
+            with contextlib.suppress(Exception):  # the next way, or a RemoteError that says it all
+                made.append(make(*self.arguments))
+                if str(made[-1]) == self.text:
+                    return made[-1]
+        return made[0] if made else None
 
 
 def translate(error: RuntimeError, worker: str, what: str, timeout_s: float) -> Exception:
@@ -71,7 +78,15 @@ def translate(error: RuntimeError, worker: str, what: str, timeout_s: float) -> 
         return CallTimeoutError(
             f"{what} on {worker} gave no answer within {timeout_s:g} s. Give it more with .options(timeout=...)."
         )
-    if any(word in text.lower() for word in _GONE):
+    if (refused := re.search(rf"\S+ {UNREGISTERED}|{UNSEALED}", text)) is not None:
+        return CallRefusedError(f"{what} on {worker} was refused: {refused[0]}.")
+    said, of_python, _ = text.partition(_OF_PYTHON)
+    if of_python:
+        return RemoteError(
+            f"{what} on {worker} came to nothing, because a value could not be sent: {said}. "
+            "Give and return plain values, tensors, and classes with @remote.allow."
+        )
+    if _GONE.search(said.partition("Traceback")[0]):
         return gone(worker, what)
     return error
 

@@ -1,19 +1,23 @@
 """What may be unpickled when a call arrives: plain values, tensors, references, and what was registered.
 
-torch's RPC unpickles whatever it is sent, which lets a sender run anything. Here every class and function that a message
-names is looked up in a short list first; one that is not there is refused, and the refusal is logged.
+torch's RPC unpickles whatever it is sent, which lets a sender run anything. Here a message is read only if its seal shows that
+the sender knows the session's key, and every class and function that it names is looked up in a short list first; what is
+refused is logged.
 """
 
 from __future__ import annotations
 
+import hmac
 import pickle
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.rpc import internal
+from torch.distributed.rpc import api, internal
 
+from paceline.errors import CallRefusedError
 from paceline.remote import registry
 
 _CLASSES = {
@@ -43,8 +47,13 @@ _CLASSES = {
     "torch._C._distributed_rpc": {"WorkerInfo"},
     "torch.distributed.rpc": {"WorkerInfo"},
 }
+UNREGISTERED = "is not registered, so no call may name it here"
+UNSEALED = "a message does not carry this run's secret"
+_SEAL_BYTES = 16
 _RECEIVERS = ("_tensor_receiver", "_py_rref_receiver")
 _own: dict[tuple[str, str], Any] = {}
+_known: dict[tuple[str, str], Any] = {}
+"""What was found before: a message names the same few things again and again."""
 
 
 def own(thing: Any) -> Any:
@@ -53,15 +62,73 @@ def own(thing: Any) -> Any:
     return thing
 
 
-def install() -> None:
-    """Have torch read messages through this list, in this process, from now on."""
-    internal._unpickler = _Guard  # noqa: SLF001  (the one place where torch lets a reader be chosen)
+def install(key: bytes) -> None:
+    """Have torch seal messages with this key and read them through this list, in this process, from now on."""
+    internal._unpickler = Guard  # noqa: SLF001  (the one place where torch lets a reader be chosen)
+    internal._internal_rpc_pickler = api._default_pickler = Sealed(key)  # noqa: SLF001
+    internal._run_function = _run_function  # noqa: SLF001  (looked up whenever an agent starts)
 
 
-class _Guard(pickle.Unpickler):
+def _run_function(called: Any) -> Any:
+    """Do as torch's own does, but leave it to the caller to show what went wrong."""
+    try:
+        if isinstance(called, AttributeError):
+            raise called.__cause__ or called
+        return called.func(*called.args, **called.kwargs)
+    except Exception as error:  # noqa: BLE001  (the caller gets it)
+        # The caller makes an exception of this type again, which it must know.
+        kind = AttributeError if isinstance(error, UnregisteredError) else type(error)
+        return internal.RemoteException(f"{error}\n{traceback.format_exc()}", kind)
+
+
+class Sealed(internal._InternalRPCPickler):  # noqa: SLF001
+    """Writes messages with a seal made of the session's key, and reads no other: nothing of a stranger's is unpickled."""
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._key = key
+
+    def serialize(self, obj: Any) -> tuple[bytes, list[torch.Tensor]]:
+        """Write a message."""
+        content, tensors = super().serialize(obj)  # type: ignore[no-untyped-call]
+        return self._seal(content) + content, tensors
+
+    def deserialize(self, binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
+        """Read a message, or give what is wrong with it, as torch does."""
+        seal, content = binary_data[:_SEAL_BYTES], binary_data[_SEAL_BYTES:]
+        if hmac.compare_digest(seal, self._seal(content)):
+            return super().deserialize(content, tensor_table)  # type: ignore[no-untyped-call]
+        print(f"paceline: refused: {UNSEALED}", file=sys.stderr)  # noqa: T201  (the worker's log)
+        problem = AttributeError(UNSEALED)
+        problem.__cause__ = UnregisteredError(UNSEALED)
+        return problem
+
+    def _seal(self, content: bytes) -> bytes:
+        return hmac.digest(self._key, content, "sha256")[:_SEAL_BYTES]
+
+
+class UnregisteredError(AttributeError):
+    """A message names what it may not; of this kind, so that torch answers the caller instead of dropping the message."""
+
+
+def refusal(value: Any) -> CallRefusedError | None:
+    """Give what is wrong with an answer that torch could not read, which it hands on as if it were the value."""
+    if type(value) is AttributeError and isinstance(value.__cause__, UnregisteredError):
+        return CallRefusedError(str(value.__cause__))
+    return None
+
+
+class Guard(pickle.Unpickler):
     """An unpickler that knows only what it may."""
 
     def find_class(self, module: str, name: str) -> Any:
+        """Give what a message names, if it may."""
+        found = _known.get((module, name))
+        if found is None:
+            found = _known[module, name] = self._look_up(module, name)
+        return found
+
+    def _look_up(self, module: str, name: str) -> Any:
         found = _own.get((module, name)) or registry.value_type(module, name)
         if found is not None:
             return found
@@ -73,10 +140,11 @@ class _Guard(pickle.Unpickler):
             return getattr(torch, name)
         if module == "builtins" and _is_exception(name):
             return super().find_class(module, name)
-        text = f"{module}.{name} is not registered, so no call may name it here"
+        text = f"{module}.{name} {UNREGISTERED}"
         print(f"paceline: refused: {text}", file=sys.stderr)  # noqa: T201  (the worker's log)
-        # Of this type, so that torch answers the caller instead of dropping the message.
-        raise AttributeError(f"{text}. Register it with @remote.service, @remote.function or @remote.allow.")
+        raise UnregisteredError(
+            f"{text}. Register it with @remote.service, @remote.function or @remote.allow."
+        )
 
 
 def _receiver(owner: Any, name: str) -> Callable[..., Any]:

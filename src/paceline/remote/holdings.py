@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.errors import WorkerGoneError
+from paceline.remote.counted_references import held_here
 from paceline.remote.proxy import call
-from paceline.remote.references import held_here
 from paceline.remote.registry import function
 from paceline.remote.session import current
 

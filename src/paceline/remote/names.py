@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from paceline.errors import InputError, UnknownNameError
+
+ROLES, SECRET, INTERFACE = "PACELINE_ROLES", "PACELINE_SECRET", "PACELINE_INTERFACE"
+"""The variables through which a launcher tells a script what `remote.join` needs."""
 
 
 @dataclass(frozen=True)
@@ -20,15 +24,31 @@ class Roles:
         """Read `trainers=2,servers=1`."""
         sizes: dict[str, int] = {}
         for part in text.split(","):
-            found = re.fullmatch(r"\s*([a-z][a-z_-]*)\s*=\s*(\d+)\s*", part)
-            if found is None:
+            name, _, number = (one.strip() for one in part.partition("="))
+            if not number.isdecimal():
                 raise InputError(
-                    f"--roles {text}: {part.strip()!r} is no role. Give names and numbers, like trainers=2,servers=1."
+                    f"{part.strip()!r} in {text!r} is no role. Give names and numbers, like trainers=2,servers=1."
                 )
-            if found[1] in sizes or int(found[2]) < 1:
-                what = "is named twice" if found[1] in sizes else "has no worker"
-                raise InputError(f"--roles {text}: {found[1]} {what}. Give each role once, with 1 or more.")
-            sizes[found[1]] = int(found[2])
+            if name in sizes:
+                raise InputError(f"{name} is named twice in {text!r}. Give each role once.")
+            sizes[name] = int(number)
+        return cls.of(sizes)
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, int]) -> Roles:
+        """Take the roles as names with their numbers of workers."""
+        if not sizes:
+            raise InputError("there is no role, so nobody has anything to do. Give one, like trainers=2.")
+        singles: dict[str, str] = {}
+        for name, size in sizes.items():
+            if re.fullmatch(r"[a-z][a-z_-]*", name) is None:
+                raise InputError(f"{name!r} is no name for a role. Use small letters, like trainers.")
+            if size < 1:
+                raise InputError(f"the role {name} has {size} workers. Give it 1 or more, or leave it out.")
+            if singles.setdefault(_single(name), name) != name:
+                raise InputError(
+                    f"a worker of {singles[_single(name)]} and one of {name} would have the same name. Call one otherwise."
+                )
         return cls(tuple(sizes.items()))
 
     @cached_property
@@ -43,7 +63,11 @@ class Roles:
 
     def role(self, rank: int) -> str:
         """Give the role that a worker has."""
-        return [role for role, size in self.sizes for _ in range(size)][rank]
+        return self.sizes[self.index(rank)][0]
+
+    def index(self, rank: int) -> int:
+        """Give the place of a worker's role among the roles."""
+        return [index for index, (_, size) in enumerate(self.sizes) for _ in range(size)][rank]
 
     def workers(self, role: str) -> tuple[str, ...]:
         """Name the workers of a role, given as `servers` or `server`."""

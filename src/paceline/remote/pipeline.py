@@ -23,11 +23,13 @@ from paceline.errors import InputError
 from paceline.remote import registry
 from paceline.remote.autograd import BackwardPass, Optimizer, backward_pass
 from paceline.remote.calls import method, wait_all
+from paceline.remote.counted_references import Reference, reference
 from paceline.remote.proxy import create
-from paceline.remote.references import Reference, reference
 from paceline.remote.registry import service
 from paceline.remote.session import current
 
+IN_FLIGHT = 16
+"""How many micro-batches go forward at once: each takes a thread of every stage while it waits for the one before."""
 LossSum = Callable[[Tensor, Tensor], Tensor]
 """Gives the sum of the losses of some outputs and their targets."""
 
@@ -78,6 +80,7 @@ class Pipeline:
         self.stages = [create(worker, Stage, address) for worker, address in addresses.items()]
         self._micro_batches = micro_batches
         self._threads = ThreadPoolExecutor(micro_batches, thread_name_prefix="micro-batch")
+        self._room = threading.Semaphore(IN_FLIGHT)
         current().at_close(self.close)
 
     def optimizer(self, made_by: type[torch.optim.Optimizer], **options: Any) -> Optimizer:
@@ -134,9 +137,10 @@ class Pipeline:
 
     def _chain(self, inputs: Tensor) -> Tensor:
         given: Tensor | Reference[Tensor] = inputs
-        for stage in self.stages[:-1]:
-            given = method(stage.forward).remote(given)
-        return self.stages[-1].forward(given)
+        with self._room:
+            for stage in self.stages[:-1]:
+                given = method(stage.forward).remote(given)
+            return self.stages[-1].forward(given)
 
 
 class _Flight:

@@ -11,8 +11,8 @@ from torch.distributed import rpc
 from paceline.errors import InputError
 from paceline.remote import dispatch, registry
 from paceline.remote.calls import Method
+from paceline.remote.counted_references import Reference
 from paceline.remote.guard import own
-from paceline.remote.references import Reference
 from paceline.remote.session import current
 
 Parameters = ParamSpec("Parameters")
@@ -96,7 +96,7 @@ def create(
     maker: Method[..., None] = Method(name, dispatch.make, (number, address), made_by)
     maker(*args, **kwargs)
     lease: Reference[Any] = Reference(
-        rpc.remote(name, dispatch.lease, args=(session.token, number)), address.rpartition(":")[2]
+        rpc.remote(name, dispatch.lease, args=(number,)), address.rpartition(":")[2]
     )
     return cast("Service", _proxy_class(address)(number, lease))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -92,6 +94,7 @@ def described(made_by: type) -> Description:
 
 def find_service(address: str) -> Description:
     """Give a registered service by its address, for a call that came in."""
+    _load_own(address)
     if address not in _services:
         raise CallRefusedError(f"{address} is not registered as a service on this worker.")
     return _services[address]
@@ -99,6 +102,7 @@ def find_service(address: str) -> Description:
 
 def find_function(address: str) -> Callable[..., Any]:
     """Give a registered function by its address, for a call that came in."""
+    _load_own(address)
     if address not in _functions:
         raise CallRefusedError(f"{address} is not registered as a function on this worker.")
     return _functions[address]
@@ -119,7 +123,7 @@ def value_type(module: str, name: str) -> Any | None:
     return _values.get((module, name))
 
 
-def exception_type(address: str) -> type[BaseException] | None:
+def exception_type(address: str) -> type[Exception] | None:
     """Give the class of an exception that comes from another worker: Python's own, ours, or a registered one."""
     module, _, name = address.partition(":")
     if module in ("builtins", "paceline.errors"):
@@ -127,6 +131,14 @@ def exception_type(address: str) -> type[BaseException] | None:
     else:
         found = value_type(module, name)
     return found if isinstance(found, type) and issubclass(found, Exception) else None
+
+
+def _load_own(address: str) -> None:
+    """Import the module of one of paceline's own services: a worker need not have used it itself."""
+    module = address.partition(":")[0]
+    if module.startswith("paceline.") and module not in sys.modules:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(module)
 
 
 def _check_reachable(thing: Any) -> None:

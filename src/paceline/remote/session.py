@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import importlib
 import itertools
 import secrets
+import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -16,32 +19,39 @@ from torch.distributed import PrefixStore, autograd, rpc  # type: ignore[attr-de
 from torch.distributed.rpc import backend_registry
 
 from paceline.errors import CallRefusedError, InputError
-from paceline.remote import guard
+from paceline.remote import guard, quiet
 from paceline.remote.failures import gone
 from paceline.remote.names import Roles
+from paceline.remote.numbering import number
+from paceline.remote.reach import LOOPBACK
 from paceline.world import env
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-LOOPBACK = "lo"
 TIMEOUT_S = 60.0
 JOIN_S = 120.0
 """How long workers that start together wait for each other."""
+THREADS = 64
+"""How many calls a worker can be in at once. torch completes the answers that a worker gets on these same threads: one whose
+calls all wait for other workers waits for ever, so there are more than anybody should need."""
+_TRANSPORTS = ["ibv", "uv"]
+"""All but torch's first choice, shared memory, whose threads spin: on 2 busy cores an idle worker took a quarter of one, and
+a call twice as long as over uv."""
 _PAUSE_S = 0.02
+_PART_S = 10
+"""How long workers that part wait for one that is lost in that very moment."""
 _current: Session | None = None
 
 
 class Session:
     """This worker among the others, from `open` to `close`."""
 
-    def __init__(self, store: Store, rank: int, roles: Roles, token: bytes, timeout_s: float) -> None:
+    def __init__(self, store: Store, rank: int, roles: Roles, timeout_s: float) -> None:
         self.rank, self.roles, self.timeout_s = rank, roles, timeout_s
         self.name = roles.names[rank]
         """This worker's own name: `server:0`."""
         self.role = roles.role(rank)
-        self.token = token
-        """What every call must carry; made of the run's secret when the workers met."""
         self.numbers = itertools.count()
         """Tells apart what this worker creates elsewhere."""
         self._store = store
@@ -58,7 +68,7 @@ class Session:
         secret: bytes,
         *,
         interface: str = LOOPBACK,
-        threads: int = 16,
+        threads: int = THREADS,
         timeout_s: float = TIMEOUT_S,
         device_maps: dict[str, dict[Any, Any]] | None = None,
     ) -> Session:
@@ -69,14 +79,22 @@ class Session:
                 "this worker is in a session already: torch's RPC is one a process. Close it first."
             )
         store.set_timeout(timedelta(seconds=JOIN_S))
-        token = _prove(store, rank, roles, secret)
-        session = cls(store, rank, roles, token, timeout_s)
-        guard.install()
-        env.export({"TP_SOCKET_IFNAME": interface})
-        autograd._init(rank)  # type: ignore[attr-defined]  # noqa: SLF001  (as init_rpc does; it has no way to be given a store)
+        key = _prove(store, rank, roles, secret)
+        session = cls(store, rank, roles, timeout_s)
+        guard.install(key)
+        session.at_close(importlib.import_module("paceline.remote.served").dispatch.clear)
+        # The workers' first meeting goes over gloo; an interface that the user has named for that stays.
+        meeting = env.read("GLOO_SOCKET_IFNAME") or interface
+        env.export({"TP_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": meeting})
+        autograd._init(number(store, rank, roles.size))  # type: ignore[attr-defined]  # noqa: SLF001  (as init_rpc does; it has no way to be given a store)
         options = rpc.TensorPipeRpcBackendOptions(
-            num_worker_threads=threads, rpc_timeout=timeout_s, device_maps=device_maps or {}
+            num_worker_threads=threads,
+            rpc_timeout=timeout_s,
+            device_maps=device_maps or {},
+            _transports=_TRANSPORTS,
         )
+        # torch counts what workers of the same names do together; one that is new among them begins at 0.
+        rpc.api._all_gather_sequence_id.clear()  # noqa: SLF001
         _current = session  # calls may come in before the next line returns
         try:
             with warnings.catch_warnings():
@@ -99,6 +117,11 @@ class Session:
         return tuple(name for name in self.roles.workers(role) if name not in self._lost)
 
     @property
+    def is_open(self) -> bool:
+        """Whether this worker is still in it."""
+        return self._open
+
+    @property
     def lost(self) -> frozenset[str]:
         """The workers that are gone."""
         return frozenset(self._lost)
@@ -112,17 +135,13 @@ class Session:
         if worker in self._lost:
             raise gone(worker, what)
 
-    def admit(self, token: bytes) -> None:
-        """Refuse a call that does not carry this session's token."""
-        if not isinstance(token, bytes) or not hmac.compare_digest(token, self.token):
-            raise CallRefusedError("the call does not carry this run's secret.")
-
     def at_close(self, action: Callable[[], None]) -> None:
         """Have something done before the connections go."""
         self._on_close.append(action)
 
     def wait_for_others(self) -> None:
         """Serve calls until every other worker has come to its end or is lost."""
+        quiet.expect_partings()  # nobody parts before all have come here
         self._store.set(f"closed/{self.rank}", "")
         others = [rank for rank in range(self.roles.size) if rank != self.rank]
         while others and self._open:
@@ -149,13 +168,19 @@ class Session:
     def _end(self, *, graceful: bool) -> None:
         global _current  # noqa: PLW0603
         self._open = False
+        quiet.expect_partings()
         for action in self._on_close:
             action()
-        try:
-            rpc.shutdown(graceful=graceful, timeout=10 if graceful else 0)
-        except RuntimeError:  # one was lost while all parted
-            with contextlib.suppress(RuntimeError):
-                rpc.shutdown(graceful=False)
+        patience = self._store.timeout  # type: ignore[attr-defined]
+        self._store.set_timeout(timedelta(seconds=_PART_S))
+        # Not in this thread: a call that never ends keeps torch waiting, though nobody waits for its answer any more.
+        parting = threading.Thread(target=_shut_down, args=(graceful,), daemon=True, name="paceline-parting")
+        parting.start()
+        parting.join(_PART_S + _PART_S)
+        if parting.is_alive():
+            print(f"paceline: {self.name} still runs a call; it is left behind.", file=sys.stderr)  # noqa: T201
+        self._store.set_timeout(patience)  # it may serve others, too
+        quiet.warn_of_partings()
         _current = None
 
     def __enter__(self) -> Session:
@@ -178,8 +203,16 @@ def current() -> Session:
     return _current
 
 
+def _shut_down(graceful: bool) -> None:
+    try:
+        rpc.shutdown(graceful=graceful, timeout=_PART_S if graceful else 0)
+    except RuntimeError:  # one was lost while all parted
+        with contextlib.suppress(RuntimeError):
+            rpc.shutdown(graceful=False)
+
+
 def _prove(store: Store, rank: int, roles: Roles, secret: bytes) -> bytes:
-    """Show the others that this worker knows the secret, see that they do, and give the token of their calls."""
+    """Show the others that this worker knows the secret, see that they do, and give the key of their messages."""
     ranks = range(roles.size)
     store.set(f"challenge/{rank}", secrets.token_hex(16))
     challenges = b" ".join(bytes(store.get(f"challenge/{one}")) for one in ranks)
@@ -194,4 +227,4 @@ def _prove(store: Store, rank: int, roles: Roles, secret: bytes) -> bytes:
                 f"{roles.names[one]} does not know this run's secret, so nobody works with it. "
                 "Start all workers from one launch, or give all the same secret."
             )
-    return hmac.digest(secret, b"calls " + challenges, "sha256")[:16]
+    return hmac.digest(secret, b"calls " + challenges, "sha256")

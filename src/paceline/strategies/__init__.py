@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from paceline.errors import InputError, UnknownNameError
-from paceline.world.mesh import SIDES, Mesh
+from paceline.world.mesh import SERVERS, SIDES, Mesh
 
 if TYPE_CHECKING:
     from paceline.strategies.base import Strategy
@@ -30,6 +30,10 @@ class Entry:
     """The sides that may stand beside it in a mesh."""
     modules: tuple[str, ...] = ()
     """What its workers import beyond torch itself."""
+    compiles_blocks: bool = False
+    """Whether --compile takes the model block by block: other kernels than those of the whole model, and so other bits."""
+    servers: int = 0
+    """How many servers stand beside its workers where nobody says; 0 where it has none."""
 
 
 _SPLIT = (
@@ -57,6 +61,7 @@ STRATEGIES = {
         "paceline.strategies.fsdp:Fsdp",
         "weights, gradients and optimizer state cut up among the workers",
         side="fsdp",
+        compiles_blocks=True,
         beside=("ddp",),
         modules=_SPLIT,
     ),
@@ -78,6 +83,16 @@ STRATEGIES = {
         "paceline.strategies.local_sgd:LocalSgd",
         "workers step alone and average their weights now and then",
     ),
+    "ps": Entry(
+        "paceline.strategies.parameter_server:ParameterServer",
+        "parameters and their optimizer on servers; workers pull weights and push gradients",
+        servers=1,
+    ),
+    "hybrid": Entry(
+        "paceline.strategies.hybrid:Hybrid",
+        "dense layers under ddp, sparse embeddings on servers; only the rows that a step touches travel",
+        servers=1,
+    ),
 }
 
 
@@ -89,6 +104,8 @@ class Choice:
     """The entry that computes it: the one of the innermost work, pp before tp before fsdp before ddp."""
     sizes: tuple[tuple[str, int | None], ...]
     """The sides that were named; one may be left for the number of workers to fill."""
+    servers: int = field(default=0, kw_only=True)
+    """Workers that stand beside the mesh; `workers`, `mesh` and `pinned` do not count them, `fitted` does."""
 
     @property
     def workers(self) -> int | None:
@@ -106,16 +123,22 @@ class Choice:
                 f"--strategy {self} needs {fixed.workers}{' times some' if open_sides else ''} workers, but {workers} "
                 f"were given. Use {self._advice(fixed, workers)}."
             )
-        return Mesh.of(
+        made = Mesh.of(
             {side: size if size is not None else workers // fixed.workers for side, size in sizes.items()}
         )
+        return replace(made, servers=self.servers)
 
     def pinned(self, workers: int) -> Choice:
         """Give the same with every size filled in."""
-        return Choice(self.name, self.mesh(workers).sizes)
+        return replace(self, sizes=self.mesh(workers).sizes)
 
     def fitted(self, workers: int) -> Mesh:
-        """Lay out the workers that are left of a pinned mesh, as near to what was asked for as they reach."""
+        """Lay out the workers that are left of a pinned mesh, as near to what was asked for as they reach.
+
+        Servers are kept as long as anybody is left beside them.
+        """
+        servers = min(self.servers, workers - 1)
+        workers -= servers
         asked = {side: size or 1 for side, size in self.sizes}
         inner: dict[str, int] = {side: asked[side] for side in ("pp", "tp") if side in asked}
         if workers % Mesh.of(inner).workers:
@@ -128,7 +151,8 @@ class Choice:
         else:
             sizes = {"ddp": data // kept, "fsdp": kept}
         sizes |= inner
-        return Mesh.of({side: size for side, size in sizes.items() if side in asked or size > 1} or sizes)
+        made = Mesh.of({side: size for side, size in sizes.items() if side in asked or size > 1} or sizes)
+        return replace(made, servers=servers)
 
     def strategy(self, mesh: Mesh) -> str:
         """Give the name of the strategy that computes on such a mesh: another one where too few workers are left."""
@@ -147,17 +171,18 @@ class Choice:
         return " or ".join(dict.fromkeys(ways))
 
     def __str__(self) -> str:
-        return ",".join(side if size is None else f"{side}={size}" for side, size in self.sizes)
+        sides = [side if size is None else f"{side}={size}" for side, size in self.sizes]
+        return ",".join([*sides, f"{SERVERS}={self.servers}"] if self.servers else sides)
 
 
 def choice(text: str) -> Choice:
     """Read a strategy from the command line: a name, or sides of a mesh with their sizes."""
     if text in STRATEGIES:
-        return Choice(text, ((STRATEGIES[text].side, None),))
+        return Choice(text, ((STRATEGIES[text].side, None),), servers=STRATEGIES[text].servers)
     sizes: dict[str, int | None] = {}
     for part in text.split(","):
         found = re.fullmatch(r"\s*([a-z]+)\s*(?:=\s*(\d+))?\s*", part)
-        if found is None or found[1] not in SIDES:
+        if found is None or found[1] not in (*SIDES, SERVERS):
             raise UnknownNameError("strategy", text, STRATEGIES)
         side, size = found[1], None if found[2] is None else int(found[2])
         if side in sizes or size == 0:
@@ -166,18 +191,21 @@ def choice(text: str) -> Choice:
                 "Give each side once, like ddp=2,tp=2."
             )
         sizes[side] = size
+    servers = (sizes.pop(SERVERS) or 1) if SERVERS in sizes else 0
     if sum(size is None for size in sizes.values()) > 1:
         raise InputError(
             f"--strategy {text} leaves more than one size open. Give all but one, like ddp=2,tp=2."
         )
-    name = next(name for name in ("pp", "tp", "fsdp", "ddp") if name in sizes)
-    wrong = [side for side in sizes if side != name and side not in STRATEGIES[name].beside]
+    name = "ps" if servers else next((name for name in ("pp", "tp", "fsdp", "ddp") if name in sizes), "")
+    if not sizes or not name:
+        raise UnknownNameError("strategy", text, STRATEGIES)
+    wrong = [side for side in sizes if side != STRATEGIES[name].side and side not in STRATEGIES[name].beside]
     if wrong:
         raise InputError(
             f"--strategy {text}: {name} cannot stand beside {wrong[0]}. "
-            f"Use it alone, or with {' or '.join(STRATEGIES[name].beside)}."
+            f"Use it alone, or with {' or '.join(STRATEGIES[name].beside) or STRATEGIES[name].side}."
         )
-    return Choice(name, tuple((side, sizes[side]) for side in SIDES if side in sizes))
+    return Choice(name, tuple((side, sizes[side]) for side in SIDES if side in sizes), servers=servers)
 
 
 def several(text: str) -> tuple[str, ...]:

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.data import owned_shards
 from paceline.errors import InputError
-from paceline.strategies import compress, gradients
-from paceline.strategies.base import Exactness, OpenReplica, Parts, ShardWork
+from paceline.strategies import compress, gradients, sparse
+from paceline.strategies.base import Exactness, OpenReplica, Parts, ShardWork, StepWork
 from paceline.strategies.batchnorm import synchronise
 from paceline.strategies.buffers import Rows as BufferRows
 from paceline.strategies.buffers import gather_rows
@@ -26,6 +26,7 @@ from paceline.strategies.combination import Combination
 from paceline.strategies.compress import CompressedExchange, Span
 from paceline.strategies.exchange import Exchange, Layout, SocketExchange, TorchExchange, over_sockets
 from paceline.strategies.hosts import open_lanes
+from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.tree import TreeSum
 from paceline.strategies.tuning import Tuning
@@ -87,8 +88,13 @@ class DdpReplica(SequentialReplica):
         self._places = {id(parameter): place for place, parameter in enumerate(self.tracked)}
         self._last_bucket_seen = False
         self.exchange = _open_exchange(parts, world)
+        self._rows = TreeSum(parts.shards, sparse.add)
+        """Gradients that are rows: they go past DDP."""
+        carried = _Carried(self.model, self.ledger)
+        if self.sparse:
+            self._leave_rows_out(carried, agreed=parts.agreed)
         self._ddp = DistributedDataParallel(
-            _Carried(self.model, self.ledger),
+            carried,
             process_group=world.comm.group,
             gradient_as_bucket_view=True,
             find_unused_parameters=parts.allow_unused,
@@ -96,6 +102,20 @@ class DdpReplica(SequentialReplica):
             bucket_cap_mb=_bucket_mb(parts.tuning, self.exchange),
         )
         self._ddp.register_comm_hook(self, _sum_bucket)
+
+    def _leave_rows_out(self, carried: nn.Module, *, agreed: bool) -> None:
+        apart = {id(parameter) for parameter in self.sparse}
+        names = [name for name, one in carried.named_parameters(remove_duplicate=False) if id(one) in apart]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(carried, names)  # type: ignore[no-untyped-call]  # noqa: SLF001
+        if not agreed:
+            for parameter in self.sparse:
+                parameter.data.copy_(self.world.comm.broadcast(parameter.data))
+
+    def begin(self, work: StepWork) -> None:
+        """Start a step with no gradients."""
+        super().begin(work)
+        if self.sparse:
+            self._rows = TreeSum(self._shards, sparse.add)
 
     def _arm(self, roots: list[Tensor], last: int | None) -> None:
         """Let the coming backward pass reduce: what DDP.forward does, without going through it."""
@@ -120,13 +140,13 @@ class DdpReplica(SequentialReplica):
         )
         if isinstance(self.exchange, CompressedExchange):
             self.exchange.lay_out(bucket.index(), self._spans(bucket, buffer))
+        before = self.world.pulse.enter(COMMUNICATION)  # an exchange without room left waits for the others
         self.exchange.start(bucket.index(), parts, buffer, lambda: future.set_result(buffer))
         if bucket.is_last():
             self._last_bucket_seen = True
             reach(REDUCTION)
-            before = self.world.pulse.enter(COMMUNICATION)
             self.exchange.finish()
-            self.world.pulse.enter(before)
+        self.world.pulse.enter(before)
         return future
 
     def _parts(self, bucket: GradBucket, buffer: Tensor) -> list[Tensor]:
@@ -151,7 +171,7 @@ class DdpReplica(SequentialReplica):
             unused = [
                 name
                 for name, value in self.model.named_parameters()
-                if value.requires_grad and value.grad is None
+                if value.requires_grad and value.grad is None and all(value is not one for one in self.sparse)
             ]
             raise InputError(
                 f"no gradient for {', '.join(unused[:5])} on rank {self.world.rank}: this step's loss does not depend on it. "
@@ -168,6 +188,8 @@ class DdpReplica(SequentialReplica):
 
     def _close_shard(self, work: ShardWork) -> None:
         """Keep a finished shard's gradients; the last one's have gone out to the others already."""
+        if self.sparse:
+            self._rows.add((work.index, work.index + 1), sparse.take(self.sparse))
         if not self._sent:
             super()._close_shard(work)
 
@@ -176,7 +198,10 @@ class DdpReplica(SequentialReplica):
         if not self._sent:
             self._sent = True
             # Where parameters may go unused only the ledger takes part: zeros for the others would count as use.
-            roots: list[Tensor] = [self.ledger] if self._allow_unused else list(self.tracked)
+            apart = {id(parameter) for parameter in self.sparse}
+            roots: list[Tensor] = (
+                [self.ledger] if self._allow_unused else [one for one in self.tracked if id(one) not in apart]
+            )
             self._arm(roots, None)
             gradients.run_backward(roots, [torch.zeros_like(root) for root in roots])
             self._combined()
@@ -184,6 +209,14 @@ class DdpReplica(SequentialReplica):
             self._agree_on_terms()
         if self.auxiliary.names:
             self._combine_auxiliary()
+        if self.sparse:
+            self._combine_rows()
+
+    def _combine_rows(self) -> None:
+        """Have everybody's rows, added along the tree: they are few, so each sends its own to all."""
+        summed = sparse.gather(self.world, self._shards, self._rows.nodes, self.sparse)
+        for parameter, gradient in zip(self.sparse, summed, strict=False):
+            parameter.grad = gradient
 
     def _agree_on_terms(self) -> None:
         """Ask once, in the first step: a worker without a sample has seen no auxiliary term yet."""
@@ -204,6 +237,10 @@ class DdpReplica(SequentialReplica):
         self.exchange.start(AUXILIARY_KEY, parts, live, lambda: None)
         self.exchange.finish()
         auxiliary.give(auxiliary.unflatten(live))
+
+    def _result(self, entry: Tensor) -> StepResult:
+        """Give what the step came to, apart from its bucket: the next step writes there, and torch lays buckets out anew."""
+        return super()._result(entry.clone())
 
     def _agree_on_buffers(self, names: list[str]) -> list[str]:
         every = {name for part in all_gather_object(self.world.comm, names) for name in part}

@@ -130,7 +130,7 @@ class ThreadedReplica(SequentialReplica):
         replica.refresh(self.model)
         for copied, original in zip(replica.model.modules(), self.model.modules(), strict=True):
             copied.training = original.training
-        tree = TreeSum(self._shards)
+        tree = TreeSum(self._shards, self._adding)
         for shard in shards:
             versions = self.buffers.open_shard(replica.model) if shard.batches else {}
             with self._turn or contextlib.nullcontext():

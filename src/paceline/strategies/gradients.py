@@ -16,18 +16,31 @@ def finish(gradients: Sequence[Tensor], factor: Tensor | float, clip: float | No
 
     Both happen in one pass over the gradients; nothing is touched when there is nothing to do.
     """
+    norm, factor = coefficient(gradients, factor, clip)
+    scale(gradients, factor)
+    return norm
+
+
+def coefficient(
+    measured: Sequence[Tensor], factor: Tensor | float, clip: float | None
+) -> tuple[Tensor | None, Tensor | float]:
+    """Give the norm of what is `measured`, once multiplied by `factor`, and the factor that clips it as well."""
     norm: Tensor | None = None
     if clip is not None:
         # CUDA's norm adds in an order that depends on where a tensor lies in memory; fresh copies all lie alike.
-        placed = [one.clone() for one in gradients] if gradients[0].is_cuda else gradients
+        placed = [one.clone() for one in measured] if measured[0].is_cuda else measured
         norm = torch.nn.utils.get_total_norm(placed) * factor
         # The same guard against division by zero as torch's clip_grad_norm_.
         factor = factor * torch.clamp(clip / (norm + 1e-6), max=1.0)
     if isinstance(factor, Tensor) and factor.device.type == "cpu":
         factor = factor.item()
+    return norm, factor
+
+
+def scale(gradients: Sequence[Tensor], factor: Tensor | float) -> None:
+    """Multiply all by `factor`, in place."""
     if isinstance(factor, Tensor) or factor != 1.0:
         torch._foreach_mul_(list(gradients), factor)
-    return norm
 
 
 def ledger_entry(loss: Loss) -> Tensor:
@@ -36,7 +49,7 @@ def ledger_entry(loss: Loss) -> Tensor:
     if device.type == "cpu":
         return torch.tensor([loss.total.item(), float(weight)])
     placed = (
-        weight.to(device, torch.float32, non_blocking=True)
+        weight.detach().to(device, torch.float32, non_blocking=True).reshape(())
         if isinstance(weight, Tensor)
         else torch.full((), weight, dtype=torch.float32, device=device)  # a copy would wait, a fill does not
     )

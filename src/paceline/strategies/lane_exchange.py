@@ -13,13 +13,19 @@ import torch
 from torch import Tensor
 
 from paceline.strategies.exchange import Done, Layout
-from paceline.world.lane import Lane
+from paceline.world.lane import LINE, Lane
 
 PIECE = 1 << 16
 """Elements added at a time: 256 KB of float32, a fraction of a core's own cache."""
 ARRIVED, SUMMED = 0, 1
 """The two flags: my parts are in; my chunk is summed."""
+ROOM = 1 << 25
+"""Bytes for each worker's part of what is under way: eight buckets."""
 Pairs = list[tuple[Tensor, Tensor]]
+_Key = tuple[int, int]
+"""The name of a tensor, and where in it."""
+_Form = tuple[int, int, torch.dtype, int]
+"""Address, length and type of a tensor, and its place in the room."""
 
 
 @dataclass(frozen=True)
@@ -42,23 +48,34 @@ class _Plan:
 
 
 class LaneExchange:
-    """Sums among the workers of one host without a socket."""
+    """Sums among the workers of one host without a socket.
+
+    All exchanges that are under way lie side by side in a room of fixed size. When it is full they are finished, so what
+    is shared does not grow with the model.
+    """
 
     def __init__(self, lane: Lane, layout: Layout) -> None:
         self._lane, self._layout = lane, layout
+        self._room = [lane.reserve(ROOM) for _ in range(sum(layout.counts))]
+        self._taken = 0
         self._slots: dict[tuple[int, int, torch.dtype], list[Tensor]] = {}
-        self._plans: dict[int, tuple[int, Tensor, _Plan]] = {}
+        self._forms: dict[_Key, _Form] = {}
+        self._plans: dict[_Key, _Plan] = {}
         self._number = 0
+        self._copied = 0
+        """The number that says that all exchanges before it were copied out."""
         self._running: list[tuple[int, _Plan, Done]] = []
 
     def start(self, key: int, parts: Sequence[Tensor], target: Tensor, done: Done) -> None:
-        """Copy in the chunks that others will add."""
-        plan = self._plan(key, parts, target)
-        for into, source in plan.copy_in:
-            into.copy_(source)
-        self._number += 1
-        self._lane.post(ARRIVED, self._number)
-        self._running.append((self._number, plan, done))
+        """Copy in the chunks that others will add; what is larger than the room goes through it in turns."""
+        count, most = target.numel(), ROOM // target.element_size()
+        if count <= most:
+            self._start((key, 0), parts, target, done)
+            return
+        for low in range(0, count, most):
+            cut = target[low : low + most]
+            pieces = [cut if part is target else part[low : low + most] for part in parts]
+            self._start((key, low), pieces, cut, done if low + most >= count else _nothing)
 
     def finish(self) -> None:
         """Add up this worker's chunk of each, then collect everybody's."""
@@ -72,17 +89,41 @@ class LaneExchange:
             for into, source in plan.copy_out:
                 into.copy_(source)
             done()
+        if running:
+            self._taken = 0
+            self._number += 1
+            self._copied = self._number
+            self._lane.post(SUMMED, self._copied)
 
-    def _plan(self, key: int, parts: Sequence[Tensor], target: Tensor) -> _Plan:
-        alone = len(parts) == 1 and parts[0] is target
-        if alone and key in self._plans:
-            address, like, plan = self._plans[key]
-            if address == target.data_ptr() and like.shape == target.shape and like.dtype == target.dtype:
-                return plan
-        plan = self._make_plan(self.room(key, target), parts, target)
-        if alone:
-            self._plans[key] = (target.data_ptr(), target, plan)
-        return plan
+    def _start(self, key: _Key, parts: Sequence[Tensor], target: Tensor, done: Done) -> None:
+        length = -(-target.numel() * target.element_size() // LINE) * LINE
+        if self._taken + length > ROOM:
+            self.finish()
+        if not self._taken:
+            self._lane.wait(SUMMED, self._copied)
+        plan = self._plan(key, parts, target)
+        self._taken += length
+        for into, source in plan.copy_in:
+            into.copy_(source)
+        self._number += 1
+        self._lane.post(ARRIVED, self._number)
+        self._running.append((self._number, plan, done))
+
+    def _plan(self, key: _Key, parts: Sequence[Tensor], target: Tensor) -> _Plan:
+        form = (target.data_ptr(), target.numel(), target.dtype, self._taken)
+        if len(parts) == 1 and parts[0] is target and self._forms.get(key) == form:
+            if key not in self._plans:
+                self._plans[key] = self._make_plan(self._placed(target), parts, target)
+            return self._plans[key]
+        # Kept only for what has come back once: torch lays its buckets out anew after the first step, and a plan
+        # would hold the old ones.
+        self._forms[key] = form
+        self._plans.pop(key, None)
+        return self._make_plan(self._placed(target), parts, target)
+
+    def _placed(self, like: Tensor) -> list[Tensor]:
+        """Give the slots of the next exchange, one for each subtree of all workers."""
+        return [self._lane.tensor(room + self._taken, like.numel(), like.dtype) for room in self._room]
 
     def _make_plan(self, slots: list[Tensor], parts: Sequence[Tensor], target: Tensor) -> _Plan:
         layout = self._layout
@@ -108,7 +149,7 @@ class LaneExchange:
         return _Plan(_filled(copy_in), pieces, _filled(copy_out))
 
     def room(self, key: int, like: Tensor) -> list[Tensor]:
-        """Give the slots for one tensor, one for each subtree of all workers; the same ones every step."""
+        """Give slots that are one tensor's alone, one for each subtree of all workers; the same ones every step."""
         name = (key, like.numel(), like.dtype)
         if name not in self._slots:
             length = like.numel() * like.element_size()
@@ -117,6 +158,10 @@ class LaneExchange:
                 for _ in range(sum(self._layout.counts))
             ]
         return self._slots[name]
+
+
+def _nothing() -> None:
+    """A piece that is not the last says nothing when it is done."""
 
 
 def _filled(pairs: Pairs) -> Pairs:

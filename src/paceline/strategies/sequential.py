@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from paceline.data import to_device
 from paceline.errors import InputError
-from paceline.strategies import gradients
+from paceline.strategies import gradients, sparse
 from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import LossFunction, MetricsFunction, Parts, Rows, ShardWork, StepWork
 from paceline.strategies.buffers import Buffers
@@ -25,7 +25,7 @@ from paceline.strategies.pieces import Box, Catalogue, Held, Read, hold, unite
 from paceline.strategies.recompute import check_passes, recompute_blocks
 from paceline.strategies.result import StepResult
 from paceline.strategies.state import load_optimizer_state, optimizer_state, plain
-from paceline.strategies.tree import Gradients, TreeSum
+from paceline.strategies.tree import Gradients, TreeSum, add
 from paceline.task import Loss
 from paceline.world import World, seeds
 from paceline.world.points import BACKWARD, FORWARD, OPTIMIZER, reach
@@ -56,8 +56,11 @@ class SequentialReplica:
         self.buffers = Buffers(self.model, parts.buffer_rules, parts.shards)
         self.totals: list[tuple[int, Tensor]] = []
         """The loss of each batch of this step with its shard, to find where a bad one came from."""
+        self.sparse = sparse.sparse_parameters(self.model)
+        """Those whose gradients are a few rows."""
+        self._adding = sparse.add if self.sparse else add
         self._shards = parts.shards
-        self._tree = TreeSum(parts.shards)
+        self._tree = TreeSum(parts.shards, self._adding)
         self._work = StepWork(0, 0, ())
         self._open = 0
         self._left = 0
@@ -83,7 +86,7 @@ class SequentialReplica:
         self._work = work
         self._left = sum(len(shard.batches) for shard in work.shards)
         self._sent = False
-        self._tree = TreeSum(self._shards)
+        self._tree = TreeSum(self._shards, self._adding)
         self.auxiliary.take()
         self.buffers.begin()
         self.totals = []
@@ -129,6 +132,7 @@ class SequentialReplica:
         self.totals += [(self._open, part.total.detach()) for part in (loss, *loss.auxiliary.values())]
         if loss.auxiliary:
             check_passes(self._recompute)
+            sparse.check_terms(self.sparse)
 
     def apply(self, clip: float | None) -> StepResult:
         """Combine, normalise, clip, update."""
@@ -149,7 +153,7 @@ class SequentialReplica:
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         held = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        result.norm = gradients.finish(held, factor, clip) if held else None
+        result.norm = self._normalise(held, factor, clip)
         reach(OPTIMIZER)
         self._update()
         self.buffers.settle()
@@ -158,7 +162,7 @@ class SequentialReplica:
     def abandon(self) -> None:
         """Forget the step under way: weights change only once every sum has arrived, buffers are put back."""
         self.buffers.put_back()
-        self._tree = TreeSum(self._shards)
+        self._tree = TreeSum(self._shards, self._adding)
         for parameter in self.tracked:
             parameter.grad = None
 
@@ -182,6 +186,9 @@ class SequentialReplica:
         """Make `.grad` hold the sum over the whole global batch."""
         if self._tree.nodes:
             self._give(self._tree.nodes[0][1])
+        for parameter in self.sparse:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.coalesce()
 
     def _result(self, entry: Tensor) -> StepResult:
         """Give what the step came to, from the combined ledger."""
@@ -190,6 +197,12 @@ class SequentialReplica:
     def _factor(self, result: StepResult) -> Tensor | float:
         """Give what the gradients, which are over the number of samples, are to be multiplied by."""
         return result.factor
+
+    def _normalise(self, held: list[Tensor], factor: Tensor | float, clip: float | None) -> Tensor | None:
+        """Turn summed gradients into those of the optimizer, and give their norm if they are clipped."""
+        if not held:
+            return None
+        return sparse.finish(held, factor, clip) if self.sparse else gradients.finish(held, factor, clip)
 
     def _agree_on_buffers(self, names: list[str]) -> list[str]:
         """Give the buffers that change on any worker, in the model's order."""

@@ -8,6 +8,7 @@ when the group is gone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.optim import Optimizer
 
 from paceline.errors import CheckpointError, InputError
+from paceline.strategies.offload import HostRows, without_memory
 from paceline.strategies.pieces import (
     MODEL,
     OPTIMIZER,
@@ -55,16 +57,28 @@ def box_of(tensor: DTensor) -> Box:
 class Part:
     """What this worker holds of one parameter."""
 
-    def __init__(self, values: nn.Parameter, box: Box, form: Form) -> None:
+    def __init__(self, values: nn.Parameter, box: Box, form: Form, home: Tensor | None = None) -> None:
         self.values, self.box, self.form = values, box, form
+        self.home = home
+        """The rows in host memory that `values` only stands for; None where `values` has them."""
+
+    @property
+    def rows(self) -> Tensor:
+        """The values themselves, wherever they are."""
+        return self.values.detach() if self.home is None else self.home
 
     @classmethod
     def of(cls, parameter: nn.Parameter) -> Part:
         """Give the part of a parameter, in the very memory that it has; one that is not cut up is a part too."""
         if isinstance(parameter.data, DTensor):
-            values = nn.Parameter(parameter.data.to_local().detach(), requires_grad=parameter.requires_grad)
+            rows = parameter.data.to_local().detach()
+            device = torch.device(parameter.data.device_mesh.device_type)
+            away = rows.device.type != device.type
+            held = without_memory(rows.shape, rows.dtype, device) if away else rows
+            values = nn.Parameter(held, requires_grad=parameter.requires_grad)
             vars(values).update(vars(parameter))
-            return cls(values, box_of(parameter.data), Form(tuple(parameter.shape), parameter.dtype))
+            form = Form(tuple(parameter.shape), parameter.dtype)
+            return cls(values, box_of(parameter.data), form, rows if away else None)
         return cls(parameter, Box.whole(parameter.shape), Form(tuple(parameter.shape), parameter.dtype))
 
 
@@ -79,6 +93,7 @@ class LocalState:
         check_saved(saved)
         self.saved = {name: self._first.get(id(value)) for name, value in saved.items()}
         """What a saved state holds: for a parameter its first name, for a buffer None."""
+        self.host: HostRows | None = None
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Give the parts as an optimizer sees them."""
@@ -99,6 +114,8 @@ class LocalState:
                             else value
                             for slot, value in optimizer.state.pop(parameter).items()
                         }
+        homes = {part.values: part.home for part in self.by_name.values() if part.home is not None}
+        self.host = HostRows(homes, optimizer) if homes else None
 
     def held(self, optimizer: Optimizer, rest: Mapping[str, Any]) -> Held:
         """Give what this worker holds of model and optimizer; `rest` is what is no tensor beside them."""
@@ -145,11 +162,12 @@ class LocalState:
             for slot, form in slots_of(catalogue, name).items():
                 box = part.box if form.shape == part.form.shape else Box.whole(form.shape)
                 state.setdefault(name, {})[slot] = read(f"{OPTIMIZER}/{name}/{slot}", box).clone()
-        load_optimizer_state(cast(nn.Module, self), optimizer, {**described, "state": state})
+        with self.host.at_home() if self.host is not None else nullcontext():
+            load_optimizer_state(cast(nn.Module, self), optimizer, {**described, "state": state})
 
     def _piece(self, name: str) -> Piece:
         part = self.by_name[name]
-        return Piece(part.values.detach(), part.box, part.form)
+        return Piece(part.rows, part.box, part.form)
 
 
 def check_elementwise(optimizer: Optimizer) -> None:

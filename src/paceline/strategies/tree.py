@@ -7,6 +7,7 @@ log2(V) + 1 of them at a time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import zip_longest
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 Node = tuple[int, int]
 Gradients = list[Tensor | None]
+Add = Callable[[Gradients, Gradients], Gradients]
 
 
 @lru_cache(maxsize=64)
@@ -47,11 +49,22 @@ def cover(low: int, high: int, shards: int) -> list[Node]:
     return walk((0, shards)) if low < high else []
 
 
+def add(left: Gradients, right: Gradients) -> Gradients:
+    """Add `right` into `left`; a None (no gradient at all) adds nothing, nor does the end of a shorter list."""
+    pairs = list(zip_longest(left, right))
+    both = [(a, b) for a, b in pairs if a is not None and b is not None]
+    if both:
+        torch._foreach_add_([a for a, _ in both], [b for _, b in both])
+    return [b if a is None else a for a, b in pairs]
+
+
 class TreeSum:
     """Sums lists of gradients along the tree, in place, as they arrive."""
 
-    def __init__(self, shards: int) -> None:
+    def __init__(self, shards: int, adding: Add = add) -> None:
+        """`adding` adds two lists, where they hold other than dense gradients."""
         self._splits = splits(shards)
+        self._adding = adding
         self.nodes: list[tuple[Node, Gradients]] = []
         """What is summed so far: complete subtrees, from left to right."""
 
@@ -63,13 +76,4 @@ class TreeSum:
             (start, high), right = self.nodes[-1]
             if middle != start or self._splits.get((low, high)) != middle:
                 return
-            self.nodes[-2:] = [((low, high), add(left, right))]
-
-
-def add(left: Gradients, right: Gradients) -> Gradients:
-    """Add `right` into `left`; a None (no gradient at all) adds nothing, nor does the end of a shorter list."""
-    pairs = list(zip_longest(left, right))
-    both = [(a, b) for a, b in pairs if a is not None and b is not None]
-    if both:
-        torch._foreach_add_([a for a, _ in both], [b for _, b in both])
-    return [b if a is None else a for a, b in pairs]
+            self.nodes[-2:] = [((low, high), self._adding(left, right))]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from paceline.errors import InputError, UnknownNameError
 
@@ -11,6 +13,26 @@ RECOMPUTE = ("none", "blocks", "selective")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 GATHERS = ("fp32", "bf16", "fp16")
 OUTERS = ("average", "nesterov")
+_DDP, _FSDP = (("ddp", "ddp"), ("tp", "ddp")), (("fsdp", "fsdp"), ("tp", "fsdp"))
+USERS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "shard_optimizer": (("ddp", "ddp"),),
+    "compress": _DDP,
+    "bucket_mb": _DDP,
+    "offload": (("fsdp", "fsdp"),),
+    "reshard": _FSDP,
+    "gather": _FSDP,
+    "schedule": (("pp", "pp"),),
+    "stages_a_worker": (("pp", "pp"),),
+    "sequence_parallel": (("tp", "tp"),),
+    "loss_parallel": (("tp", "tp"),),
+    "local_steps": (("local-sgd", "ddp"),),
+    "local_warmup": (("local-sgd", "ddp"),),
+    "outer": (("local-sgd", "ddp"),),
+    "outer_lr": (("local-sgd", "ddp"),),
+    "outer_momentum": (("local-sgd", "ddp"),),
+    "staleness": (("ps", "ddp"),),
+}
+"""The strategies that an option means something to, each with the side of the mesh it tunes; what is not here serves all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +71,8 @@ class Tuning:
     """local-sgd: what is done with the averaged change: taken as it is, or through a Nesterov momentum."""
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
+    staleness: int = 0
+    """ps: how many steps a worker may be ahead of the slowest; 0 takes all steps together."""
 
     def __post_init__(self) -> None:
         for kind, value, known in (
@@ -67,9 +91,40 @@ class Tuning:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InputError(f"--{name.replace('_', '-')} is {value}, but must be above 0.")
-        if self.local_warmup < 0:
-            raise InputError(f"--local-warmup is {self.local_warmup}, but must be 0 or more.")
+        for name in ("local_warmup", "staleness"):
+            if getattr(self, name) < 0:
+                raise InputError(
+                    f"--{name.replace('_', '-')} is {getattr(self, name)}, but must be 0 or more."
+                )
         if not 0 <= self.outer_momentum < 1:
             raise InputError(
                 f"--outer-momentum is {self.outer_momentum}, but must be at least 0 and less than 1."
+            )
+
+
+def serves(option: str, strategy: str, sides: Collection[str]) -> bool:
+    """Say whether an option means something to a strategy on a mesh of these sides."""
+    users = USERS.get(option)
+    return users is None or any(strategy == name and side in sides for name, side in users)
+
+
+def changes(given: Mapping[str, Any]) -> list[str]:
+    """Give the options that ask for something: a switch that is put where it is anyway asks for nothing."""
+    defaults = {one.name: one.default for one in fields(Tuning)}
+    return [
+        name for name, value in given.items() if not (isinstance(value, bool) and value == defaults[name])
+    ]
+
+
+def check_use(given: Mapping[str, Any], strategies: Mapping[str, tuple[str, Collection[str]]]) -> None:
+    """Refuse an option that means nothing to any of some strategies, each by its text with its name and its sides."""
+    for option in changes(given):
+        if strategies and not any(serves(option, name, sides) for name, sides in strategies.values()):
+            owners = " or ".join(
+                name if name in (side, "local-sgd", "ps") else f"{name} beside {side}"
+                for name, side in USERS[option]
+            )
+            raise InputError(
+                f"--{option.replace('_', '-')} is an option of {owners}, and --strategy {','.join(strategies)} has no use for "
+                f"it. Use --strategy {USERS[option][0][0]}, or leave it out."
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["TASKS"]
+__all__ = ["GAMES", "TASKS"]
 
 TASKS: dict[str, tuple[str, str]] = {
     "dense4096": (
@@ -17,5 +17,17 @@ TASKS: dict[str, tuple[str, str]] = {
         "paceline.tasks.addition:Addition",
         "a small causal transformer that learns to add numbers written as text",
     ),
+    "recommender": (
+        "paceline.tasks.recommender:Recommender",
+        "two embedding tables and a small network on generated clicks, with a known best answer",
+    ),
 }
 """Name -> (reference of the class, one line about it)."""
+
+GAMES: dict[str, tuple[str, str]] = {
+    "cartpole": (
+        "paceline.tasks.cartpole",
+        "a pole balanced on a cart: one agent learns from the episodes of several observers",
+    ),
+}
+"""What is learned from episodes instead of data. Name -> (the module with its `Request` and `start`, one line about it)."""

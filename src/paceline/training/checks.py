@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from paceline import strategies
 from paceline.data import Feed
 from paceline.errors import InputError
 from paceline.strategies.base import Exactness, Strategy
@@ -14,8 +15,12 @@ def promise(strategy: Strategy, options: RunOptions) -> Exactness:
     """Give the level this run promises, or refuse to promise more than the strategy can give."""
     order = list(Exactness)
     level = strategy.level(options.tuning)
-    if options.sync_batchnorm and level is Exactness.BITWISE:
-        level = Exactness.NUMERIC  # sums over a whole batch depend on how it is spread
+    # Sums over a whole batch depend on how it is spread, and kernels on how much is compiled at once.
+    spread = options.sync_batchnorm or (
+        options.compile and strategies.entry(options.strategy).compiles_blocks
+    )
+    if spread and level is Exactness.BITWISE:
+        level = Exactness.NUMERIC
     if options.exact is None:
         return level
     asked = Exactness(options.exact)

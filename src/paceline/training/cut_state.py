@@ -30,11 +30,15 @@ class CutState:
         """What workers that left have put down; of the rest only what their optimizers kept that is no tensor."""
         self._journals: dict[int, dict[str, float]] = {}
         """What the journal held at each checkpoint of this process, should the run go back there."""
+        self._recent: dict[int, dict[str, float]] = {}
+        """What it held after the last steps, where this worker may be ahead of those that hold the state."""
 
     def expected(self, world: World) -> bool:
         """Say whether a group's workers will each hold only a part."""
-        return world.mesh.size("fsdp", "tp", "pp") > 1 or (
-            self._options.tuning.shard_optimizer and world.size > 1
+        return (
+            world.mesh.servers > 0
+            or world.mesh.size("fsdp", "tp", "pp") > 1
+            or (self._options.tuning.shard_optimizer and world.size > 1)
         )
 
     def survey(self, replica: Replica, world: World) -> int:
@@ -123,6 +127,13 @@ class CutState:
         """Remember what the journal held at a checkpoint, or at the beginning."""
         self._journals[position.number] = journal.state()
 
+    def note_step(self, position: Position, journal: Journal) -> None:
+        """Remember what the journal held after a step, where workers do not take steps together."""
+        ahead = self._options.tuning.staleness
+        if ahead:
+            self._recent[position.number] = journal.state()
+            self._recent.pop(position.number - ahead - 2, None)
+
     def go_back(self, position: Position) -> dict[str, float]:
         """Forget what came later, and give what the journal held then."""
         copy = None if self._copies is None else self._copies.kept.get(position.number)
@@ -131,7 +142,8 @@ class CutState:
         if copy is not None:
             journal: dict[str, float] = copy.shared["journal"]
             return journal
-        return self._journals.get(position.number, Journal.BEGINNING)
+        recent = self._recent.get(position.number)
+        return recent if recent is not None else self._journals.get(position.number, Journal.BEGINNING)
 
 
 def weights_sha256(world: World, replica: Replica) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline import strategies
@@ -51,6 +51,8 @@ class RunOptions:
     strategy: str = "ddp"
     workers: int = 1
     """Processes; for a threaded strategy the threads of its one process."""
+    servers: int | None = None
+    """Processes beside them that hold parameters, for strategies that have such; None is the strategy's own number."""
     shards: int | None = None
     exact: str | None = None
     seed: int = 0
@@ -102,6 +104,7 @@ class RunOptions:
         self._check_names()
         self._check_numbers()
         self._check_machines()
+        self._check_servers()
         self._check_workers()
         if self.sync_batchnorm and self.micro_batch is not None:
             raise InputError(
@@ -136,9 +139,9 @@ class RunOptions:
 
     def _check_workers(self) -> None:
         most = self.workers * self.max_nodes
-        if not 1 <= self.min_workers <= most:
+        if not 1 <= self.min_workers <= most + self.total_servers:
             raise InputError(
-                f"--min-workers is {self.min_workers}, but must be from 1 to the {most} workers of the run."
+                f"--min-workers is {self.min_workers}, but must be from 1 to the {most + self.total_servers} workers of the run."
             )
         sizes = dict(self.choice.sizes)
         split = (sizes.get("tp") or 1) * (sizes.get("pp") or 1)
@@ -149,13 +152,30 @@ class RunOptions:
                 f"Use --workers {fewer} or fewer, or --shards {most // split} or more."
             )
 
+    def _check_servers(self) -> None:
+        if self.servers is None:
+            return
+        if self.servers < 1:
+            raise InputError(f"--servers is {self.servers}, but must be at least 1.")
+        if not strategies.choice(self.strategy).servers:
+            owners = " or ".join(name for name, entry in strategies.STRATEGIES.items() if entry.servers)
+            raise InputError(
+                f"--servers is an option of {owners}, and --strategy {self.strategy} has no servers. "
+                f"Use --strategy {owners}, or leave it out."
+            )
+
     @property
     def choice(self) -> strategies.Choice:
         """The strategy, with the sizes of its mesh filled in."""
-        chosen = strategies.choice(self.strategy)
+        chosen = replace(strategies.choice(self.strategy), servers=self.total_servers)
         return chosen.pinned(
             1 if strategies.entry(self.strategy).processes else self.workers * self.max_nodes
         )
+
+    @property
+    def total_servers(self) -> int:
+        """How many servers stand beside the workers, on all machines."""
+        return self.servers if self.servers is not None else strategies.choice(self.strategy).servers
 
     @property
     def total_shards(self) -> int:
@@ -184,6 +204,10 @@ class RunOptions:
             )
         if self.join_timeout <= 0:
             raise InputError(f"--join-timeout is {self.join_timeout:g}, but must be above 0 seconds.")
+        if self.rendezvous is not None and strategies.choice(self.strategy).servers:
+            raise InputError(
+                f"--strategy {self.strategy} has its servers on one machine as yet. Leave --rendezvous out, or use ddp."
+            )
         if self.rendezvous is not None and strategies.entry(self.strategy).processes == 1:
             raise InputError(
                 f"--strategy {self.strategy} is one process, which cannot be on several machines. Use ddp."
@@ -198,7 +222,7 @@ class RunOptions:
                 f"--strategy {self.strategy} is one process, but {self.workers} workers were asked for. "
                 "Use ddp, or --workers 1."
             )
-        return known.processes or self.workers
+        return known.processes or self.workers + self.total_servers
 
 
 def _one_of(kind: str, value: str, known: tuple[str, ...]) -> None:

@@ -189,7 +189,7 @@ def describe_start(
         epoch=position.epoch,
         step_of_epoch=position.step,
         strategy=options.strategy,
-        workers=options.workers if threaded else world.size,
+        workers=options.workers if threaded else world.size - world.mesh.servers,
         processes=world.size,
         mesh=str(world.mesh) if world.data_size != world.size else "",
         shares=world.shares,

@@ -62,7 +62,7 @@ def save(
         "shards": options.total_shards,
         "strategy": options.strategy,
         "mesh": str(world.mesh),
-        "workers": options.workers if options.processes == 1 else world.size,
+        "workers": options.workers if options.processes == 1 else world.size - world.mesh.servers,
     }
     moment = Moment(step=position.number, position=asdict(position), meta={**meta, **facts})
     fault = saver.save(world, replica.held(), moment, background=background, unless_saved=last)

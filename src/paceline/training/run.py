@@ -73,8 +73,8 @@ class Run:
         self.position = Position()
         self.started_at = 0
         """The step this process started from: above 0 in a resumed run."""
-        self.workers = options.workers if self.strategy.threaded else world.size
-        """How many the run began with, on all machines."""
+        self.workers = options.workers if self.strategy.threaded else world.size - self.world.mesh.servers
+        """How many the run began with, on all machines; servers are not counted."""
         self.name = "run"
         self._saved_at = -1
         self._listeners = listeners
@@ -325,6 +325,7 @@ class Run:
         if self._saver is not None:
             self._saver.poll()
         self._journal.step(step, self.position, self.replica.optimizer)
+        self.cut.note_step(self.position, self._journal)
         if self.cut.due(self.position):
             self._copy()
         self._recovery.settle()

@@ -136,6 +136,6 @@ class Step:
         self.again = True
         totals = [total.detach().float().cpu().reshape(()) for _, total in self._replica.totals]
         share = sum(len(shard.samples) for shard in self.work.shards)
-        entry = torch.tensor([float(sum(totals)), float(share)])
+        entry = torch.tensor([float(sum(totals)), float(max(share, 1))])  # a worker may have had no sample
         self.result = StepResult(self.number, self.work.size, entry, {}, again=True)
         return self.result

@@ -267,7 +267,9 @@ class _Audit:
     def _missing(self, cell: int, counts: _Whole, start: Start) -> str:
         shards = self.receipt.shards
         mesh = (
-            strategies.choice(start.mesh).mesh(start.processes) if start.mesh else Mesh.flat(start.processes)
+            strategies.choice(start.mesh).fitted(start.processes)
+            if start.mesh
+            else Mesh.flat(start.processes)
         )
         hands = mesh.size(*DATA)
         owner = next(

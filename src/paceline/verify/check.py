@@ -101,7 +101,8 @@ class _Check:
         facts: dict[str, Any] = {"strategy": candidate.strategy, "workers": candidate.workers}
         if outcome.failure is not None:
             self.failed[str(candidate)] = outcome.failure.message
-            promised = self.request.exact or str(strategies.load(candidate.strategy).exactness)
+            level = strategies.load(candidate.strategy).level(self.request.options(candidate).tuning)
+            promised = self.request.exact or str(level)
             return Row(**facts, promised=promised, found="failed", first=outcome.failure.message)
         ranks: list[Record] = list(outcome.results)
         lost, repeated = count_samples(self.reference, ranks)

@@ -144,7 +144,7 @@ def whole_gradients(replica: OpenReplica, world: World) -> dict[str, Tensor]:
     """Give the gradients that the coming update takes, whole; where they are cut up all workers ask together."""
     if replica.whole:
         named = replica.model.named_parameters()
-        return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
+        return {name: parameter.grad.to_dense() for name, parameter in named if parameter.grad is not None}
     held = {key: piece for key, piece in replica.held().pieces.items() if key.startswith(f"{MODEL}/")}
     places: dict[int, str] = {}
     for key, piece in held.items():
@@ -154,7 +154,7 @@ def whole_gradients(replica: OpenReplica, world: World) -> dict[str, Tensor]:
         key = places.get(parameter.data_ptr(), "")
         if parameter.grad is not None and parameter.numel() and key:
             form = Form(held[key].form.shape, parameter.grad.dtype)
-            pieces[key] = Piece(parameter.grad, held[key].box, form)
+            pieces[key] = Piece(parameter.grad.to_dense(), held[key].box, form)
     whole = collect(world, pieces, survey(world, pieces))
     return {key.partition("/")[2]: value for key, value in whole}
 

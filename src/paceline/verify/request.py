@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from paceline import strategies
 from paceline.errors import InputError
+from paceline.strategies.tuning import Tuning, serves
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
 from paceline.world import env
@@ -36,6 +39,8 @@ class Request:
     threads: int | None = None
     hash_seed: bool = True
     """Whether to take the first steps in a process with another hash seed as well, which has to load torch anew."""
+    tuning: Mapping[str, Any] = field(default_factory=dict)
+    """Options of single strategies; each candidate gets those that mean something to it, the reference none."""
 
     def __post_init__(self) -> None:
         if not self.strategies or not self.workers:
@@ -60,6 +65,8 @@ class Request:
 
     def options(self, candidate: Candidate) -> RunOptions:
         """Give the options of a candidate's run."""
+        chosen = strategies.choice(candidate.strategy)
+        tuned = {} if candidate == REFERENCE else self.tuning
         return RunOptions(
             strategy=candidate.strategy,
             workers=candidate.workers,
@@ -67,6 +74,13 @@ class Request:
             device=self.device,
             exact=self.exact if candidate.strategy != "single" else None,
             seed=self.spec.overrides.get("seed", 0),
+            tuning=Tuning(
+                **{
+                    name: value
+                    for name, value in tuned.items()
+                    if serves(name, chosen.name, dict(chosen.sizes))
+                }
+            ),
         )
 
     def candidates(self) -> tuple[list[Candidate], list[tuple[Candidate, str]]]:

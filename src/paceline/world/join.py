@@ -59,13 +59,20 @@ def connect(
         torch.cuda.set_device(place)
         torch.cuda.init()  # type: ignore[no-untyped-call]
     comm: Comm
+    met: Store | None = None
     interruption = interruption or Interruption()
     if identity.size == 1:
         comm, carrier = LocalComm(), "local"
     else:
+        if dist.is_initialized():
+            raise InputError(
+                "this process is already in a process group. Close that world before connecting again."
+            )
+        _keep_to_loopback(identity.master_address)
+        met = store or meet(identity, timedelta(seconds=timeout_s))
         comm = _join_group(
             identity,
-            store,
+            met,
             carrier,
             Patience(timedelta(seconds=timeout_s), timedelta(seconds=meeting_s or timeout_s)),
             generation,
@@ -86,23 +93,18 @@ def connect(
         shares=shares,
         interruption=interruption,
         pulse=pulse or NoPulse(),
+        store=None if met is None else PrefixStore(f"generation-{generation}/beside", met),
     )
 
 
 def _join_group(
     identity: Identity,
-    store: Store | None,
+    meeting: Store,
     backend: str,
     patience: Patience,
     generation: int,
     interruption: Interruption,
 ) -> ProcessGroupComm:
-    if dist.is_initialized():
-        raise InputError(
-            "this process is already in a process group. Close that world before connecting again."
-        )
-    _keep_to_loopback(identity.master_address)
-    meeting = _meet(identity, patience.timeout) if store is None else store
     sockets = Sockets()
     compat.count_groups_anew()
     try:
@@ -127,7 +129,7 @@ def _join_group(
         raise
 
 
-def _meet(identity: Identity, timeout: timedelta) -> Store:
+def meet(identity: Identity, timeout: timedelta) -> Store:
     """Reach the store at the master's address; torch's rendezvous knows when torchrun's agent keeps it."""
     if identity.master_port == 0:
         raise InputError(

@@ -2,14 +2,14 @@
 
 Ranks count along the last side first, so the sides that talk most (tp) hold neighbours, and those that talk least
 (pp, ddp) reach furthest. Data is dealt out along `ddp` and `fsdp`; workers that differ only in `tp` or `pp` work on the
-same samples.
+same samples. Servers come after all ranks of the grid: they hold parameters for it, and no data is dealt to them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from paceline.errors import InputError
@@ -17,6 +17,7 @@ from paceline.errors import InputError
 SIDES = ("pp", "ddp", "fsdp", "tp")
 """From the outermost to the innermost."""
 DATA = ("ddp", "fsdp")
+SERVERS = "servers"
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Mesh:
     """A grid of workers; a side that is not named has length 1."""
 
     sizes: tuple[tuple[str, int], ...]
+    servers: int = field(default=0, kw_only=True)
+    """Workers that stand beside the grid, behind its last rank."""
 
     @classmethod
     def of(cls, sizes: Mapping[str, int]) -> Mesh:
@@ -40,11 +43,20 @@ class Mesh:
 
     @cached_property
     def workers(self) -> int:
-        """How many workers it takes."""
+        """How many workers it takes, servers included."""
+        return self.trainers + self.servers
+
+    @cached_property
+    def trainers(self) -> int:
+        """How many of them are in the grid."""
         return math.prod(size for _, size in self.sizes)
 
+    def serves(self, rank: int) -> bool:
+        """Say whether a worker is a server."""
+        return self.servers > 0 and rank >= self.trainers
+
     def size(self, *sides: str) -> int:
-        """Give how many workers there are along these sides."""
+        """Give how many workers of the grid there are along these sides."""
         return math.prod(size for side, size in self.sizes if side in sides)
 
     def coordinate(self, rank: int) -> dict[str, int]:
@@ -55,7 +67,9 @@ class Mesh:
         return {side: places[side] for side, _ in self.sizes}
 
     def index(self, rank: int, *sides: str) -> int:
-        """Give a worker's place along these sides taken together, from 0."""
+        """Give a worker's place along these sides taken together, from 0; a server's is behind the last."""
+        if self.serves(rank):
+            return self.size(*sides)
         places, index = self.coordinate(rank), 0
         for side, size in self.sizes:
             if side in sides:
@@ -63,16 +77,22 @@ class Mesh:
         return index
 
     def members(self, rank: int, *sides: str) -> list[int]:
-        """Give the ranks that differ from `rank` at most along these sides, by their place there."""
-        return [other for other in range(self.workers) if self._rest(other, sides) == self._rest(rank, sides)]
+        """Give the ranks that differ from `rank` at most along these sides, by their place there; servers have each other."""
+        if self.serves(rank):
+            return list(range(self.trainers, self.workers))
+        return [
+            other for other in range(self.trainers) if self._rest(other, sides) == self._rest(rank, sides)
+        ]
 
     def group(self, rank: int, *sides: str) -> int:
-        """Number the groups that these sides make, and give the one that `rank` is in."""
+        """Number the groups that these sides make, and give the one that `rank` is in; the servers' is behind the last."""
         others = tuple(side for side, _ in self.sizes if side not in sides)
         return self.index(rank, *others)
 
     def leads(self, rank: int, *sides: str) -> bool:
-        """Say whether a worker is the first of those along these sides."""
+        """Say whether a worker of the grid is the first of those along these sides."""
+        if self.serves(rank):
+            return False
         places = self.coordinate(rank)
         return not any(places.get(side) for side in sides)
 
@@ -80,4 +100,5 @@ class Mesh:
         return tuple(place for side, place in self.coordinate(rank).items() if side not in sides)
 
     def __str__(self) -> str:
-        return ",".join(f"{side}={size}" for side, size in self.sizes)
+        sizes = (*self.sizes, (SERVERS, self.servers)) if self.servers else self.sizes
+        return ",".join(f"{side}={size}" for side, size in sizes)

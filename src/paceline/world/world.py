@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch.distributed.distributed_c10d import Store
 
 from paceline.world.base import Comm
 from paceline.world.interruption import Interruption
@@ -38,6 +40,10 @@ class World:
     """What ends every wait for the others, when one of them is gone."""
     pulse: NoPulse = field(default_factory=NoPulse)
     """Where this worker shows its launcher what it is at."""
+    store: Store | None = None
+    """Where the workers of this generation met: its own, so what is written there is never read by another group."""
+    closing: list[Callable[[], None]] = field(default_factory=list)
+    """What is done when this worker leaves the world, before its connections go."""
 
     @property
     def is_first(self) -> bool:
@@ -55,6 +61,11 @@ class World:
         return self.mesh.size(*DATA) if self.mesh.sizes else self.size
 
     @property
+    def serves(self) -> bool:
+        """Whether this worker holds parameters for the others and is dealt no data."""
+        return self.mesh.serves(self.rank)
+
+    @property
     def counts_samples(self) -> bool:
         """Whether this worker answers for its samples: those beside it in `tp` and `pp` see the same ones."""
         return self.mesh.leads(self.rank, "tp", "pp")
@@ -62,16 +73,19 @@ class World:
     def along(self, *sides: str) -> World:
         """Give the world of those who differ from this worker along these sides of the mesh only.
 
-        Everybody must call it with the same sides; data is dealt out flat in it.
+        Everybody must call it with the same sides; data is dealt out flat in it. Servers come to the world of all servers.
         """
         mesh = self.mesh if self.mesh.sizes else Mesh.flat(self.size)
-        size = mesh.size(*sides)
-        if size == self.size:
+        members = mesh.members(self.rank, *sides)
+        if len(members) == self.size:
             return replace(self, mesh=Mesh(()))
-        comm = LocalComm() if size == 1 else self.comm.split(mesh.group(self.rank, *sides))
-        if comm is None:
+        # Where there are servers everybody splits, because the groups have not all one size.
+        splits = mesh.servers or len(members) > 1
+        made = self.comm.split(mesh.group(self.rank, *sides)) if splits else None
+        if splits and made is None:
             raise RuntimeError("a group without its own member")
-        return replace(self, rank=mesh.index(self.rank, *sides), size=size, comm=comm, mesh=Mesh(()))
+        comm = LocalComm() if made is None or len(members) == 1 else made
+        return replace(self, rank=members.index(self.rank), size=len(members), comm=comm, mesh=Mesh(()))
 
     def describe(self) -> str:
         """Say it in one line."""
@@ -83,4 +97,6 @@ class World:
 
     def close(self) -> None:
         """Leave the world; a second call does nothing."""
+        while self.closing:
+            self.closing.pop()()
         self.comm.close()

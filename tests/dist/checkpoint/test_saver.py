@@ -197,6 +197,22 @@ def test_a_disk_that_fails_under_one_worker(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1", "step-5"]
 
 
+def save_what_is_lost(world: World, folder: Path) -> Fault:
+    """Save while somebody empties the second worker's file under its hands."""
+    if world.rank == 1:
+        points.set_trap(lambda _: [os.truncate(path, 0) for path in folder.glob(".*/part-1.*")] and None)
+    fault = Saver(Checkpoints(folder)).save(world, held(world.rank, world.size, cut=True), moment(1))
+    points.set_trap(None)
+    return fault
+
+
+def test_a_part_that_cannot_be_read_again_is_not_committed(tmp_path: Path) -> None:
+    first, second = run_workers(save_what_is_lost, 2, tmp_path)
+    assert first == second
+    assert first.message.startswith("part-1.safetensors does not hold model/")
+    assert list(tmp_path.iterdir()) == []
+
+
 def save_and_regroup(world: World, folder: Path) -> list[list[str]]:
     return [abandon(world, folder / "held-up", sealed=False), abandon(world, folder / "sealed", sealed=True)]
 

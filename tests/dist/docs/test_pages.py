@@ -39,7 +39,7 @@ def test_the_readme_runs(readme: list[Ran]) -> None:
 def test_strategies_that_the_readme_compares_give_the_same_bits(readme: list[Ran]) -> None:
     results = [json.loads(ran.output.splitlines()[-1]) for ran in readme if "--json" in ran.command]
     bitwise = {name for name in strategies.STRATEGIES if strategies.load(name).exactness == "bitwise"}
-    assert {result["strategy"] for result in results} == bitwise
+    assert {result["strategy"] for result in results} == bitwise - {"hybrid"}  # which needs a sparse table
     assert len({result["weights_sha256"] for result in results}) == 1
 
 

@@ -21,6 +21,7 @@ from tests.dist.strategies.sharded_runs import RATE, Model, Outcome, Partly, Sha
 from tests.dist.strategies.test_special_models import train as train_special
 
 SHORT = Training(samples=10)
+SOCKETS = Training(shards=5, micro_batch=1, samples=10, options={"lane": "gloo"})
 TWO = {
     "3 shards": Training(shards=3, batch_size=7),
     "8 shards, micro-batches": Training(shards=8, micro_batch=1, batch_size=17, samples=40),
@@ -29,9 +30,10 @@ TWO = {
     "own loop": replace(SHORT, own_loop=True, options={"tuning": Tuning(reshard=False)}),
     "trained in part": replace(SHORT, model=Partly),
     "short": SHORT,
+    "over sockets": SOCKETS,
 }
 THREE = {"3 shards": TWO["3 shards"], "5 shards": Training(shards=5), "short": SHORT}
-FOUR = {"5 shards, micro-batches": Training(shards=5, micro_batch=1), "short": SHORT}
+FOUR = {"5 shards, micro-batches": Training(shards=5, micro_batch=1), "short": SHORT, "over sockets": SOCKETS}
 LOWER = {
     "numeric": Training(options={"exact": "numeric"}, micro_batch=1, clip=None),
     "bf16": Training(options={"exact": "numeric", "tuning": Tuning(gather="bf16")}, clip=None),

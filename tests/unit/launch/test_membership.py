@@ -15,6 +15,7 @@ from paceline.launch.membership import (
     Start,
     StartOver,
     State,
+    Tell,
 )
 from paceline.strategies import choice
 from paceline.training.membership import EVALUATE, STEP, Standing
@@ -300,3 +301,38 @@ def test_shards_that_workers_share_are_not_rebalanced():
     assert made.carried() == [3, 3, 3, 3]
     assert made.reshare([4, 2, 3, 3]) == []
     assert len(of(Break, training(4, choice=choice("ddp=2,fsdp=2")).reshare([2, 2, 1, 1]))) == 4
+
+
+class TestExpendable:
+    """Workers of roles: nobody is replaced, but some can be done without."""
+
+    def made(self, *, began=(0, 1, 2)):
+        policy = Policy(workers=3, shards=3, elastic=False, expendable=frozenset({1, 2}))
+        made = Membership(policy, Clock())
+        for number in range(3):
+            made.add(number, rank=number)
+        for number in began:
+            made.began(number)
+        return made
+
+    @pytest.mark.parametrize("failure", [killed(1), raised(1)])
+    def test_the_others_are_told(self, failure):
+        assert self.made().lost(1, failure) == [Tell(0, lost=1), Tell(2, lost=1)]
+
+    def test_one_after_the_other_and_not_those_that_have_ended(self):
+        made = self.made()
+        made.lost(1, killed(1))
+        made.ended(0)
+        assert made.lost(2, killed(2)) == []
+
+    def test_one_that_is_needed_ends_the_launch(self):
+        failure = killed(0)
+        assert self.made().lost(0, failure) == [GiveUp(failure)]
+
+    def test_so_does_any_as_long_as_not_all_have_met(self):
+        failure = killed(1)
+        assert self.made(began=(0, 1)).lost(1, failure) == [GiveUp(failure)]
+
+    def test_and_wrong_input(self):
+        failure = Failure(rank=1, host="here", kind="input", message="no")
+        assert self.made().lost(1, failure) == [GiveUp(failure)]

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from paceline.errors import NonFiniteLossError
-from paceline.strategies.gradients import finish
+from paceline.strategies.gradients import finish, ledger_entry
 from paceline.strategies.result import StepResult
+from paceline.task import Loss, Weight
 
 
 def test_numbers() -> None:
@@ -51,3 +52,25 @@ def test_finish_leaves_a_small_gradient_alone() -> None:
     assert torch.equal(torch.cat(gradients), torch.tensor([0.3, 0.4]))
     assert finish(gradients, 2.0, clip=None) is None
     assert torch.equal(torch.cat(gradients), torch.tensor([0.6, 0.8]))
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        3,
+        True,
+        2.5,
+        torch.tensor(3),
+        torch.tensor(2.5, dtype=torch.float64),
+        torch.tensor([2]),
+        torch.tensor(True),
+    ],
+)
+def test_a_weight_of_any_kind_is_one_number(weight: Weight) -> None:
+    entry = ledger_entry(Loss(torch.tensor(1.5, dtype=torch.float64), weight))
+    assert entry.dtype == torch.float32
+    assert entry.tolist() == [1.5, float(weight)]
+    elsewhere = ledger_entry(
+        Loss(torch.tensor(1.5, device="meta"), weight)
+    )  # as on a GPU, without the numbers
+    assert (elsewhere.shape, elsewhere.dtype) == (entry.shape, entry.dtype)

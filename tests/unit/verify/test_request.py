@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from paceline.errors import InputError
+from paceline.strategies.tuning import Tuning
 from paceline.training.spec import TrainSpec
 from paceline.verify.report import Finding, Report, Row
-from paceline.verify.request import Candidate, Request
+from paceline.verify.request import REFERENCE, Candidate, Request
 
 SPEC = TrainSpec(task="digits", name="digits", steps=2)
 
@@ -29,6 +30,16 @@ def test_all_runs_have_the_same_shards_and_threads() -> None:
     request = Request(spec=SPEC, workers=(1, 3), threads=2)
     assert {request.options(one).total_shards for one in request.candidates()[0]} == {3}
     assert request.worker_threads == 2
+
+
+def test_each_strategy_is_tuned_by_what_means_something_to_it() -> None:
+    tuning = {"reshard": False, "schedule": "gpipe", "recompute": "blocks"}
+    request = Request(spec=SPEC, strategies=("fsdp", "pp", "fsdp=1,tp=2"), tuning=tuning)
+    found = {one: request.options(Candidate(one, 2)).tuning for one in request.strategies}
+    assert found["fsdp"] == Tuning(reshard=False, recompute="blocks")
+    assert found["pp"] == Tuning(schedule="gpipe", recompute="blocks")
+    assert found["fsdp=1,tp=2"] == Tuning(reshard=False, recompute="blocks")
+    assert request.options(REFERENCE).tuning == Tuning()
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def make_sharded(parts: Parts, data: World, place: World, listener: Listener) ->
     mesh = DeviceMesh.from_group(_group(place), data.device.type, mesh_dim_names=(f"fsdp-{data.generation}",))
     wraps = wrap_model(model, blocks, mesh, parts.tuning, listener)
     if made is not None:
-        _fill(model, made, data.device)
+        _fill(model, made, data.device, offload=parts.tuning.offload)
     settle_model(model)
     if parts.compile:
         for module in blocks.values() or [model]:
@@ -60,29 +60,31 @@ def _group(place: World) -> dist.ProcessGroup:
     return group
 
 
-def _fill(model: nn.Module, made: Deferred, device: torch.device) -> None:
+def _fill(model: nn.Module, made: Deferred, device: torch.device, *, offload: bool) -> None:
     """Give the rows memory, and the values that a plain construction would have given them."""
-    _give_memory(model, device)
+    _give_memory(model, device, torch.device("cpu") if offload else device)
     parts = {name: Part.of(parameter) for name, parameter in model.named_parameters()}
     buffers = dict(model.named_buffers())
 
     def keep(name: str, whole: Tensor) -> None:
         if name in parts:
-            parts[name].values.detach().copy_(parts[name].box.of(whole))
+            parts[name].rows.copy_(parts[name].box.of(whole))
         else:
             buffers[name].copy_(whole)
 
     made.fill(keep)
 
 
-def _give_memory(model: nn.Module, device: torch.device) -> None:
-    """Do what torch's `to_empty` does, but leave a buffer that several modules share one buffer."""
+def _give_memory(model: nn.Module, device: torch.device, home: torch.device) -> None:
+    """Do what torch's `to_empty` does, but leave a buffer that several modules share one; rows are kept at `home`."""
     places: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             places.setdefault(id(buffer), []).append((module, name))
-    model.to_empty(device=device)
+    model.to_empty(device=home)
     for (first, name), *others in places.values():
+        if home.type != device.type:
+            setattr(first, name, torch.empty_like(getattr(first, name), device=device))
         for module, other in others:
             setattr(module, other, getattr(first, name))
 

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.strategies.combination import Combination
+from paceline.strategies.fsdp.gather import open_gather
+from paceline.strategies.fsdp.lane_scatter import open_scatter
 from paceline.strategies.fsdp.rounds import END, Passage, Rounds
-from paceline.strategies.fsdp.scatter import Scatter
 from paceline.strategies.fsdp.wraps import Cut, Wrap
 from paceline.strategies.tree import TreeSum
 from paceline.world import World, compat
@@ -25,11 +26,14 @@ from paceline.world.points import REDUCTION, reach
 class Reduction:
     """The messages of a sharded model's passes."""
 
-    def __init__(self, data: World, place: World, copies: World, shards: int, *, exact: bool) -> None:
+    def __init__(
+        self, data: World, place: World, copies: World, shards: int, *, exact: bool, lane: str
+    ) -> None:
         """`data` is everybody data is dealt to, `place` those who share a model, `copies` those with the same rows."""
         self._data, self._place, self._copies = data, place, copies
         self._exact = exact
-        self.scatter = Scatter(data, copies, shards)
+        self.gather = open_gather(place, lane)
+        self.scatter = open_scatter(data, copies, shards, lane)
         self.wraps: list[Wrap] = []
         self._parameters: list[list[nn.Parameter]] = []
         self._passage = Passage(data, Rounds(data.rank, (0,) * data.size))
@@ -40,6 +44,9 @@ class Reduction:
         """Know the wraps, where each one's parameters stand in the model's order, and the rows held of all of them."""
         self.wraps, self.places = wraps, places
         self._parameters = [[parameters[place] for place in inside] for inside in places]
+        self.gather.reserve(max(wrap.length for wrap in wraps))
+        sizes = [wrap.chunk * wrap.workers * wrap.type.itemsize for wrap in wraps if wrap.cuts]
+        self.scatter.reserve(max(sizes, default=0))
 
     @property
     def cuts(self) -> list[Cut]:
@@ -122,6 +129,13 @@ class Reduction:
         self._collect()
         self._passage.next()
 
+    def abandon(self) -> None:
+        """Let go of the group, and of memory that is shared in it; nothing is gathered or reduced after this."""
+        self.gather = self.scatter = self._combination = None  # type: ignore[assignment]
+        self._outputs = {}
+        for wrap in self.wraps:
+            wrap.abandon()
+
     # What torch's wraps ask for.
 
     def gathers(self, wrap: Wrap) -> None:
@@ -132,6 +146,14 @@ class Reduction:
         """Add a wrap's gradients up over all workers; `output` gets this worker's rows."""
         self._passage.announce(2 * wrap.index + 1)
         self._reduce(wrap, gradients, output)
+
+    def room(self, wrap: Wrap) -> Tensor:
+        """Give memory in which a wrap's gradients are laid out for `reduces`."""
+        count = wrap.chunk * wrap.workers
+        if self._combination is None:
+            return torch.empty(count, dtype=wrap.type, device=wrap.device)
+        place = next(place for place, (_, live) in enumerate(self._combination.nodes) if live)
+        return self.scatter.room(place, count, wrap.type, wrap.device)
 
     def _reduce(self, wrap: Wrap, live: Tensor | None, output: Tensor) -> None:
         reach(REDUCTION)

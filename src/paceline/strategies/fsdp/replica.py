@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from paceline.data import owned_shards
 from paceline.errors import InputError
@@ -44,7 +45,9 @@ class FsdpReplica(SequentialReplica):
         data, self._place = world.along("ddp", "fsdp"), world.along("fsdp")
         self._data = data
         self._exact = parts.exactness is Exactness.BITWISE and parts.tuning.gather == "fp32"
-        self._reduction = Reduction(data, self._place, world.along("ddp"), parts.shards, exact=self._exact)
+        self._reduction = Reduction(
+            data, self._place, world.along("ddp"), parts.shards, exact=self._exact, lane=parts.lane
+        )
         made = make_sharded(parts, data, self._place, self._reduction)
         super().__init__(replace(parts, make_model=lambda: made.model, kept=None, compile=False), world)
         check_elementwise(self.optimizer)
@@ -65,6 +68,9 @@ class FsdpReplica(SequentialReplica):
         self._schedule = Schedule(data)
         self._used = [False] * len(self.parameters)
 
+    def _on_device(self, model: nn.Module) -> nn.Module:
+        return model  # it is in its place since it was made, which for rows may be host memory
+
     # One step, in rounds that all workers go through together.
 
     def begin(self, work: StepWork) -> None:
@@ -81,7 +87,9 @@ class FsdpReplica(SequentialReplica):
         if loss.auxiliary:
             self._backward_of_terms(loss)
         self._reduction.arm(self._combination(self._open))
-        gradients.run_backward([loss.total, self.ledger], [self._scale(loss.total.dtype), gradients.ledger_entry(loss)])
+        gradients.run_backward(
+            [loss.total, self.ledger], [self._scale(loss.total.dtype), gradients.ledger_entry(loss)]
+        )
         self._reduction.settle()
         if self._reduction.ends:
             self._note_use()
@@ -224,6 +232,11 @@ class FsdpReplica(SequentialReplica):
         self.scaler.unscale_(self.optimizer)
         for found in self.scaler._per_optimizer_states[id(self.optimizer)]["found_inf_per_device"].values():  # noqa: SLF001
             self._place.comm.all_reduce_(found, "max").wait()
+
+    def abandon(self) -> None:
+        """Let go of shared memory at once: the wraps are a circle with the model, which may stay for long."""
+        super().abandon()
+        self._reduction.abandon()
 
     # Evaluation and state.
 

@@ -26,10 +26,12 @@ class Scatter:
         self._parts = data.size // copies.size
         self._pending: tuple[Tensor, Tensor, dist.Work | None] | None = None
 
-    @property
-    def layout(self) -> Layout:
-        """Which subtrees each worker brings."""
-        return self._layout
+    def reserve(self, length: int) -> None:
+        """Need nothing beforehand."""
+
+    def room(self, place: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:  # noqa: ARG002
+        """Give memory for one of this worker's sums, from torch's own allocator."""
+        return torch.empty(count, dtype=dtype, device=device)
 
     def start(self, sums: Sequence[Tensor], target: Tensor) -> None:
         """Send this worker's sums out; each is a whole tensor, cut into equal parts in the order of `fsdp` places.

@@ -27,12 +27,10 @@ class Fsdp:
     def prepare(self, parts: Parts, world: World) -> OpenReplica:
         """Cut the model up; a world of one has nobody to share it with."""
         if parts.tuning.offload:
-            raise InputError(
-                "--offload needs an accelerator whose memory it spares, but the device is the CPU. Leave it out."
-                if world.device.type == "cpu"
-                else "--offload is not ready: gradients are not brought to shards in host memory yet. Leave it out."
-            )
+            _check_offload(parts, world)
         if isinstance(parts.kept, FsdpReplica) and not parts.remakes:
+            if parts.kept.local.host is not None:
+                parts.kept.local.host.release()
             unwrap_model(parts.kept.model, parts.kept.optimizer, parts.kept.local)
         if world.size == 1:
             if parts.sync_batchnorm:
@@ -41,3 +39,17 @@ class Fsdp:
         if world.mesh.sizes and world.mesh.size("fsdp") == 1:
             return Ddp().prepare(parts, world)
         return FsdpReplica(parts, world)
+
+
+def _check_offload(parts: Parts, world: World) -> None:
+    """Refuse to offload where that spares nothing; a run that has lost its other workers goes on without it."""
+    if world.device.type == "cpu":
+        raise InputError(
+            "--offload needs an accelerator whose memory it spares, but the device is the CPU. Use --no-offload."
+        )
+    alone = world.size == 1 or (bool(world.mesh.sizes) and world.mesh.size("fsdp") == 1)
+    if alone and not parts.agreed:
+        raise InputError(
+            "--offload keeps each worker's rows in host memory, but nothing is cut up among one worker. "
+            "Use --workers 2 or more, or --no-offload."
+        )

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
     FSDPModule,
     MixedPrecisionPolicy,
     fully_shard,
@@ -24,8 +25,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 from torch.nn.modules.batchnorm import _NormBase
 
 from paceline.errors import InputError
+from paceline.strategies.fsdp.gather import Gather
 from paceline.strategies.tuning import Tuning
-from paceline.world import compat
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -33,11 +34,16 @@ _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Listener(Protocol):
     """What a replica does about the messages of its wraps."""
 
+    gather: Gather
+
     def gathers(self, wrap: Wrap) -> None:
         """Know that the weights of a wrap are about to be gathered."""
 
     def reduces(self, wrap: Wrap, gradients: Tensor, output: Tensor) -> None:
         """Add a wrap's gradients up over all workers; `output` gets this worker's rows."""
+
+    def room(self, wrap: Wrap) -> Tensor:
+        """Give memory in which a wrap's gradients are laid out for `reduces`."""
 
 
 class Cut(NamedTuple):
@@ -100,6 +106,27 @@ class Wrap:
         found: torch.dtype = self._group.mp_policy.reduce_dtype or self.cuts[0].parameter.dtype
         return found
 
+    @property
+    def workers(self) -> int:
+        """Those who share it."""
+        count: int = self._group._all_gather_process_group.size()
+        return count
+
+    @property
+    def length(self) -> int:
+        """Bytes of the message with all its weights."""
+        members = self._group.fsdp_params
+        mine = sum(
+            one.padded_sharded_param_size.numel() * one.sharded_param.element_size() for one in members
+        )
+        return int(mine) * self.workers
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is computed."""
+        found: torch.device = self._group.device
+        return found
+
     def open(self) -> None:
         """Count the uses of this pass from here."""
         self._uses = 0
@@ -121,23 +148,31 @@ class Wrap:
         """Let go of gathered weights, so that the next pass gathers them anew on all workers alike."""
         self._group.reshard()
 
+    def abandon(self) -> None:
+        """Forget a message with weights that is under way."""
+        self._group._all_gather_result = None
+
     def join_gather(self) -> None:
         """Take part in gathering the weights without any use for them."""
         held = [part for member in self._group.fsdp_params for part in member.all_gather_inputs]
         if len({part.dtype for part in held}) > 1:
             held = [part.view(torch.uint8) for part in held]
-        mine = torch.cat(held)
-        group = self._group._all_gather_process_group
-        compat.all_gather_single(mine.new_empty(mine.numel() * group.size()), mine, group=group)
+        group, comm = self._group._all_gather_process_group, self._group._all_gather_comm
+        count = sum(part.numel() for part in held)
+        message = comm.allocate((count * group.size(),), dtype=held[0].dtype, device=self.device)
+        mine = message[group.rank() * count : (group.rank() + 1) * count]
+        torch.cat(held, out=mine)
+        work = comm(message, mine, group)
+        if work is not None:
+            work.wait()
 
     def flat(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Lay whole gradients out as a message: for each worker its rows of every parameter."""
-        workers = self._group._all_gather_process_group.size()
-        made = torch.zeros(workers, self.chunk, dtype=self.type, device=self._group.device)
+        made = torch.zeros(self.workers, self.chunk, dtype=self.type, device=self.device)
         whole = [
             self._nothing(cut) if one is None else one for cut, one in zip(self.cuts, gradients, strict=True)
         ]
-        torch._chunk_cat(whole, 0, workers, out=made)
+        torch._chunk_cat(whole, 0, self.workers, out=made)
         return made.view(-1)
 
     def split(self, output: Tensor) -> list[Tensor]:
@@ -157,7 +192,7 @@ class Wrap:
         # Minus zero is what adds nothing to anything, a minus zero included.
         gathered = cut.gathered
         dtype = self.type if gathered is None else gathered.dtype
-        return torch.full(cut.whole, -0.0, dtype=dtype, device=self._group.device)
+        return torch.full(cut.whole, -0.0, dtype=dtype, device=self.device)
 
     def _before_forward(self, *args: Any) -> Any:
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
@@ -176,19 +211,15 @@ class Wrap:
         self._post_backward()
 
 
-class _Room:
-    """Memory for messages, from torch's own allocator."""
-
-    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Give memory for one message."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-
-class _Gather(_Room, AllGather):
-    """torch's own gathering, that those who follow can be told of."""
+class _Gather(AllGather):
+    """Gathering in a way of our own, that those who follow can be told of."""
 
     def __init__(self, wrap: Wrap, listener: Listener) -> None:
         self._wrap, self._listener = wrap, listener
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Give memory for the weights of all workers."""
+        return self._listener.gather.room(int(*size), dtype, device)
 
     def __call__(
         self,
@@ -199,17 +230,20 @@ class _Gather(_Room, AllGather):
     ) -> dist.Work | None:
         """Gather the weights of a wrap."""
         self._listener.gathers(self._wrap)
-        work: dist.Work | None = compat.all_gather_single(
-            output_tensor, input_tensor, group=group, async_op=async_op
-        )
-        return work
+        return self._listener.gather.start(output_tensor, input_tensor, group, later=async_op)
 
 
-class _Reduce(_Room, ReduceScatter):
+class _Reduce(ReduceScatter):
     """Additions of our own in the place of torch's."""
 
     def __init__(self, wrap: Wrap, listener: Listener) -> None:
         self._wrap, self._listener = wrap, listener
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Give memory for all gradients of a wrap, which are asked for first, or for this worker's rows of them."""
+        if int(*size) == self._wrap.chunk:
+            return torch.empty(*size, dtype=dtype, device=device)
+        return self._listener.room(self._wrap)
 
     def __call__(
         self,
@@ -237,6 +271,7 @@ def wrap_model(
     options: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": MixedPrecisionPolicy(param_dtype=low, reduce_dtype=low and torch.float32),
+        **({"offload_policy": CPUOffloadPolicy()} if tuning.offload else {}),
     }
     if low is not None:
         # Statistics stay in fp32, and their layers take weights of that type only.

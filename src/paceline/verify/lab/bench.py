@@ -52,7 +52,10 @@ class Bench:
                 root = value.total + sum(term.total for term in value.auxiliary.values())
                 run_backward([root], [torch.full_like(root, scale / self._size)])
         after = rates(self._optimizer)
-        held = {name: parameter.grad for name, parameter in self.trainable()}
+        held = {
+            name: None if parameter.grad is None else parameter.grad.to_dense()
+            for name, parameter in self.trainable()
+        }
         moved = next(((old, new) for old, new in zip(before, after, strict=True) if old != new), None)
         found: Gradients = {name: gradient for name, gradient in held.items() if gradient is not None}
         attempt = Attempt(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import weakref
 from typing import Any, Generic, TypeVar, cast
 
@@ -10,21 +11,25 @@ from torch.distributed import rpc
 
 from paceline.errors import InputError, WorkerGoneError
 from paceline.remote.failures import Failure, translate
-from paceline.remote.guard import own
+from paceline.remote.guard import own, refusal
 from paceline.remote.session import current
 
 Value = TypeVar("Value")
 _here: weakref.WeakSet[Reference[Any]] = weakref.WeakSet()
+_lock = threading.Lock()
+"""References are made on every thread that serves a call, also while one of them counts."""
 
 
 class Reference(Generic[Value]):
     """A value on the worker that owns it."""
 
-    def __init__(self, held: Any, what: str) -> None:
-        self._held, self._what = held, what
+    def __init__(self, held: Any, what: str, holds: object = None) -> None:
+        """`holds` is what must live on until the call that makes the value has begun."""
+        self._held, self._what, self._holds = held, what, holds
         self.owner: str = held.owner_name()
         """The worker that has the value."""
-        _here.add(self)
+        with _lock:
+            _here.add(self)
 
     @property
     def identity(self) -> str:
@@ -86,10 +91,14 @@ def reference(value: Value) -> Reference[Value]:
 
 def held_here() -> list[tuple[str, str, str]]:
     """Give identity, description and owner of all that this worker holds."""
-    return sorted({(one.identity, one.what, one.owner) for one in list(_here)})
+    with _lock:
+        held = list(_here)
+    return sorted({(one.identity, one.what, one.owner) for one in held})
 
 
 def _value(value: Any) -> Any:
     if type(value) is Failure:
         raise value.exception()
+    if (refused := refusal(value)) is not None:
+        raise refused
     return value

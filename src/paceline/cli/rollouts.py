@@ -1,0 +1,76 @@
+"""`paceline rollouts`: reinforcement learning with one agent and several observers that ask it for actions."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.folders import new_folder
+from paceline.cli.options import AsJson
+from paceline.cli.outcome import print_json, report
+from paceline.errors import UnknownNameError, WorkerFailedError
+from paceline.launch.base import Outcome
+from paceline.launch.failures import Failure
+from paceline.observe import formats
+from paceline.tasks import GAMES
+
+
+def rollouts(
+    game: Annotated[str, typer.Argument(help=f"What is to be learned: {', '.join(GAMES)}.")],
+    observers: Annotated[int, typer.Option(help="Processes that play, beside the agent's own.")] = 2,
+    batched: Annotated[
+        bool,
+        typer.Option(
+            "--batched/--unbatched", help="Answer the questions that wait together, or each by itself."
+        ),
+    ] = True,
+    episodes: Annotated[
+        int, typer.Option(help="End after so many episodes if it is not solved before.")
+    ] = 1500,
+    seed: Annotated[int, typer.Option(help="Where all randomness comes from.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/GAME-TIME.")] = None,
+    json_: AsJson = False,
+) -> int:
+    """Learn from episodes: observers play and ask one agent for every action; a lost observer costs only time."""
+    if game not in GAMES:
+        raise UnknownNameError("game", game, GAMES)
+    played: Any = importlib.import_module(GAMES[game][0])
+    request = played.Request(episodes=episodes, observers=observers, batched=batched, seed=seed)
+    folder = out or new_folder(game)
+    try:
+        result = played.start(request, folder)
+    except WorkerFailedError as error:
+        failure = Failure(
+            rank=error.rank, host=error.host, kind="code", message=error.cause, trace=error.trace
+        )
+        return report(Outcome(results=(), failure=failure))
+    except KeyboardInterrupt:
+        return report(Outcome(results=(), interrupted=signal.SIGINT))
+    result = {**result, "out": str(folder)}
+    if json_:
+        print_json(result)
+    else:
+        print(describe(result))  # noqa: T201
+    return 0
+
+
+def describe(result: Mapping[str, Any]) -> str:
+    """Say in a few lines what came of it."""
+    last = formats.plural(min(100, result["episodes"]), "episode")
+    asked = "batched" if result["batched"] else "one call a step"
+    lost = f", lost: {', '.join(result['lost'])}" if result["lost"] else ""
+    rows = {
+        "result": f"{'solved' if result['solved'] else 'not solved'}: mean return {result['mean_return']:.1f} "
+        f"over the last {last} (solved at {result['goal']:g})",
+        "work": f"{formats.plural(result['episodes'], 'episode')}, {formats.plural(result['steps'], 'step')}",
+        "time": f"{formats.duration(result['wall_s'])}, {formats.count(result['steps_per_s'])} steps/s",
+        "workers": f"1 agent, {formats.plural(result['observers'], 'observer')}, {asked}{lost}",
+        "weights": f"sha256 {result['weights_sha256'][:16]}…",
+        "folder": result["out"],
+    }
+    return "\n".join([f"\n{result['task']}", *(f" {name:8} {text}" for name, text in rows.items())])

@@ -1,0 +1,70 @@
+"""What a worker of a role runs: it meets the others, does its part, and serves calls until they have done theirs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from paceline.launch.job import FunctionCall
+from paceline.remote.names import Roles
+
+if TYPE_CHECKING:
+    from paceline.launch.worker import Worker
+    from paceline.remote.session import Session
+
+MODULES = ("paceline.remote.served", "paceline.remote.joining")
+"""What every such worker imports, and so is imported once for all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleCall:
+    """Call the function of this worker's role as `function(session, *args, **kwargs)`."""
+
+    roles: Roles
+    calls: tuple[FunctionCall | None, ...]
+    """By role; None for one that only serves."""
+    secret: bytes = field(repr=False)
+    interface: str
+    timeout_s: float
+
+    def __call__(self, worker: Worker) -> Any:
+        """Import what all roles run, meet the others, and do this role's part."""
+        from paceline.remote.joining import enter
+
+        # Every worker knows what any of them has registered: a server runs classes that only trainers name.
+        functions = [None if call is None else call.resolve() for call in self.calls]
+        index = self.roles.index(worker.identity.rank)
+        function, call = functions[index], self.calls[index]
+        with enter(
+            worker.identity, self.roles, self.secret, interface=self.interface, timeout_s=self.timeout_s
+        ) as session:
+            if worker.launcher is not None:
+                attend(worker.launcher, session)
+            return None if function is None or call is None else _run(function, session, call.payload)
+
+
+def _run(function: Callable[..., Any], session: Session, payload: bytes) -> Any:
+    args, kwargs = pickle.loads(payload)  # noqa: S301  (made by this user's own launcher)
+    return function(session, *args, **kwargs)
+
+
+def attend(launcher: Connection, session: Session) -> None:
+    """Say that all have met, and listen from now on for who is lost."""
+    launcher.send_bytes(pickle.dumps(("met", None)))
+
+    def listen() -> None:
+        try:
+            while True:
+                order = json.loads(launcher.recv_bytes())
+                if order["do"] == "note_lost":
+                    session.note_lost(session.roles.names[order["rank"]])
+        except (EOFError, OSError):
+            os._exit(1)  # nobody is left to decide; the kernel is about to say the same
+
+    threading.Thread(target=listen, name="paceline-attendance", daemon=True).start()

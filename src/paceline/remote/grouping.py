@@ -1,0 +1,55 @@
+"""The session of a training group: its trainers and its servers, by the ranks they have there."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.errors import InputError
+from paceline.remote import quiet
+from paceline.remote.names import Roles
+from paceline.remote.reach import LOOPBACK
+from paceline.remote.session import THREADS, Session
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+    from paceline.world import World
+
+SECRET_BYTES = 32
+MEETING_S = 20.0
+"""How long workers may take to meet when a group has formed: one may be lost in that very moment."""
+PATIENCE_S = 24 * 3600.0
+"""For calls that wait for other workers, far longer than any step: of a lost one the launcher tells, which ends the wait."""
+_open: tuple[Store, Session] | None = None
+
+
+def open_group(world: World) -> Session:
+    """Give the session of a group that has formed; all its workers call it, and it ends with the world.
+
+    `trainer:0` is rank 0; servers follow behind the last trainer. A second run in the same world has the same session.
+    """
+    if world.store is None or not world.mesh.servers:
+        raise InputError("a group without servers needs no session. Use a strategy that has servers.")
+    global _open  # noqa: PLW0603  (as torch's RPC, which is one a process)
+    if _open is not None and _open[0] is world.store and _open[1].is_open:
+        return _open[1]
+    mesh = world.mesh
+    drawn = torch.frombuffer(bytearray(secrets.token_bytes(SECRET_BYTES)), dtype=torch.uint8)
+    secret = bytes(world.comm.broadcast(drawn.to(world.device)).cpu().numpy().tobytes())
+    session = Session.open(
+        world.store,
+        world.rank,
+        Roles((("trainers", mesh.trainers), ("servers", mesh.servers))),
+        secret,
+        interface=LOOPBACK,
+        # A call that waits for others holds a thread.
+        threads=max(THREADS, 2 * mesh.workers),
+        timeout_s=MEETING_S,
+    )
+    quiet.expect_partings()  # the launcher tells who is lost, and why
+    world.closing.append(session.abandon)
+    _open = world.store, session
+    return session

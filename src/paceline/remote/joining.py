@@ -1,0 +1,70 @@
+"""How a script that somebody has started on several workers enters their session.
+
+    with paceline.remote.join() as session:
+        if session.role == "trainers":
+            ...
+
+`paceline run --roles trainers=2,servers=1 script.py` tells each worker all it needs; under torchrun the script says it.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from paceline.errors import InputError
+from paceline.remote import reach
+from paceline.remote.names import INTERFACE, ROLES, SECRET, Roles
+from paceline.remote.reach import LOOPBACK
+from paceline.remote.session import JOIN_S, TIMEOUT_S, Session
+from paceline.world import env
+from paceline.world.env import Identity
+from paceline.world.join import meet
+
+
+def join(
+    roles: str | Roles | None = None,
+    *,
+    secret: bytes | str | None = None,
+    interface: str | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Session:
+    """Meet the workers that were started together with this one, and give the session with them.
+
+    What is left out is as `paceline run --roles` set it.
+    """
+    identity = env.identity()
+    if identity is None:
+        raise InputError(
+            "RANK and WORLD_SIZE are not set, so there is nobody to join. Start the script with paceline run --roles."
+        )
+    chosen = roles or env.read(ROLES)
+    if chosen is None:
+        raise InputError(
+            "nobody said which roles there are. Start it with paceline run --roles trainers=2 SCRIPT, or give join(roles=...)."
+        )
+    known = secret or env.read(SECRET)
+    if not known:
+        raise InputError(
+            "nobody gave the run's secret. Start the script with paceline run --roles, or give all the same join(secret=...)."
+        )
+    return enter(
+        identity,
+        Roles.parse(chosen) if isinstance(chosen, str) else chosen,
+        known.encode() if isinstance(known, str) else known,
+        interface=reach.chosen(interface) if interface else env.read(INTERFACE) or LOOPBACK,
+        timeout_s=timeout_s,
+    )
+
+
+def enter(identity: Identity, roles: Roles, secret: bytes, *, interface: str, timeout_s: float) -> Session:
+    """Meet the others at the launcher's store, each in its role."""
+    if identity.size != roles.size:
+        raise InputError(
+            f"the roles {roles} need {roles.size} workers, but {identity.size} were started. Make the two agree."
+        )
+    reach.check(interface)
+    met = meet(identity, timedelta(seconds=JOIN_S))
+    store: Store = PrefixStore("roles", met)
+    return Session.open(store, identity.rank, roles, secret, interface=interface, timeout_s=timeout_s)

@@ -1,0 +1,141 @@
+"""Gathers the weights of a wrap: over the process group, or in memory that the workers of one host share.
+
+In shared memory every worker lays its rows where the message is to be read from, so nothing travels: torch's own copies
+into the message and out of it are the only ones. A few places for messages are used in turn. Before a worker writes into
+one it knows that everybody has copied out what was there before, or set it aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.errors import InputError
+from paceline.world import World, compat
+from paceline.world.lane import Lane, open_lane
+
+PLACES = 3
+"""Messages that there is room for. torch has one under way while it works with another."""
+ARRIVED, COPIED = 0, 1
+"""The two flags: my rows are in the message; I have copied out all messages up to this one."""
+
+
+class Gather(Protocol):
+    """How the rows of all workers come together."""
+
+    def reserve(self, length: int) -> None:
+        """Know how many bytes the largest message has, before there is any."""
+
+    def room(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Give memory for one message."""
+
+    def start(
+        self, message: Tensor, rows: Tensor, group: dist.ProcessGroup, *, later: bool
+    ) -> dist.Work | None:
+        """Fill a message that has this worker's rows at their place; it is complete when what is given was waited for."""
+
+
+class SocketGather:
+    """Over the process group."""
+
+    def reserve(self, length: int) -> None:
+        """Need nothing beforehand."""
+
+    def room(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Give memory from torch's own allocator."""
+        return torch.empty(count, dtype=dtype, device=device)
+
+    def start(
+        self, message: Tensor, rows: Tensor, group: dist.ProcessGroup, *, later: bool
+    ) -> dist.Work | None:
+        """Send the rows to everybody; on a CPU without keeping this process waiting, whatever torch asks for."""
+        later = later or message.device.type == "cpu"
+        work: dist.Work | None = compat.all_gather_single(message, rows, group=group, async_op=later)
+        return work
+
+
+class LaneGather:
+    """Through the memory of one host."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._places: list[int] = []
+        self._number = 0
+        self._open: dict[int, Tensor] = {}
+        """Messages that were not waited for yet, the oldest first."""
+
+    def reserve(self, length: int) -> None:
+        """Set memory aside."""
+        self._places = [self._lane.reserve(length) for _ in range(PLACES)]
+
+    def room(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:  # noqa: ARG002
+        """Give the place of the next message, once everybody is done with the one before."""
+        number = self._number + 1
+        oldest = next(iter(self._open), number)
+        if oldest <= number - PLACES:
+            self._set_aside(oldest)
+        # What was waited for is copied out by now: torch does that at once, and only then goes on. It is said before any
+        # wait, since others may wait for it at the same place.
+        self._lane.post(COPIED, next(iter(self._open), number) - 1)
+        self._lane.wait(COPIED, max(number - PLACES, 0))
+        return self._lane.tensor(self._places[number % PLACES], count, dtype)
+
+    def start(
+        self,
+        message: Tensor,
+        rows: Tensor,  # noqa: ARG002
+        group: dist.ProcessGroup,  # noqa: ARG002
+        *,
+        later: bool,  # noqa: ARG002
+    ) -> dist.Work | None:
+        """Say that this worker's rows are there."""
+        self._number += 1
+        self._open[self._number] = message
+        self._lane.post(ARRIVED, self._number)
+        number = self._number
+        return _Arrival(lambda: self._complete(number))
+
+    def _complete(self, number: int) -> None:
+        if number in self._open:
+            self._lane.wait(ARRIVED, number)
+            del self._open[number]
+
+    def _set_aside(self, number: int) -> None:
+        """Give a message memory of its own: torch may gather ahead what a pass back never comes to, a frozen block say."""
+        message = self._open[number]
+        self._complete(number)
+        message.data = message.clone()
+
+
+class _Arrival(dist.Work):
+    """What torch waits for before it copies a message out."""
+
+    def __init__(self, complete: Callable[[], None]) -> None:
+        super().__init__()
+        self._complete = complete
+
+    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002
+        """Wait for the rows of all others."""
+        self._complete()
+        return True
+
+
+def open_gather(place: World, lane: str) -> Gather:
+    """Choose how weights travel among those who share a model; all of them choose alike."""
+    shared = reach_lane(place, lane)
+    return SocketGather() if shared is None else LaneGather(shared)
+
+
+def reach_lane(world: World, lane: str) -> Lane | None:
+    """Open a lane where there can be one and `lane` does not speak against it."""
+    opened = open_lane(world) if lane != "gloo" else None
+    if opened is None and lane == "memory":
+        raise InputError(
+            "--lane memory needs CPU workers on one Linux host (x86-64) for fsdp. Use --lane gloo."
+        )
+    return opened

@@ -1,0 +1,121 @@
+"""What a worker keeps of the state: a trainer all that is dense, a server some rows of every table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.errors import InputError
+from paceline.strategies.pieces import Box, Catalogue, Form, Read
+from paceline.strategies.sharded import LocalState, Part
+
+
+def bounds(rows: int, servers: int) -> list[int]:
+    """Give where each server's rows of a table begin, and the end of the last one's."""
+    return [server * rows // servers for server in range(servers + 1)]
+
+
+def part_of(weight: Tensor, start: int, stop: int, device: torch.device) -> Part:
+    """Give some rows of a table, in memory of their own."""
+    shape = tuple(weight.shape)
+    box = Box((start, *(0 for _ in shape[1:])), (stop - start, *shape[1:]))
+    values = nn.Parameter(box.of(weight.detach()).clone(memory_format=torch.contiguous_format).to(device))
+    return Part(values, box, Form(shape, weight.dtype))
+
+
+class KeptState(LocalState):
+    """A part of model and optimizer, by name; of the rest the optimizer knows the names only."""
+
+    def __init__(self, model: nn.Module, names: Collection[str], cut: Mapping[str, Part]) -> None:
+        """Keep the state of the parameters in `names` whole, and the parts in `cut`; buffers go with the former."""
+        super().__init__(model)
+        self._standing = {
+            name: cut[name].values if name in cut else value for name, value in model.named_parameters()
+        }
+        self.by_name = {
+            name: cut.get(name, part) for name, part in self.by_name.items() if name in {*names, *cut}
+        }
+        self.saved = {
+            name: first
+            for name, first in self.saved.items()
+            if (first is None and not cut) or first in self.by_name
+        }
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Give all parameters as the optimizer sees them."""
+        return iter(self._standing.items())
+
+    def wire(self, optimizer: Optimizer) -> None:
+        """Let an optimizer work on what is kept, and drop its state of the rest."""
+        known = dict(self._model.named_parameters())
+        cut = {known[name]: part for name, part in self.by_name.items() if part.values is not known[name]}
+        for parameter, part in cut.items():
+            slots = optimizer.state.pop(parameter, None)
+            if slots is not None:
+                optimizer.state[part.values] = {
+                    slot: _cut(value, part) if isinstance(value, Tensor) else value
+                    for slot, value in slots.items()
+                }
+        _replace(optimizer, lambda one: cut[one].values if one in cut else one)
+        self.let_go(optimizer)
+
+    def unwire(self, optimizer: Optimizer) -> None:
+        """Give the optimizer the model's own parameters again."""
+        known = dict(self._model.named_parameters())
+        here = {part.values: known[name] for name, part in self.by_name.items()}
+        for part in self.by_name.values():
+            optimizer.state.pop(part.values, None)
+        _replace(optimizer, lambda one: here.get(one, one))
+
+    def let_go(self, optimizer: Optimizer) -> None:
+        """Drop the optimizer's state of what others keep."""
+        kept = {id(part.values) for part in self.by_name.values()}
+        for name, parameter in self._standing.items():
+            if name not in self.by_name and id(parameter) not in kept:
+                optimizer.state.pop(parameter, None)
+
+    def take(
+        self, optimizer: Optimizer, catalogue: Catalogue, read: Read, described: Mapping[str, Any]
+    ) -> None:
+        """Take over this worker's part of a state."""
+        slots = {name: one for name, one in described["state"].items() if name in self.by_name}
+        super().take(optimizer, catalogue, read, {**described, "state": slots})
+        self.let_go(optimizer)
+
+
+def check_slots(optimizer: Optimizer, parts: Sequence[Part]) -> None:
+    """Refuse an optimizer that keeps more for a table than rows and numbers."""
+    for part in parts:
+        for slot, value in optimizer.state.get(part.values, {}).items():
+            if isinstance(value, Tensor) and (
+                value.is_sparse or (value.dim() and value.shape != part.values.shape)
+            ):
+                kind = "a sparse tensor" if value.is_sparse else f"a tensor of shape {tuple(value.shape)}"
+                raise InputError(
+                    f"{type(optimizer).__name__} keeps {slot} as {kind}, which servers cannot cut up by rows. "
+                    "Use Adagrad, or SGD without momentum."
+                )
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that may look across the rows of a table."""
+    known = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam)
+    if not isinstance(optimizer, known) and not getattr(optimizer, "elementwise", False):
+        name = type(optimizer).__name__
+        raise InputError(
+            f"--strategy hybrid cuts tables up by rows, and {name} takes no sparse gradients or may look across rows. "
+            f"Use Adagrad or SGD; if {name} does neither, say so in its class: elementwise = True."
+        )
+
+
+def _cut(value: Tensor, part: Part) -> Tensor:
+    return part.box.of(value).clone() if tuple(value.shape) == part.form.shape else value
+
+
+def _replace(optimizer: Optimizer, instead: Callable[[nn.Parameter], nn.Parameter]) -> None:
+    for group in optimizer.param_groups:
+        group["params"] = [instead(one) for one in group["params"]]

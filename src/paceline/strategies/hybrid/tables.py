@@ -1,0 +1,149 @@
+"""Embeddings whose rows are elsewhere: each forward pass fetches those that its batch names.
+
+The module stays where it is, with its weight as a stand-in of the full shape that holds no memory. The gradient that the
+backward pass leaves there is the very one that the whole table would get: the ids of the batch and a row for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline.errors import InputError
+from paceline.strategies import sparse
+from paceline.strategies.offload import without_memory
+
+Fetch = Callable[[Tensor], Tensor]
+"""Gives rows by their numbers, which are in order and each there once."""
+
+
+class _Fetched(torch.autograd.Function):
+    """Rows that came from elsewhere, as if they had been taken from the weight."""
+
+    @staticmethod
+    def forward(context: Any, weight: Tensor, numbers: Tensor, values: Tensor) -> Tensor:
+        context.save_for_backward(numbers)
+        context.shape = weight.shape
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (numbers,) = context.saved_tensors
+        # Not coalesced: what is added first is for the whole table and for a part of it the same.
+        ids = numbers[gradient._indices()[0]]  # noqa: SLF001
+        made = torch.sparse_coo_tensor(
+            ids.unsqueeze(0),
+            gradient._values(),  # noqa: SLF001
+            context.shape,
+            check_invariants=False,
+        )
+        return made, None, None
+
+
+class FarEmbedding(nn.Embedding):
+    """An `nn.Embedding` whose rows are on servers."""
+
+    fetch: Fetch
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (as torch calls it)
+        """Give the rows of some ids."""
+        rows, places, padding = _rows(self, input)
+        return F.embedding(places, rows, padding, sparse=True)
+
+
+class FarEmbeddingBag(nn.EmbeddingBag):
+    """An `nn.EmbeddingBag` whose rows are on servers."""
+
+    fetch: Fetch
+
+    def forward(
+        self,
+        input: Tensor,  # noqa: A002
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Give the sum or the mean of the rows of each bag of ids."""
+        rows, places, padding = _rows(self, input)
+        return F.embedding_bag(
+            places,
+            rows,
+            None if offsets is None else offsets.to(places.dtype),
+            mode=self.mode,
+            sparse=True,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=padding,
+        )
+
+
+_NEAR: dict[type, type] = {FarEmbedding: nn.Embedding, FarEmbeddingBag: nn.EmbeddingBag}
+_FAR = {near: far for far, near in _NEAR.items()}
+
+
+def _rows(table: FarEmbedding | FarEmbeddingBag, ids: Tensor) -> tuple[Tensor, Tensor, int | None]:
+    """Fetch the rows that a batch names; gives them, the place of each id among them, and the place of the padding."""
+    padding = table.padding_idx
+    if padding is None:
+        numbers, places = torch.unique(ids, return_inverse=True)
+    else:
+        # Padding counts as fetched in every batch: torch lays gradients out otherwise where a table has none, and adds them
+        # in another order.
+        numbers, found = torch.unique(
+            torch.cat([ids.flatten(), ids.new_tensor([padding])]), return_inverse=True
+        )
+        places, padding = found[:-1].view_as(ids), int(found[-1])
+    if len(numbers) and not 0 <= int(numbers[0]) <= int(numbers[-1]) < table.num_embeddings:
+        raise IndexError(
+            f"index out of range in self: ids from {int(numbers[0])} to {int(numbers[-1])} for {table.num_embeddings} rows"
+        )
+    rows = _Fetched.apply(table.weight, numbers, table.fetch(numbers))  # type: ignore[no-untyped-call]
+    return rows, places, padding
+
+
+def check(model: nn.Module) -> None:
+    """Refuse a model whose tables cannot go to servers, or that has none."""
+    found = sparse.tables(model)
+    if not found:
+        raise InputError(
+            "--strategy hybrid keeps embeddings with sparse=True on servers, and the model has none. "
+            "Use --strategy ddp, or nn.Embedding(..., sparse=True)."
+        )
+    holders: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        holders.setdefault(id(parameter), []).append(name)
+    for name, table in found.items():
+        if type(table) not in (*_NEAR, *_FAR):
+            raise InputError(
+                f"{name} is a {type(table).__name__}, and --strategy hybrid cannot know what its forward does with the rows. "
+                "Use nn.Embedding or nn.EmbeddingBag itself, or --strategy ddp."
+            )
+        if table.max_norm is not None or table.scale_grad_by_freq:
+            raise InputError(
+                f"{name} has max_norm or scale_grad_by_freq, which need the whole table at hand. Leave them out, or use "
+                "--strategy ddp."
+            )
+        if len(holders[id(table.weight)]) > 1:
+            raise InputError(
+                f"{' and '.join(holders[id(table.weight)])} are one table; --strategy hybrid needs one module for each. "
+                "Use --strategy ddp."
+            )
+
+
+def send_away(table: nn.Embedding | nn.EmbeddingBag, fetch: Fetch, device: torch.device) -> None:
+    """Let a table's rows be elsewhere from now on."""
+    table.__class__ = _FAR.get(type(table), type(table))
+    table.fetch = fetch  # type: ignore[assignment]
+    table.weight.data = without_memory(table.weight.shape, table.weight.dtype, device)
+
+
+def bring_back(model: nn.Module) -> None:
+    """Let the tables be here again, without their values: those are loaded next."""
+    for table in sparse.tables(model).values():
+        if type(table) in _NEAR:
+            table.__class__ = _NEAR[type(table)]
+            del table.fetch
+            table.weight.data = torch.zeros_like(table.weight, memory_format=torch.contiguous_format)

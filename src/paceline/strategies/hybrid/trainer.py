@@ -1,0 +1,289 @@
+"""A trainer of hybrid: computes with rows that come from the servers, and sends the gradients of those rows back.
+
+What is dense goes through ddp. A step is applied when every server has everybody's rows: the servers then say so to all
+trainers, and every trainer gives all servers the word, so that none of them stands in another step than the rest when
+one is lost in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from paceline import remote
+from paceline.errors import NonFiniteLossError, RemoteError
+from paceline.remote.grouping import open_group
+from paceline.strategies import gradients, sparse
+from paceline.strategies.base import MetricsFunction, Parts, Rows, StepWork
+from paceline.strategies.ddp import DdpReplica
+from paceline.strategies.hybrid import counter
+from paceline.strategies.hybrid.counter import Norms
+from paceline.strategies.hybrid.kept import KeptState, bounds
+from paceline.strategies.hybrid.tables import send_away
+from paceline.strategies.parameter_server.answers import Answers
+from paceline.strategies.parameter_server.state import gathered
+from paceline.strategies.pieces import OPTIMIZER, Catalogue, Held, Read, hold
+from paceline.strategies.result import StepResult
+from paceline.strategies.sequential import SequentialReplica
+from paceline.strategies.state import plain
+from paceline.strategies.tree import Gradients, Node
+from paceline.world import World
+from paceline.world.interruption import InterruptedWaitError
+from paceline.world.points import REDUCTION, reach
+from paceline.world.pulse import Phase
+
+Answer = TypeVar("Answer")
+GOODBYE_S = 1.0
+"""How long a server may take to hear that this trainer leaves."""
+
+
+@dataclass
+class Traffic:
+    """Bytes between one trainer and the servers, and what sending whole tables would come to."""
+
+    looked_up: int = 0
+    pushed: int = 0
+    steps: int = 0
+    table_bytes: int = 0
+
+    @property
+    def sparse(self) -> int:
+        """What travelled: row numbers, rows, and gradients of rows."""
+        return self.looked_up + self.pushed
+
+    @property
+    def dense(self) -> int:
+        """What would, if every step sent the gradients of whole tables and brought their sums."""
+        return 2 * self.table_bytes * self.steps
+
+
+class Servers:
+    """The servers as one trainer sees them."""
+
+    def __init__(self, world: World, trainer: int, weights: Sequence[nn.Parameter]) -> None:
+        self.turn = 0
+        self.traffic = Traffic(table_bytes=sum(one.numel() * one.element_size() for one in weights))
+        self._world, self._trainer = world, trainer
+        self._edges = [torch.tensor(bounds(len(one), world.mesh.servers)) for one in weights]
+        self._widths = [one.shape[1] for one in weights]
+        self._types = [one.dtype for one in weights]
+        self._answers = Answers(world)
+        self._session: remote.Session | None = open_group(world)
+        names = self._session.workers("servers")
+        self._lookup = [remote.call(name, counter.lookup) for name in names]
+        self._push = [remote.call(name, counter.push) for name in names]
+        self._apply = [remote.call(name, counter.apply) for name in names]
+        self._leave = [remote.call(name, counter.leave).options(timeout=GOODBYE_S) for name in names]
+        self._pushed: list[remote.Future[Norms | None]] = []
+
+    def lookup(self, table: int, numbers: Tensor) -> Tensor:
+        """Fetch rows by their numbers, which are in order: one call to each server that has any of them."""
+        numbers = numbers.cpu()
+        cuts = torch.searchsorted(numbers, self._edges[table]).tolist()
+        calls = [
+            call.future(self.turn, table, numbers[start:stop] - int(self._edges[table][server]))
+            for server, (call, start, stop) in enumerate(zip(self._lookup, cuts, cuts[1:], strict=False))
+            if stop > start
+        ]
+        got = self._answers.wait(calls)
+        empty = torch.empty(0, self._widths[table], dtype=self._types[table])
+        rows = torch.cat(got) if got else empty
+        self.traffic.looked_up += _bytes(numbers) + _bytes(rows)
+        return rows.to(self._world.device)
+
+    def push(self, nodes: Sequence[tuple[Node, Gradients]]) -> None:
+        """Send every server its rows of the sums of this trainer's subtrees."""
+        parts = [[sparse.parts_of(one) if one is not None else None for one in held] for _, held in nodes]
+        placed = [[one and (one[0].cpu(), one[1].cpu()) for one in held] for held in parts]
+        self.traffic.pushed += sum(_bytes(*one) for held in placed for one in held if one)
+        self.traffic.steps += 1
+        reach(REDUCTION)
+        self._pushed = [
+            call.future(
+                self.turn,
+                self._trainer,
+                [
+                    (node, [one and self._share(table, server, *one) for table, one in enumerate(held)])
+                    for (node, _), held in zip(nodes, placed, strict=True)
+                ],
+            )
+            for server, call in enumerate(self._push)
+        ]
+
+    def _share(self, table: int, server: int, numbers: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        edges = self._edges[table][server : server + 2]
+        start, stop = torch.searchsorted(numbers, edges).tolist()
+        # Copies: a part of a tensor would travel with all of its memory.
+        return numbers[start:stop] - int(edges[0]), values[start:stop].clone()
+
+    def norms(self) -> Gradients:
+        """Give the norms of all touched rows of each table, in the order of the rows, when all have pushed theirs."""
+        answers = self._settled(self._pushed)
+        self._pushed = []
+        columns = [[one for one in column if one is not None] for column in zip(*answers, strict=True)]
+        return [torch.cat(column).to(self._world.device) if column else None for column in columns]
+
+    def apply(self, factor: float, entry: Tensor, norm: Tensor | None) -> None:
+        """Have this step applied on all servers."""
+        word = factor, entry.cpu(), None if norm is None else norm.cpu()
+        self._settled([call.future(self.turn, *word) for call in self._apply])
+
+    def _settled(self, futures: Sequence[remote.Future[Answer | None]]) -> list[Answer]:
+        """Give the servers' answers even if the group breaks meanwhile: it may be they that apply the step already."""
+        before = self._world.pulse.enter(Phase.COMMUNICATION)
+        try:
+            answers = remote.wait_all(futures)
+        except RemoteError as error:
+            raise InterruptedWaitError(str(error)) from error
+        found = [one for one in answers if one is not None]
+        if len(found) < len(answers):
+            raise InterruptedWaitError("the group is broken: a server has left it")
+        self._world.pulse.enter(before)
+        return found
+
+    def close(self) -> None:
+        """Let go of them; some may still wait for this trainer."""
+        session, self._session = self._session, None
+        if session is None:
+            return
+        for one in self._leave:
+            with contextlib.suppress(RemoteError, RuntimeError):  # it may be what was lost
+                one()
+        session.abandon()
+
+
+class _Trainer(SequentialReplica):
+    """What a trainer does otherwise than a worker that has the tables."""
+
+    whole = False
+    servers: Servers
+    everybody: World
+    _kept: KeptState
+
+    def _connect(self, everybody: World) -> None:
+        """Send the tables away, and meet the servers."""
+        self.everybody = everybody
+        tables = sparse.tables(self.model)
+        apart = {f"{name}.weight" for name in tables}
+        dense = [name for name, _ in self.model.named_parameters() if name not in apart]
+        self._kept = KeptState(self.model, dense, {})
+        self._kept.let_go(self.optimizer)
+        self.servers = Servers(everybody, self.world.rank, self.sparse)
+        for place, table in enumerate(tables.values()):
+            send_away(table, _fetch(self.servers, place), self.world.device)
+        size = self.servers.traffic.table_bytes / 1e6
+        self.notes = (f"{', '.join(sorted(apart))} ({size:.3g} MB) on servers, the rest on every trainer.",)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What has travelled between this trainer and the servers."""
+        return self.servers.traffic
+
+    def begin(self, work: StepWork) -> None:
+        """Start a step."""
+        self.servers.turn += 1
+        super().begin(work)
+
+    def apply(self, clip: float | None) -> StepResult:
+        """Combine, normalise, clip, update, here and on the servers."""
+        try:
+            return super().apply(clip)
+        except NonFiniteLossError:
+            if self.ledger.grad is not None:  # the servers find the same, and say so with everybody
+                self.servers.norms()
+                self.servers.apply(1.0, self.ledger.grad, None)
+            raise
+
+    def _normalise(self, held: list[Tensor], factor: Tensor | float, clip: float | None) -> Tensor | None:
+        """Do it with the norms of the rows, which the servers know; then give them the word."""
+        far = {id(one): norms for one, norms in zip(self.sparse, self.servers.norms(), strict=False)}
+        measured = [far.get(id(one), one.grad) for one in self.parameters]
+        present = [one for one in measured if one is not None]
+        norm, factor = gradients.coefficient(present, factor, clip if present else None)
+        entry = self.ledger.grad
+        if entry is None:
+            raise RuntimeError("the ledger has no sum")
+        self.servers.apply(float(factor), entry, norm)
+        gradients.scale(held, factor)
+        return norm
+
+    def _update(self) -> None:
+        super()._update()
+        self.servers.turn += 1
+
+    # Evaluation and state.
+
+    def evaluate(self, works: Iterable[StepWork], metrics: MetricsFunction) -> Rows:
+        """Measure this worker's shards."""
+        self.servers.turn += 1
+        return super().evaluate(works, metrics)
+
+    def held(self) -> Held:
+        """Give all that is dense."""
+        rest = {
+            "scheduler": None if self.scheduler is None else plain(self.scheduler.state_dict()),
+            "scaler": None,
+        }
+        return self._kept.held(self.optimizer, rest)
+
+    def state(self) -> dict[str, Any]:
+        """Gather the state; all workers ask together."""
+        return gathered(self.everybody, self.held())
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what is dense of a whole state."""
+        whole = hold(state)
+        forms = {key: piece.form for key, piece in whole.pieces.items()}
+        self.take(forms, lambda key, box: box.of(whole.pieces[key].values), whole.rest)
+
+    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+        """Take over what is dense."""
+        self._kept.take(self.optimizer, catalogue, read, rest[OPTIMIZER])
+        if self.scheduler is not None and rest["scheduler"] is not None:
+            self.scheduler.load_state_dict(rest["scheduler"])
+
+    def abandon(self) -> None:
+        """Let go of the group."""
+        super().abandon()
+        self.servers.close()
+
+
+class LoneTrainer(_Trainer):
+    """The only trainer beside the servers."""
+
+    def __init__(self, parts: Parts, everybody: World, group: World) -> None:
+        super().__init__(parts, group)
+        self._connect(everybody)
+
+    def _finish_combination(self) -> None:
+        super()._finish_combination()
+        self.servers.push([((0, self._shards), sparse.take(self.sparse))])
+
+
+class Trainer(_Trainer, DdpReplica):
+    """One of several: what is dense is summed among them."""
+
+    def __init__(self, parts: Parts, everybody: World, group: World) -> None:
+        super().__init__(parts, group)
+        self._connect(everybody)
+
+    def _leave_rows_out(self, carried: nn.Module, *, agreed: bool) -> None:  # noqa: ARG002
+        """Leave them out; all have the same already, servers included."""
+        super()._leave_rows_out(carried, agreed=True)
+
+    def _combine_rows(self) -> None:
+        """Have the servers add them up."""
+        self.servers.push(self._rows.nodes)
+
+
+def _fetch(servers: Servers, table: int) -> Any:
+    return lambda numbers: servers.lookup(table, numbers)
+
+
+def _bytes(*tensors: Tensor) -> int:
+    return sum(one.numel() * one.element_size() for one in tensors)

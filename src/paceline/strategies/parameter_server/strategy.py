@@ -1,0 +1,59 @@
+"""Parameters on servers, each with the optimizer of its part: `--strategy ps --workers 2 --servers 1`.
+
+Servers are the last ranks of the world. A trainer computes the gradients of its shards, pushes to each server those of the
+server's parameters, and gets the new weights in the answer.
+
+With `--staleness 0` a server waits for all trainers, adds what they brought along the tree over the shards, divides by the
+true weight, clips by the true norm and updates: the bits are those of one process.
+
+With `--staleness s` a server applies what a trainer brings as soon as it comes, and a trainer may be up to s steps ahead of
+the slowest. A share's gradient is the mean over its own weight, clipped by its own norm, and moves the parameters by the
+learning rate times its part of the global batch: so the shares of one global batch together go as far as one step. Shares
+that wait while a server is busy are taken together as the one update of their weighted mean. Which shares meet is a matter
+of time, so the level is statistical; evaluations and checkpoints see all shares of all steps before them.
+"""
+
+from __future__ import annotations
+
+from paceline.errors import InputError
+from paceline.strategies.base import Exactness, OpenReplica, Parts
+from paceline.strategies.sequential import SequentialReplica
+from paceline.strategies.tuning import Tuning
+from paceline.world import World
+
+
+class ParameterServer:
+    """Trainers push gradients and pull weights; servers hold the parameters."""
+
+    name = "ps"
+    exactness = Exactness.BITWISE
+    threaded = False
+
+    def level(self, tuning: Tuning) -> Exactness:
+        """Give what is left of the promise when trainers do not wait for each other."""
+        return Exactness.STATISTICAL if tuning.staleness else Exactness.BITWISE
+
+    def prepare(self, parts: Parts, world: World) -> OpenReplica:
+        """Make a trainer or a server; one that is left alone needs no server."""
+        if parts.precision.name == "fp16":
+            raise InputError(
+                "--strategy ps has no loss scaler that all workers share, which --precision fp16 needs. Use bf16."
+            )
+        if parts.sync_batchnorm:
+            raise InputError(
+                "--sync-batchnorm needs the workers to meet in the middle of a step, and those of --strategy ps meet at its "
+                "end. Use --strategy ddp."
+            )
+        if not world.mesh.servers:
+            return SequentialReplica(parts, world)
+        if not world.serves:
+            from paceline.strategies.parameter_server.trainer import TrainerReplica
+
+            return TrainerReplica(parts, world)
+        if parts.tuning.staleness:
+            from paceline.strategies.parameter_server.prompt import PromptServer
+
+            return PromptServer(parts, world)
+        from paceline.strategies.parameter_server.patient import PatientServer
+
+        return PatientServer(parts, world)

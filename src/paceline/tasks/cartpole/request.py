@@ -1,0 +1,39 @@
+"""What is asked of a training: how many episodes, how many observers, one call a step or batches. Imports no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+from paceline.errors import InputError
+
+GOAL = 195.0
+"""The mean return at which CartPole counts as solved."""
+WINDOW = 100
+"""Over so many episodes in a row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A training of the agent; it ends when the task is solved, or after `episodes`."""
+
+    episodes: int = 1500
+    observers: int = 2
+    batched: bool = True
+    """Whether the agent answers questions that wait together at once, or each by itself."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("episodes", "observers"):
+            if getattr(self, name) < 1:
+                raise InputError(f"--{name} is {getattr(self, name)}, but there must be 1 at least.")
+        if self.seed < 0:
+            raise InputError(f"--seed is {self.seed}. Give 0 or more.")
+
+
+def check_installed() -> None:
+    """Refuse to begin without the package that has the environment."""
+    if importlib.util.find_spec("gymnasium") is None:
+        raise InputError(
+            'cartpole needs gymnasium, which is not installed. Install it with: pip install "paceline[rl]"'
+        )

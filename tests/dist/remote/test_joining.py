@@ -1,0 +1,67 @@
+"""`paceline run --roles`: a script that joins the others by itself."""
+
+import json
+
+from tests.dist.cli.conftest import command, folder  # noqa: F401
+
+SCRIPT = """
+import os, pathlib, sys
+from paceline import remote
+
+@remote.service
+class Greeter:
+    def greet(self, name): return f"{remote.current().name} greets {name}"
+
+with remote.join(**({"roles": "trainers=1,servers=1", "secret": sys.argv[1]} if sys.argv[1:] else {})) as session:
+    if session.role == "trainers":
+        said = remote.create("server:0", Greeter).greet(session.name)
+        pathlib.Path(f"said-{session.rank}").write_text(said)
+        print(said)
+"""
+
+
+def test_a_script_with_roles(command, folder):  # noqa: F811
+    (folder / "greet.py").write_text(SCRIPT)
+    ended = command("run", "--roles", "trainers=2,servers=1", "--out", "run", "greet.py")
+    assert (ended.status, ended.out, ended.err) == (0, "server:0 greets trainer:0\n", "")
+    assert (folder / "said-1").read_text() == "server:0 greets trainer:1"
+    spec = json.loads((folder / "run" / "spec.json").read_text())
+    assert (spec["roles"], spec["workers"]) == ("trainers=2,servers=1", 3)
+    assert "SECRET" not in str(spec)
+
+
+def test_options_that_contradict_each_other(command, folder):  # noqa: F811
+    (folder / "greet.py").write_text(SCRIPT)
+    for arguments, words in (
+        (["--roles", "trainers=2,servers=1", "-n", 2], "makes 3 workers, but --workers is 2"),
+        (["--roles", "trainers=2,servers"], "'servers' in 'trainers=2,servers' is no role"),
+        (["--roles", "trainers=2", "--interface", "nowhere9"], "no network interface 'nowhere9'"),
+        (["--interface", "lo"], "Give --roles, or leave it out"),
+    ):
+        ended = command("run", *arguments, "greet.py")
+        assert words in ended.err
+        assert (ended.status, ended.out, ended.err.count("\n")) == (2, "", 1)
+
+
+def test_a_script_without_roles_is_told(command, folder):  # noqa: F811
+    (folder / "greet.py").write_text(SCRIPT)
+    ended = command("run", "greet.py")
+    assert "nobody said which roles there are" in ended.err
+    assert ended.status == 2
+
+
+def test_workers_that_know_only_their_ranks_say_the_rest_themselves(command, folder):  # noqa: F811
+    (folder / "greet.py").write_text(SCRIPT)
+    ended = command("run", "-n", 2, "greet.py", "a secret")
+    assert (ended.status, ended.out, ended.err) == (0, "server:0 greets trainer:0\n", "")
+
+
+def test_a_worker_with_another_secret_is_not_worked_with(command, folder):  # noqa: F811
+    (folder / "greet.py").write_text(SCRIPT.replace("sys.argv[1]}", "os.environ['RANK']}"))
+    ended = command("run", "-n", 2, "greet.py", "a secret")
+    assert (
+        "CallRefusedError: trainer:0 does not know" in ended.err
+        or "CallRefusedError: server:0 does not" in ended.err
+    )
+    assert (ended.status, ended.out) == (1, "")
+    assert not (folder / "said-0").exists()

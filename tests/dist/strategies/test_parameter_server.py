@@ -1,0 +1,274 @@
+"""--strategy ps: parameters on servers. Together the bits are one process's; alone each trainer is ahead by what was allowed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import paceline
+from paceline import strategies
+from paceline.checkpoint import weights_sha256
+from paceline.data.shards import owned_shards
+from paceline.launch.failures import Failure
+from paceline.launch.membership import Assign, Membership, Policy
+from paceline.training import trainer
+from paceline.training.membership import STEP, Standing
+from paceline.training.spec import TrainSpec
+from paceline.world import points
+from paceline.world.mesh import DATA
+
+STEPS = 9
+
+
+def make() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(6, 40), nn.BatchNorm1d(40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 3)
+    )
+
+
+def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    decayed = [value for value in model.parameters() if value.dim() > 1]
+    others = [value for value in model.parameters() if value.dim() == 1]
+    return torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=0.01
+    )
+
+
+def scheduler(made: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.LinearLR(made, 0.2, 1.0, total_iters=5)
+
+
+def data() -> TensorDataset:
+    features = torch.randn(63, 6, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(features, features[:, :3].argmax(1))
+
+
+def loss(model: nn.Module, batch: list[Tensor]) -> paceline.Loss:
+    """Weigh samples unequally, with a term beside the main one."""
+    each = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    weights = 1.0 + batch[1]
+    size = sum(value.square().sum() for value in model.parameters())
+    return paceline.Loss((each * weights).sum(), weights.sum(), {"size": paceline.Loss(1e-3 * size, 1)})
+
+
+def train(
+    run: paceline.Run, steps: int = STEPS, killed: str | None = None, point: str = "", rank: int = 1
+) -> dict[str, Any]:
+    """Train; one rank dies once at a point of step 6, where `killed` names the file that says so."""
+
+    def trap(reached: str) -> None:
+        if reached == point and run.world.rank == rank and run.position.number == 6:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(str(killed), os.O_CREAT | os.O_EXCL))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    run.prepare_replica(make, optimizer, scheduler)
+    points.set_trap(trap if killed is not None else None)
+    taken = [step.compute(loss) for step in run.steps(data(), batch_size=13, steps=steps, clip=0.05)]
+    points.set_trap(None)
+    held, state = run.replica.held(), run.replica.state()
+    slots = {
+        f"{name}/{slot}": value
+        for name, entry in state["optimizer"]["state"].items()
+        for slot, value in entry.items()
+    }
+    return {
+        "weights": weights_sha256(state["model"]),
+        "optimizer": weights_sha256(dict(sorted(slots.items()))),
+        "schedule": state["scheduler"]["last_epoch"],
+        "held": sorted(held.pieces),
+        "losses": [result.loss for result in taken if not result.again],
+        "samples": run.journal.samples,
+        "recoveries": run.recoveries,
+        "workers": run.world.size,
+    }
+
+
+def launch(strategy: str, workers: int, *args: Any, **options: Any) -> tuple[Any, ...]:
+    launched = {"shards": 5, "threads": 1, "device": "cpu", **options}
+    return paceline.launch(train, *args, strategy=strategy, workers=workers, **launched)
+
+
+@pytest.fixture(scope="module")
+def one() -> dict[str, Any]:
+    """One process's answer."""
+    return launch("single", 1)[0]  # type: ignore[no-any-return]
+
+
+def test_servers_stand_behind_the_trainers_and_are_dealt_no_data() -> None:
+    asked = strategies.choice("ddp=2,servers=2")
+    mesh = asked.fitted(4)
+    assert (mesh.workers, mesh.trainers, str(mesh)) == (4, 2, "ddp=2,servers=2")
+    assert [mesh.serves(rank) for rank in range(4)] == [False, False, True, True]
+    owned = [owned_shards(mesh.index(rank, *DATA), mesh.size(*DATA), 5) for rank in range(4)]
+    assert owned == [range(2), range(2, 5), range(5, 5), range(5, 5)]
+    assert [mesh.members(rank, "ddp") for rank in (0, 3)] == [[0, 1], [2, 3]]
+    # Those that are left: servers stay as long as there is anybody beside them.
+    assert [str(asked.fitted(left)) for left in (3, 2, 1)] == [
+        "ddp=1,servers=2",
+        "ddp=1,servers=1",
+        "ddp=1",
+    ]
+
+
+def test_who_joins_does_not_take_the_place_of_a_server() -> None:
+    membership = Membership(
+        Policy(workers=3, shards=2, choice=strategies.choice("ps").pinned(2)), lambda: 0.0
+    )
+    for number in range(3):
+        membership.add(number, rank=number)
+        membership.began(number)
+    membership.lost(0, Failure(rank=0, host="here", kind="signal", message="gone"))
+    membership.add(3, rank=None)
+    for number in (1, 2):
+        actions = membership.broken(number, Standing(operation=4, kind=STEP, step=4))
+    assert [(one.member, one.rank) for one in actions if isinstance(one, Assign)] == [(1, 0), (2, 1)]
+    membership.ready(3)
+    for number in (1, 2):
+        actions = membership.broken(number, Standing(operation=5, kind=STEP, step=5))
+    placed = [(one.member, one.rank) for one in actions if isinstance(one, Assign)]
+    assert placed == [(1, 0), (3, 1), (2, 2)], "worker 2 is the server still"
+
+
+@pytest.mark.parametrize(("trainers", "servers"), [(2, 2), (3, 1)])
+def test_together_the_bits_are_one_process(one: dict[str, Any], trainers: int, servers: int) -> None:
+    results = launch("ps", trainers, servers=servers)
+    assert len(results) == trainers + servers
+    for result in results:
+        for key in ("weights", "optimizer", "schedule", "losses"):
+            assert result[key] == one[key], key
+    assert all(result["held"] == [] for result in results[:trainers]), "trainers hold nothing"
+    assert sorted(key for result in results for key in result["held"]) == one["held"], (
+        "everything is held once"
+    )
+    assert all(result["held"] for result in results[trainers:])
+
+
+@pytest.mark.parametrize(("first", "then"), [("ps", "ddp"), ("ddp", "ps")])
+def test_a_checkpoint_goes_on_under_another_strategy(
+    one: dict[str, Any], first: str, then: str, tmp_path: Path
+) -> None:
+    launch(first, 2, 4, out=tmp_path)
+    results = launch(then, 2, out=tmp_path, resume=True)
+    assert {result["weights"] for result in results} == {one["weights"]}
+    assert {result["optimizer"] for result in results} == {one["optimizer"]}
+
+
+# Before its gradients have gone out; and behind the servers' update, which the other trainer has yet to hear of.
+@pytest.mark.parametrize("point", ["reduction", "optimizer"])
+def test_a_lost_trainer_changes_nothing(one: dict[str, Any], point: str, tmp_path: Path) -> None:
+    results = launch("ps", 2, STEPS, str(tmp_path / "killed"), point, max_restarts=0)
+    assert (tmp_path / "killed").exists()
+    assert {result["weights"] for result in results if result} == {one["weights"]}
+    found = next(result for result in results if result)
+    assert found["workers"] == 2, "a trainer and a server are left"
+    assert [recovery["source"] for recovery in found["recoveries"]] == ["workers"]
+    assert found["recoveries"][0]["redone"] == 0
+    assert found["samples"] == one["samples"]
+
+
+def test_a_lost_server_comes_back_from_the_last_checkpoint(one: dict[str, Any], tmp_path: Path) -> None:
+    results = launch(
+        "ps", 2, STEPS, str(tmp_path / "killed"), "optimizer", 2, out=tmp_path / "run", save_every="4"
+    )
+    assert (tmp_path / "killed").exists()
+    assert {result["weights"] for result in results if result} == {one["weights"]}
+
+
+# Each for itself.
+
+AHEAD, SLOW, TAKEN = 2, 1, 12
+"""How far a trainer may be ahead, which rank is slow, and how many steps are taken."""
+
+
+def race(run: paceline.Run, log: str) -> int:
+    """Train with one slow worker; each writes down when it begins a step. Gives how many updates a server made."""
+    run.prepare_replica(make, optimizer, scheduler)
+
+    def noted(model: nn.Module, batch: list[Tensor]) -> paceline.Loss:
+        line = f"{run.world.rank} {run.position.number}\n"
+        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(descriptor, line.encode())
+        os.close(descriptor)
+        time.sleep(0.05 * (run.world.rank == SLOW))
+        return loss(model, batch)
+
+    for step in run.steps(data(), batch_size=13, steps=TAKEN):
+        step.compute(noted)
+    return getattr(run.replica, "updates", 0)
+
+
+def test_a_trainer_is_ahead_of_the_slowest_by_what_was_allowed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    results = paceline.launch(
+        race,
+        str(log),
+        strategy="ps",
+        workers=3,
+        servers=2,
+        threads=1,
+        device="cpu",
+        tuning={"staleness": AHEAD},
+    )
+    begun = dict.fromkeys(range(3), 0)
+    leads = []
+    for rank, number in (map(int, line.split()) for line in log.read_text().splitlines()):
+        begun[rank] = number + 1
+        # Whoever begins step n has taken n steps; the slowest has begun at least those that it has taken.
+        leads.append(number - min(begun.values()))
+    assert set(begun.values()) == {TAKEN}
+    assert max(leads) <= AHEAD, "nobody is further ahead than it may be"
+    assert max(leads) >= 1, "nobody waits for the slowest in every step"
+    assert all(TAKEN <= updates <= 3 * TAKEN for updates in results[3:])
+
+
+def digits(run: paceline.Run) -> dict[str, Any]:
+    return trainer.main(run, TrainSpec(task="paceline.tasks.digits:Digits", name="digits", epochs=6))
+
+
+def test_digits_reaches_its_accuracy() -> None:
+    results = paceline.launch(
+        digits, strategy="ps", workers=2, threads=1, device="cpu", tuning={"staleness": 2}
+    )
+    assert results[0]["metrics"]["accuracy"] >= 0.95
+    assert results[0]["exactness"] == "statistical"
+    assert results[0]["workers"] == 2
+
+
+def test_a_worker_lost_without_waiting_is_survived(tmp_path: Path) -> None:
+    results = launch(
+        "ps", 2, 3 * STEPS, str(tmp_path / "killed"), "reduction", max_restarts=0, tuning={"staleness": 2}
+    )
+    assert (tmp_path / "killed").exists()
+    (left,) = {result["weights"] for result in results if result}
+    assert left
+    assert {result["schedule"] for result in results if result} == {3 * STEPS}
+    assert {result["samples"] for result in results if result} == {5 * 63 + 2 * 13}, "each step counts once"
+
+
+# What does not fit.
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "words"),
+    [
+        ("ps", {"tuning": {"staleness": -1}}, "--staleness is -1, but must be 0 or more"),
+        ("ps", {"servers": 0}, "--servers is 0, but must be at least 1"),
+        ("ddp", {"servers": 1}, "--servers is an option of ps"),
+        ("ps", {"exact": "bitwise", "tuning": {"staleness": 1}}, "--exact bitwise is more than"),
+        ("ps", {"sync_batchnorm": True}, "--sync-batchnorm needs the workers to meet in the middle"),
+    ],
+)
+def test_what_does_not_fit_is_refused(strategy: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(paceline.InputError, match=words):
+        launch(strategy, 2, **options)
