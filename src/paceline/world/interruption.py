@@ -34,8 +34,8 @@ class Interruption:
     def on_raise(self, breaker: Callable[[], None]) -> None:
         """Have `breaker` called when the interruption comes: at once, if it has come already."""
         with self._lock:
-            self._breakers.append(breaker)
             if not self._raised:
+                self._breakers.append(breaker)
                 return
         breaker()
 
@@ -45,7 +45,8 @@ class Interruption:
             if self._raised:
                 return
             self._raised = True
-            breakers = list(self._breakers)
+            # Nothing of the group is kept: its shared memory goes with the last that holds it.
+            breakers, self._breakers = self._breakers, []
         for breaker in breakers:
             breaker()
 
