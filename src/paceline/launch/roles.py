@@ -47,7 +47,7 @@ def launch_roles(
     """
     if job.importing():
         raise job.ReachedLaunch
-    made = {name: Role(workers=role) if isinstance(role, int) else role for name, role in roles.items()}
+    made = {name: _role(name, role) for name, role in roles.items()}
     named = Roles.of({name: role.workers for name, role in made.items()})
     joined = JoinedLauncher()
     is_joined = joined.detect()
@@ -101,6 +101,14 @@ class RoleConsole(Console):
             name = self._roles.names[event.rank]
             where = f"rank {event.rank} on {event.host}"
             sys.stderr.write(f"paceline: {name} ({where}) {event.reason}; the others go on without it.\n")
+
+
+def _role(name: str, given: Role | int) -> Role:
+    if not isinstance(given, Role | int):
+        raise InputError(
+            f"the role {name} is {given!r}. Give a number of workers that only serve, or remote.Role(function, workers)."
+        )
+    return Role(workers=given) if isinstance(given, int) else given
 
 
 def _calls(roles: Mapping[str, Role]) -> tuple[job.FunctionCall | None, ...]:

@@ -7,6 +7,7 @@ refused is logged.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import pickle
 import sys
@@ -104,7 +105,7 @@ class Sealed(internal._InternalRPCPickler):  # noqa: SLF001
         return problem
 
     def _seal(self, content: bytes) -> bytes:
-        return hmac.digest(self._key, content, "sha256")[:_SEAL_BYTES]
+        return hashlib.blake2b(content, key=self._key, digest_size=_SEAL_BYTES).digest()
 
 
 class UnregisteredError(AttributeError):

@@ -26,6 +26,8 @@ class Role:
             raise InputError(
                 f"a role runs a function, not {self.function!r}. Give one, or none for workers that only serve."
             )
+        if not isinstance(self.workers, int):
+            raise InputError(f"a role has a number of workers, not {self.workers!r}. Give 1 or more.")
         if self.function is None and (self.args or self.kwargs):
             raise InputError(
                 "a role without a function takes no arguments. Give the function that takes them."

@@ -1,5 +1,6 @@
 """A worker dies or fails while others call it: what they see, and how the launch ends."""
 
+import atexit
 import json
 import os
 import signal
@@ -38,6 +39,11 @@ def observe(session):
     raise ValueError("too tired to look")
 
 
+def end_badly(session):
+    atexit.register(os._exit, 3)
+    return session.name
+
+
 def command(session):
     """Lose both observers, one after the other, and see what is left."""
     near, far = remote.create("server:0", Desk), remote.create("observer:0", Desk)
@@ -61,6 +67,7 @@ def test_the_others_go_on_without_a_worker_that_is_not_required(tmp_path, capfd)
     results = paceline.launch_roles(
         {
             "commander": Role(command),
+            "clerk": Role(end_badly, required=False),
             "observers": Role(observe, workers=2, required=False),
             "servers": 1,
         },
@@ -69,6 +76,8 @@ def test_the_others_go_on_without_a_worker_that_is_not_required(tmp_path, capfd)
     )
     (found,) = results["commander"]
     assert results["observers"] == (None, None)
+    assert results["clerk"] == ("clerk:0",)
+    assert results["servers"] == (None,)
     for what in ("pending", "reference", "called again", "create"):
         assert found[what][0] == "WorkerGoneError", found[what]
         assert "observer:0 is gone" in found[what][1]
@@ -79,10 +88,12 @@ def test_the_others_go_on_without_a_worker_that_is_not_required(tmp_path, capfd)
     assert found["both"] == ["observer:0", "observer:1"]
     said = capfd.readouterr().err
     assert "was killed by SIGKILL; the others go on without it." in said
-    assert "observer:1 (rank 2 on " in said
+    assert "observer:1 (rank 3 on " in said
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    assert [(event["kind"], event["rank"]) for event in events] == [("worker_lost", 1), ("worker_lost", 2)]
-    assert "ValueError: too tired to look" in (tmp_path / "run" / "logs" / "rank-2.log").read_text()
+    assert [(event["kind"], event["rank"]) for event in events] == [
+        ("worker_lost", rank) for rank in (2, 3, 1)
+    ]
+    assert "ValueError: too tired to look" in (tmp_path / "run" / "logs" / "rank-3.log").read_text()
 
 
 def wait_for_the_dead(session):
@@ -138,6 +149,7 @@ def unwanted(session):
     [
         ({}, {}, "there is no role"),
         ({"servers": 2}, {}, "no role has a function"),
+        ({"servers": "2"}, {}, "the role servers is '2'"),
         ({"trainers": Role(unwanted), "servers": 0}, {}, "the role servers has 0 workers"),
         ({"trainers": Role(unwanted), "trainer": 1}, {}, "would have the same name"),
         ({"Trainers": Role(unwanted)}, {}, "'Trainers' is no name for a role"),

@@ -68,6 +68,8 @@ def test_roles_that_cannot_be(text, words):
 def test_a_role_is_checked_when_it_is_made():
     with pytest.raises(InputError, match="a role runs a function, not 3"):
         Role(3)
+    with pytest.raises(InputError, match="a number of workers, not '2'"):
+        Role(workers="2")
     with pytest.raises(InputError, match="takes no arguments"):
         Role(args=(1,))
 
