@@ -88,7 +88,7 @@ class DdpReplica(SequentialReplica):
         self._places = {id(parameter): place for place, parameter in enumerate(self.tracked)}
         self._last_bucket_seen = False
         self.exchange = _open_exchange(parts, world)
-        self._rows = TreeSum(parts.shards, sparse.add)
+        self._row_sums = TreeSum(parts.shards, sparse.add)
         """Gradients that are rows: they go past DDP."""
         carried = _Carried(self.model, self.ledger)
         if self.sparse:
@@ -115,7 +115,7 @@ class DdpReplica(SequentialReplica):
         """Start a step with no gradients."""
         super().begin(work)
         if self.sparse:
-            self._rows = TreeSum(self._shards, sparse.add)
+            self._row_sums = TreeSum(self._shards, sparse.add)
 
     def _arm(self, roots: list[Tensor], last: int | None) -> None:
         """Let the coming backward pass reduce: what DDP.forward does, without going through it."""
@@ -189,7 +189,7 @@ class DdpReplica(SequentialReplica):
     def _close_shard(self, work: ShardWork) -> None:
         """Keep a finished shard's gradients; the last one's have gone out to the others already."""
         if self.sparse:
-            self._rows.add((work.index, work.index + 1), sparse.take(self.sparse))
+            self._row_sums.add((work.index, work.index + 1), sparse.take(self.sparse))
         if not self._sent:
             super()._close_shard(work)
 
@@ -214,7 +214,7 @@ class DdpReplica(SequentialReplica):
 
     def _combine_rows(self) -> None:
         """Have everybody's rows, added along the tree: they are few, so each sends its own to all."""
-        summed = sparse.gather(self.world, self._shards, self._rows.nodes, self.sparse)
+        summed = sparse.gather(self.world, self._shards, self._row_sums.nodes, self.sparse)
         for parameter, gradient in zip(self.sparse, summed, strict=False):
             parameter.grad = gradient
 

@@ -113,7 +113,9 @@ def check_optimizer(optimizer: Optimizer) -> None:
 
 
 def _cut(value: Tensor, part: Part) -> Tensor:
-    return part.box.of(value).clone() if tuple(value.shape) == part.form.shape else value
+    if tuple(value.shape) != part.form.shape:
+        return value
+    return part.box.of(value).clone().to(part.values.device)  # made with the model, before it had a device
 
 
 def _replace(optimizer: Optimizer, instead: Callable[[nn.Parameter], nn.Parameter]) -> None:

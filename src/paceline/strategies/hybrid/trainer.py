@@ -278,7 +278,7 @@ class Trainer(_Trainer, DdpReplica):
 
     def _combine_rows(self) -> None:
         """Have the servers add them up."""
-        self.servers.push(self._rows.nodes)
+        self.servers.push(self._row_sums.nodes)
 
 
 def _fetch(servers: Servers, table: int) -> Any:
