@@ -182,36 +182,42 @@ def calls(rounds: int) -> dict[str, Any]:
 
 @remote.service
 class Model:
-    """A network of 8 M weights: one item costs nearly as much as eight."""
+    """A small recurrent model that writes 100 tokens, each from the one before: as greedy decoding does."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        self._network = nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 1024))
+        self._embedding, self._cell, self._head = nn.Embedding(64, 64), nn.GRUCell(64, 64), nn.Linear(64, 64)
+
+    @torch.no_grad()
+    def _write(self, states: Tensor) -> Tensor:
+        tokens = torch.zeros(len(states), dtype=torch.int64)
+        for _ in range(100):
+            states = self._cell(self._embedding(tokens), states)
+            tokens = self._head(states).argmax(-1)
+        return states
 
     def single(self, item: Tensor) -> Tensor:
         """Answer one call."""
-        with torch.no_grad():
-            return self._network(item)
+        return self._write(item.unsqueeze(0))[0].clone()
 
-    @remote.batched(max_size=8, max_wait_ms=2)
+    @remote.batched(max_size=8, max_wait_ms=10)
     def together(self, items: list[Tensor]) -> list[Tensor]:
         """Answer the calls of a batch."""
-        with torch.no_grad():
-            return list(self._network(torch.stack(items)))
+        return [one.clone() for one in self._write(torch.stack(items))]
 
 
 def time_batches(session: remote.Session, rounds: int, callers: int = 8) -> dict[str, list[float]]:
     """Microseconds a call with 8 callers at once."""
-    model, item = remote.create("server:0", Model), torch.ones(1024)
+    model, item = remote.create("server:0", Model), torch.ones(64)
 
     def crowd(call: Callable[[], Any]) -> float:
-        threads = [threading.Thread(target=lambda: [call() for _ in range(25)]) for _ in range(callers)]
+        threads = [threading.Thread(target=lambda: [call() for _ in range(12)]) for _ in range(callers)]
         began = time.perf_counter()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return (time.perf_counter() - began) / (25 * callers) * 1e6
+        return (time.perf_counter() - began) / (12 * callers) * 1e6
 
     return _turns(
         {"single": lambda: model.single(item), "batched": lambda: model.together(item)}, rounds, crowd

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 SECRET_BYTES = 32
 MEETING_S = 20.0
 """How long workers may take to meet when a group has formed: one may be lost in that very moment."""
+PARTING_S = 2.0
+"""How long a worker that has come to its end waits for the others: one may have failed, and tells only when all have parted."""
 PATIENCE_S = 24 * 3600.0
 """For calls that wait for other workers, far longer than any step: of a lost one the launcher tells, which ends the wait."""
 _open: tuple[Store, Session] | None = None
@@ -50,6 +52,13 @@ def open_group(world: World) -> Session:
         timeout_s=MEETING_S,
     )
     quiet.expect_partings()  # the launcher tells who is lost, and why
-    world.closing.append(session.abandon)
+    world.closing.append(lambda: _part(world, session))
     _open = world.store, session
     return session
+
+
+def _part(world: World, session: Session) -> None:
+    """Leave when the others do: the last answer of this worker may be on its way to one of them."""
+    if session.is_open and not world.interruption.raised:
+        session.wait_for_others(PARTING_S)
+    session.abandon()

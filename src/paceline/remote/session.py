@@ -6,6 +6,7 @@ import contextlib
 import hmac
 import importlib
 import itertools
+import math
 import secrets
 import sys
 import threading
@@ -35,9 +36,9 @@ JOIN_S = 120.0
 THREADS = 64
 """How many calls a worker can be in at once. torch completes the answers that a worker gets on these same threads: one whose
 calls all wait for other workers waits for ever, so there are more than anybody should need."""
-_TRANSPORTS = ["ibv", "uv"]
-"""All but torch's first choice, shared memory, whose threads spin: on 2 busy cores an idle worker took a quarter of one, and
-a call twice as long as over uv."""
+_QUIET_TRANSPORTS = ["ibv", "uv"]
+"""All but torch's first choice, shared memory, whose threads spin: an idle worker took a quarter of a core. That is the
+fastest where every worker has a core, and slows all down where several share one."""
 _PAUSE_S = 0.02
 _PART_S = 10
 """How long workers that part wait for one that is lost in that very moment."""
@@ -91,7 +92,7 @@ class Session:
             num_worker_threads=threads,
             rpc_timeout=timeout_s,
             device_maps=device_maps or {},
-            _transports=_TRANSPORTS,
+            _transports=None if roles.size <= env.cores() else _QUIET_TRANSPORTS,
         )
         # torch counts what workers of the same names do together; one that is new among them begins at 0.
         rpc.api._all_gather_sequence_id.clear()  # noqa: SLF001
@@ -139,12 +140,13 @@ class Session:
         """Have something done before the connections go."""
         self._on_close.append(action)
 
-    def wait_for_others(self) -> None:
-        """Serve calls until every other worker has come to its end or is lost."""
+    def wait_for_others(self, patience_s: float = math.inf) -> None:
+        """Serve calls until every other worker has come to its end or is lost, or patience is."""
         quiet.expect_partings()  # nobody parts before all have come here
         self._store.set(f"closed/{self.rank}", "")
         others = [rank for rank in range(self.roles.size) if rank != self.rank]
-        while others and self._open:
+        limit = time.monotonic() + patience_s
+        while others and self._open and time.monotonic() < limit:
             others = [
                 rank
                 for rank in others
