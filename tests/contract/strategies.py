@@ -30,7 +30,6 @@ class Case:
 
 CASES = [
     Case(strategy="dp", workers=2, bitwise=True),
-    Case(strategy="ddp", workers=2, bitwise=True),
     Case(strategy="ddp", workers=3, bitwise=True),
     Case(strategy="ddp", workers=3, bitwise=True, options={"lane": "gloo"}),
     Case(strategy="ddp", workers=3, bitwise=False, options={"exact": "numeric"}),

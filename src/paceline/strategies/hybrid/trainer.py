@@ -173,6 +173,9 @@ class _Trainer(SequentialReplica):
         dense = [name for name, _ in self.model.named_parameters() if name not in apart]
         self._kept = KeptState(self.model, dense, {})
         self._kept.let_go(self.optimizer)
+        for group in self.optimizer.param_groups:
+            # Beside sparse gradients torch updates one tensor after the other; without them it would round otherwise.
+            group["foreach"] = False
         self.servers = Servers(everybody, self.world.rank, self.sparse)
         for place, table in enumerate(tables.values()):
             send_away(table, _fetch(self.servers, place), self.world.device)
