@@ -9,6 +9,8 @@ from typing import Any
 from paceline.errors import InputError
 from paceline.observe.events import EpochFinished, Evaluated, Event, RunStarted, StepFinished
 
+_LONGEST_WAIT_S = 3.0
+
 
 class TensorBoardSink:
     """Writes train/*, epoch/* and eval/* scalars to `folder`; events without a curve are left out.
@@ -31,6 +33,7 @@ class TensorBoardSink:
         self._every = every
         self._written = float("-inf")
         self._held: StepFinished | None = None
+        _await_own_second(Path(folder))
         self._writer: Any = EventFileWriter(str(folder), max_queue_size=1000, flush_secs=2)
 
     def emit(self, event: Event) -> None:
@@ -77,3 +80,12 @@ class TensorBoardSink:
     def _write(self, step: int, time: float, scalars: dict[str, float]) -> None:
         values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         self._writer.add_event(self._event(wall_time=time, step=step, summary=self._summary(value=values)))
+
+
+def _await_own_second(folder: Path) -> None:
+    """Wait until a new file comes last: TensorBoard reads files by name, which has the second and then the process."""
+    stamps = [path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*")]
+    newest = max((int(stamp) for stamp in stamps if stamp.isdigit()), default=0)
+    wait = newest + 1 - clock.time()
+    if 0 < wait < _LONGEST_WAIT_S:  # else a clock was set back, and waiting helps nobody
+        clock.sleep(wait)

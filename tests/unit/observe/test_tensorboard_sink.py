@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -68,3 +69,10 @@ def test_a_missing_package_is_said_with_the_command_that_helps(tmp_path, monkeyp
     )
     with pytest.raises(InputError, match=r"pip install \"paceline\[tensorboard\]\""):
         TensorBoardSink(tmp_path)
+
+
+def test_a_file_comes_after_one_of_the_same_second(tmp_path):
+    earlier = tmp_path / f"events.out.tfevents.{int(time.time()) + 1}.zzz.1.0"
+    earlier.touch()
+    TensorBoardSink(tmp_path).close()
+    assert min(tmp_path.iterdir()) == earlier
