@@ -8,10 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import InputError
-from paceline.strategies.pieces import Box, Catalogue, Form, Read
+from paceline.strategies.parameter_server.state import gathered
+from paceline.strategies.pieces import OPTIMIZER, Box, Catalogue, Form, Held, Read, hold
 from paceline.strategies.sharded import LocalState, Part
+from paceline.strategies.state import plain
+from paceline.world import World
 
 
 def bounds(rows: int, servers: int) -> list[int]:
@@ -85,6 +89,37 @@ class KeptState(LocalState):
         slots = {name: one for name, one in described["state"].items() if name in self.by_name}
         super().take(optimizer, catalogue, read, {**described, "state": slots})
         self.let_go(optimizer)
+
+
+class KeptReplica:
+    """What trainers and servers do alike: give and take the part of the state that they keep."""
+
+    optimizer: Optimizer
+    scheduler: LRScheduler | None
+    everybody: World
+    """Trainers and servers."""
+    _kept: KeptState
+
+    def held(self) -> Held:
+        """Give what this worker keeps; nobody is asked."""
+        schedule = None if self.scheduler is None else plain(self.scheduler.state_dict())
+        return self._kept.held(self.optimizer, {"scheduler": schedule, "scaler": None})
+
+    def state(self) -> dict[str, Any]:
+        """Gather the state; all workers ask together."""
+        return gathered(self.everybody, self.held())
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over this worker's part of a whole state."""
+        whole = hold(state)
+        forms = {key: piece.form for key, piece in whole.pieces.items()}
+        self.take(forms, lambda key, box: box.of(whole.pieces[key].values), whole.rest)
+
+    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+        """Take over this worker's part of a state."""
+        self._kept.take(self.optimizer, catalogue, read, rest[OPTIMIZER])
+        if self.scheduler is not None and rest["scheduler"] is not None:
+            self.scheduler.load_state_dict(rest["scheduler"])
 
 
 def check_slots(optimizer: Optimizer, parts: Sequence[Part]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,13 +14,18 @@ from paceline.remote.grouping import open_group
 from paceline.strategies import gradients, sparse
 from paceline.strategies.base import MetricsFunction, Parts, Rows, ShardWork, StepWork
 from paceline.strategies.hybrid.counter import Counter, Norms, Sent
-from paceline.strategies.hybrid.kept import KeptState, bounds, check_optimizer, check_slots, part_of
+from paceline.strategies.hybrid.kept import (
+    KeptReplica,
+    KeptState,
+    bounds,
+    check_optimizer,
+    check_slots,
+    part_of,
+)
 from paceline.strategies.hybrid.tables import send_away
 from paceline.strategies.offload import without_memory
-from paceline.strategies.parameter_server.state import gathered
-from paceline.strategies.pieces import OPTIMIZER, Catalogue, Held, Read, hold
+from paceline.strategies.pieces import Held
 from paceline.strategies.result import StepResult
-from paceline.strategies.state import plain
 from paceline.strategies.tree import Gradients, TreeSum
 from paceline.task import Loss
 from paceline.world import World
@@ -29,7 +34,7 @@ from paceline.world.points import reach
 from paceline.world.pulse import Phase
 
 
-class ServerReplica:
+class ServerReplica(KeptReplica):
     """Rows of the tables, and the task's optimizer over them."""
 
     whole = False
@@ -37,7 +42,7 @@ class ServerReplica:
     scaler: torch.amp.GradScaler | None = None
 
     def __init__(self, parts: Parts, world: World) -> None:
-        self.world = world
+        self.world = self.everybody = world
         self.model = parts.model
         self.optimizer = parts.optimizer(self.model)
         check_optimizer(self.optimizer)
@@ -135,27 +140,7 @@ class ServerReplica:
         """Give this server's rows."""
         if self._remains is not None:
             return self._remains
-        rest = {
-            "scheduler": None if self.scheduler is None else plain(self.scheduler.state_dict()),
-            "scaler": None,
-        }
-        return self._kept.held(self.optimizer, rest)
-
-    def state(self) -> dict[str, Any]:
-        """Gather the state; all workers ask together."""
-        return gathered(self.world, self.held())
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over this server's rows of a whole state."""
-        whole = hold(state)
-        forms = {key: piece.form for key, piece in whole.pieces.items()}
-        self.take(forms, lambda key, box: box.of(whole.pieces[key].values), whole.rest)
-
-    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
-        """Take over this server's rows of a state."""
-        self._kept.take(self.optimizer, catalogue, read, rest[OPTIMIZER])
-        if self.scheduler is not None and rest["scheduler"] is not None:
-            self.scheduler.load_state_dict(rest["scheduler"])
+        return super().held()
 
     def abandon(self) -> None:
         """Let go of the group, and of trainers that wait here; what this server holds stays."""

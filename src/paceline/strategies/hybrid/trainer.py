@@ -8,7 +8,7 @@ one is lost in between.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,19 +23,14 @@ from paceline.strategies.base import MetricsFunction, Parts, Rows, StepWork
 from paceline.strategies.ddp import DdpReplica
 from paceline.strategies.hybrid import counter
 from paceline.strategies.hybrid.counter import Norms
-from paceline.strategies.hybrid.kept import KeptState, bounds
+from paceline.strategies.hybrid.kept import KeptReplica, KeptState, bounds
 from paceline.strategies.hybrid.tables import send_away
 from paceline.strategies.parameter_server.answers import Answers
-from paceline.strategies.parameter_server.state import gathered
-from paceline.strategies.pieces import OPTIMIZER, Catalogue, Held, Read, hold
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
-from paceline.strategies.state import plain
 from paceline.strategies.tree import Gradients, Node
 from paceline.world import World
-from paceline.world.interruption import InterruptedWaitError
 from paceline.world.points import REDUCTION, reach
-from paceline.world.pulse import Phase
 
 Answer = TypeVar("Answer")
 GOODBYE_S = 1.0
@@ -135,16 +130,7 @@ class Servers:
 
     def _settled(self, futures: Sequence[remote.Future[Answer | None]]) -> list[Answer]:
         """Give the servers' answers even if the group breaks meanwhile: it may be they that apply the step already."""
-        before = self._world.pulse.enter(Phase.COMMUNICATION)
-        try:
-            answers = remote.wait_all(futures)
-        except RemoteError as error:
-            raise InterruptedWaitError(str(error)) from error
-        found = [one for one in answers if one is not None]
-        if len(found) < len(answers):
-            raise InterruptedWaitError("the group is broken: a server has left it")
-        self._world.pulse.enter(before)
-        return found
+        return self._answers.settled(futures)
 
     def close(self) -> None:
         """Let go of them; some may still wait for this trainer."""
@@ -157,13 +143,11 @@ class Servers:
         session.abandon()
 
 
-class _Trainer(SequentialReplica):
+class _Trainer(KeptReplica, SequentialReplica):
     """What a trainer does otherwise than a worker that has the tables."""
 
     whole = False
     servers: Servers
-    everybody: World
-    _kept: KeptState
 
     def _connect(self, everybody: World) -> None:
         """Send the tables away, and meet the servers."""
@@ -225,30 +209,6 @@ class _Trainer(SequentialReplica):
         """Measure this worker's shards."""
         self.servers.turn += 1
         return super().evaluate(works, metrics)
-
-    def held(self) -> Held:
-        """Give all that is dense."""
-        rest = {
-            "scheduler": None if self.scheduler is None else plain(self.scheduler.state_dict()),
-            "scaler": None,
-        }
-        return self._kept.held(self.optimizer, rest)
-
-    def state(self) -> dict[str, Any]:
-        """Gather the state; all workers ask together."""
-        return gathered(self.everybody, self.held())
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over what is dense of a whole state."""
-        whole = hold(state)
-        forms = {key: piece.form for key, piece in whole.pieces.items()}
-        self.take(forms, lambda key, box: box.of(whole.pieces[key].values), whole.rest)
-
-    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
-        """Take over what is dense."""
-        self._kept.take(self.optimizer, catalogue, read, rest[OPTIMIZER])
-        if self.scheduler is not None and rest["scheduler"] is not None:
-            self.scheduler.load_state_dict(rest["scheduler"])
 
     def abandon(self) -> None:
         """Let go of the group."""

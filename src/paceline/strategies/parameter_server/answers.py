@@ -6,8 +6,8 @@ import threading
 from collections.abc import Sequence
 from typing import TypeVar
 
-from paceline.errors import WorkerGoneError
-from paceline.remote import Future
+from paceline.errors import RemoteError
+from paceline.remote import Future, wait_all
 from paceline.world import World
 from paceline.world.interruption import InterruptedWaitError
 from paceline.world.pulse import Phase
@@ -32,9 +32,16 @@ class Answers:
             while not all(future.done() for future in futures):
                 self._world.interruption.check()
                 self._bell.wait()
+        found = self.settled(futures)
+        self._world.pulse.enter(before)
+        return found
+
+    def settled(self, futures: Sequence[Future[Value | None]]) -> list[Value]:
+        """Give the answers even if the group breaks meanwhile; none is raised as what has happened to it."""
+        before = self._world.pulse.enter(Phase.COMMUNICATION)
         try:
-            answers = [future.wait() for future in futures]
-        except WorkerGoneError as error:
+            answers = wait_all(futures)
+        except RemoteError as error:
             raise InterruptedWaitError(str(error)) from error
         found = [one for one in answers if one is not None]
         if len(found) < len(answers):
