@@ -13,6 +13,7 @@ from enum import Enum, auto
 
 from paceline.data.shards import owned_shards
 from paceline.launch import failures
+from paceline.launch.actions import Action, Assign, Begin, Break, GiveUp, Release, Start, StartOver, Tell
 from paceline.launch.failures import Failure
 from paceline.strategies import Choice
 from paceline.training.membership import STEP, Standing
@@ -92,69 +93,6 @@ class Member:
     standing: Standing | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True)
-class Break:
-    """Tell a worker to leave the group of this generation."""
-
-    member: int
-    generation: int
-    at_once: bool
-    leaving: bool = False
-    """Whether it is to leave the run, too."""
-
-
-@dataclass(frozen=True)
-class Assign:
-    """Give a worker its place in the next group."""
-
-    member: int
-    rank: int
-    size: int
-    generation: int
-    reason: str
-    shares: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Release:
-    """Let a worker go: it is not needed any more."""
-
-    member: int
-
-
-@dataclass(frozen=True)
-class Tell:
-    """Let a worker know that another is lost, and that it goes on without."""
-
-    member: int
-    lost: int
-    """The rank of the one that is lost."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """Start workers that will join."""
-
-    count: int
-
-
-@dataclass(frozen=True)
-class StartOver:
-    """Nobody holds the state any more: start all workers from the last checkpoint."""
-
-    failure: Failure
-
-
-@dataclass(frozen=True)
-class GiveUp:
-    """End the run, because of this."""
-
-    failure: Failure
-
-
-Action = Break | Assign | Release | Tell | Start | StartOver | GiveUp
-
-
 class Membership:
     """All workers of a run, through all its generations."""
 
@@ -191,6 +129,13 @@ class Membership:
         self._trains = True
         self.members[number].state = State.TRAINING
         return []
+
+    def met(self, number: int) -> list[Action]:
+        """A worker of a role has met the others; nobody begins before all have, so nobody is lost in between."""
+        self.members[number].state = State.TRAINING
+        if any(one.state is State.STARTING for one in self.members.values()):
+            return []
+        return [Begin(one.number) for one in self._in_group()]
 
     def ready(self, number: int) -> list[Action]:
         """A worker that is to join has prepared everything and waits."""

@@ -55,16 +55,20 @@ def _run(function: Callable[..., Any], session: Session, payload: bytes) -> Any:
 
 
 def attend(launcher: Connection, session: Session) -> None:
-    """Say that all have met, and listen from now on for who is lost."""
-    launcher.send_bytes(pickle.dumps(("met", None)))
+    """Wait until the launcher knows that all have met, and listen from now on for who is lost."""
+    begun = threading.Event()
 
     def listen() -> None:
         try:
             while True:
                 order = json.loads(launcher.recv_bytes())
-                if order["do"] == "note_lost":
+                if order["do"] == "begin":
+                    begun.set()
+                elif order["do"] == "note_lost":
                     session.note_lost(session.roles.names[order["rank"]])
         except (EOFError, OSError):
             os._exit(1)  # nobody is left to decide; the kernel is about to say the same
 
     threading.Thread(target=listen, name="paceline-attendance", daemon=True).start()
+    launcher.send_bytes(pickle.dumps(("met", None)))
+    begun.wait()

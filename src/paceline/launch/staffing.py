@@ -9,10 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from paceline.launch.actions import Assign
 from paceline.launch.base import LaunchPlan
 from paceline.launch.crew import Crew
 from paceline.launch.job import FunctionCall
-from paceline.launch.membership import Assign, Membership
+from paceline.launch.membership import Membership
 from paceline.launch.roster import Entry, Roster
 from paceline.launch.sites import Site, Sites
 from paceline.launch.store import listen

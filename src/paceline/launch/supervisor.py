@@ -12,6 +12,17 @@ from typing import Any
 
 from paceline.errors import InputError
 from paceline.launch import failures
+from paceline.launch.actions import (
+    Action,
+    Assign,
+    Begin,
+    Break,
+    GiveUp,
+    Release,
+    Start,
+    StartOver,
+    Tell,
+)
 from paceline.launch.base import LaunchPlan, Outcome
 from paceline.launch.console import Console
 from paceline.launch.control import ControlSocket
@@ -20,17 +31,7 @@ from paceline.launch.ending import Ending
 from paceline.launch.failures import Failure
 from paceline.launch.leading import Follower, Leading
 from paceline.launch.lookout import Lookout
-from paceline.launch.membership import (
-    Action,
-    Assign,
-    Break,
-    GiveUp,
-    Membership,
-    Release,
-    Start,
-    StartOver,
-    Tell,
-)
+from paceline.launch.membership import Membership
 from paceline.launch.remote_crew import RemoteCrew
 from paceline.launch.roster import Entry, Roster
 from paceline.launch.sites import LEADER, Site, Sites
@@ -181,7 +182,7 @@ class Supervisor:
                 self._do(membership.began(number))
                 self._fill()
             case "met":
-                self._do(membership.began(number))
+                self._do(membership.met(number))
             case "ready":
                 entry.trains = True
                 self._do(membership.ready(number))
@@ -295,6 +296,8 @@ class Supervisor:
                 case Release():
                     self._roster[action.member].rank = -1
                     self._staffing.send(action.member, {"do": "release"})
+                case Begin():
+                    self._staffing.send(action.member, {"do": "begin"})
                 case Tell():
                     self._staffing.send(action.member, {"do": "note_lost", "rank": action.lost})
                 case Start():

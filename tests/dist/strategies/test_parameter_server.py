@@ -20,7 +20,8 @@ from paceline import strategies
 from paceline.checkpoint import weights_sha256
 from paceline.data.shards import owned_shards
 from paceline.launch.failures import Failure
-from paceline.launch.membership import Assign, Membership, Policy
+from paceline.launch.actions import Assign
+from paceline.launch.membership import Membership, Policy
 from paceline.training import trainer
 from paceline.training.membership import STEP, Standing
 from paceline.training.spec import TrainSpec

@@ -4,19 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.launch.actions import Assign, Begin, Break, GiveUp, Release, Start, StartOver, Tell
 from paceline.launch.failures import Failure
-from paceline.launch.membership import (
-    Assign,
-    Break,
-    GiveUp,
-    Membership,
-    Policy,
-    Release,
-    Start,
-    StartOver,
-    State,
-    Tell,
-)
+from paceline.launch.membership import Membership, Policy, State
 from paceline.strategies import choice
 from paceline.training.membership import EVALUATE, STEP, Standing
 
@@ -306,14 +296,19 @@ def test_shards_that_workers_share_are_not_rebalanced():
 class TestExpendable:
     """Workers of roles: nobody is replaced, but some can be done without."""
 
-    def made(self, *, began=(0, 1, 2)):
+    def made(self, *, met=(0, 1, 2)):
         policy = Policy(workers=3, shards=3, elastic=False, expendable=frozenset({1, 2}))
         made = Membership(policy, Clock())
         for number in range(3):
             made.add(number, rank=number)
-        for number in began:
-            made.began(number)
+        for number in met:
+            made.met(number)
         return made
+
+    def test_nobody_begins_before_all_have_met(self):
+        made = self.made(met=())
+        assert made.met(2) == made.met(0) == []
+        assert made.met(1) == [Begin(0), Begin(1), Begin(2)]
 
     @pytest.mark.parametrize("failure", [killed(1), raised(1)])
     def test_the_others_are_told(self, failure):
@@ -331,7 +326,7 @@ class TestExpendable:
 
     def test_so_does_any_as_long_as_not_all_have_met(self):
         failure = killed(1)
-        assert self.made(began=(0, 1)).lost(1, failure) == [GiveUp(failure)]
+        assert self.made(met=(0, 1)).lost(1, failure) == [GiveUp(failure)]
 
     def test_and_wrong_input(self):
         failure = Failure(rank=1, host="here", kind="input", message="no")

@@ -1,0 +1,77 @@
+"""What the membership of a run can decide: told to the supervisor, which has it carried out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.launch.failures import Failure
+
+
+@dataclass(frozen=True)
+class Break:
+    """Tell a worker to leave the group of this generation."""
+
+    member: int
+    generation: int
+    at_once: bool
+    leaving: bool = False
+    """Whether it is to leave the run, too."""
+
+
+@dataclass(frozen=True)
+class Assign:
+    """Give a worker its place in the next group."""
+
+    member: int
+    rank: int
+    size: int
+    generation: int
+    reason: str
+    shares: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Release:
+    """Let a worker go: it is not needed any more."""
+
+    member: int
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Let a worker of a role begin: all have met."""
+
+    member: int
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Let a worker know that another is lost, and that it goes on without."""
+
+    member: int
+    lost: int
+    """The rank of the one that is lost."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start workers that will join."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class StartOver:
+    """Nobody holds the state any more: start all workers from the last checkpoint."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """End the run, because of this."""
+
+    failure: Failure
+
+
+Action = Break | Assign | Release | Begin | Tell | Start | StartOver | GiveUp
