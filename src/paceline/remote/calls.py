@@ -6,11 +6,9 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
-from torch.distributed import rpc
-
 from paceline.errors import CallTimeoutError, InputError, WorkerGoneError
-from paceline.remote import registry
-from paceline.remote.counted_references import Reference
+from paceline.remote import dispatch, registry
+from paceline.remote.counted_references import Reference, ask, send
 from paceline.remote.failures import Failure, translate
 from paceline.remote.guard import refusal
 from paceline.remote.session import Session, current
@@ -101,9 +99,7 @@ class Method(Generic[Parameters, Result]):
         session.check(self._worker, self._name)
         timeout_s = session.timeout_s if self._timeout_s is None else self._timeout_s
         try:
-            answer = rpc.rpc_async(
-                self._worker, self._run, args=(*self._target, args, kwargs), timeout=timeout_s
-            )
+            answer = send(self._worker, self._run, (*self._target, args, kwargs), timeout_s)
         except RuntimeError as error:
             raise _failed(session, error, self._worker, self._name, timeout_s) from None
         return Future(session, answer, self._worker, self._name, timeout_s, self._holds)
@@ -117,8 +113,13 @@ class Method(Generic[Parameters, Result]):
         session = current()
         session.check(self._worker, self._name)
         timeout_s = session.timeout_s if self._timeout_s is None else self._timeout_s
-        kept = rpc.remote(self._worker, self._run, args=(*self._target, args, kwargs), timeout=timeout_s)
-        return Reference(kept, self._name, self._holds)
+        wanted = (self._run, (*self._target, args, kwargs))
+        try:
+            return ask(
+                self._worker, self._name, dispatch.keep, wanted, timeout_s=timeout_s, holds=self._holds
+            )
+        except RuntimeError as error:
+            raise _failed(session, error, self._worker, self._name, timeout_s) from None
 
     def options(self, *, timeout: float | None = None, retries: int = 0) -> Method[Parameters, Result]:
         """Give the same with a time-out in seconds of its own; only what is idempotent may be tried again."""

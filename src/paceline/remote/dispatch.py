@@ -15,14 +15,12 @@ from torch.distributed.rpc import functions
 from torch.futures import Future
 
 from paceline.errors import CallRefusedError, RemoteError
-from paceline.remote import registry
+from paceline.remote import kept, registry
 from paceline.remote.batching import Batcher
 from paceline.remote.failures import Failure
 from paceline.remote.guard import own
+from paceline.remote.kept import Number, Token
 from paceline.remote.session import current
-
-Number = tuple[int, int]
-"""Names an instance among all: the rank of the worker that created it, and that worker's count."""
 
 
 class _Instance:
@@ -104,25 +102,33 @@ def _guarded(action: Callable[[], Any]) -> Any:
 
 
 @own
-def make(number: Number, address: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Create a service here; the caller then takes a lease on it."""
+def make(
+    number: Number, token: Token, holder: str, address: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Create a service here; it lives as long as somebody holds its lease."""
 
     def action() -> None:
         description = registry.find_service(address)
-        _instances[number] = _Instance(description, description.made_by(*args, **kwargs))
+        made = _Instance(description, description.made_by(*args, **kwargs))
+        _instances[number] = made
+        kept.hold(number, token, holder)
+        kept.put(number, Lease(number, made))
 
     return _guarded(action)
 
 
 @own
-def lease(number: Number) -> Lease:
-    """Give what keeps a service alive; its owner drops it with the last reference."""
-    return Lease(number, _find(number))
+def keep(number: Number, token: Token, holder: str, run: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Call something here, and keep what it gives: a failure too, for whoever fetches it."""
+    if run not in (run_method, run_function):
+        raise CallRefusedError(f"{run!r} gives nothing that could be kept.")
+    kept.hold(number, token, holder)
+    kept.put(number, run(*args))
 
 
 @own
 def run_method(number: Number, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Call a method of a service that lives here; where the value stays, a failure stays for whoever fetches it."""
+    """Call a method of a service that lives here."""
     return _guarded(lambda: _find(number).method(name)(*args, **kwargs))
 
 

@@ -51,7 +51,7 @@ _CLASSES = {
 UNREGISTERED = "is not registered, so no call may name it here"
 UNSEALED = "a message does not carry this run's secret"
 _SEAL_BYTES = 16
-_RECEIVERS = ("_tensor_receiver", "_py_rref_receiver")
+_RECEIVER = "_tensor_receiver"
 _own: dict[tuple[str, str], Any] = {}
 _known: dict[tuple[str, str], Any] = {}
 """What was found before: a message names the same few things again and again."""
@@ -149,8 +149,8 @@ class Guard(pickle.Unpickler):
 
 
 def _receiver(owner: Any, name: str) -> Callable[..., Any]:
-    """Stand in for `getattr`, which torch's pickler uses for tensors and references, and for nothing else."""
-    if owner is not internal._InternalRPCPickler or name not in _RECEIVERS:  # noqa: SLF001
+    """Stand in for `getattr`, which torch's pickler uses for tensors, and for nothing else here."""
+    if owner is not internal._InternalRPCPickler or name != _RECEIVER:  # noqa: SLF001
         raise AttributeError(f"no call may name {name} of {owner!r} here.")
     found: Callable[..., Any] = getattr(owner, name)
     return found

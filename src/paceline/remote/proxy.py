@@ -6,13 +6,12 @@ import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
-from torch.distributed import rpc
-
-from paceline.errors import InputError
+from paceline.errors import CallTimeoutError, InputError
 from paceline.remote import dispatch, registry
 from paceline.remote.calls import Method
-from paceline.remote.counted_references import Reference
+from paceline.remote.counted_references import Reference, let_go, new_hold
 from paceline.remote.guard import own
+from paceline.remote.kept import Number
 from paceline.remote.session import current
 
 Parameters = ParamSpec("Parameters")
@@ -25,7 +24,7 @@ class Proxy:
 
     _address = ""
 
-    def __init__(self, number: dispatch.Number, lease: Reference[Any]) -> None:
+    def __init__(self, number: Number, lease: Reference[Any]) -> None:
         self._number, self._lease = number, lease
 
     @property
@@ -75,7 +74,7 @@ def _proxy_class(address: str) -> type[Proxy]:
 
 
 @own
-def rebuild(address: str, number: dispatch.Number, lease: Reference[Any]) -> Proxy:
+def rebuild(address: str, number: Number, lease: Reference[Any]) -> Proxy:
     """Make a proxy of what arrived."""
     return _proxy_class(address)(number, lease)
 
@@ -92,12 +91,14 @@ def create(
     session, address = current(), registry.address_of(made_by)
     registry.described(made_by)
     name = session.roles.resolve(worker)
-    number = (session.rank, next(session.numbers))
-    maker: Method[..., None] = Method(name, dispatch.make, (number, address), made_by)
-    maker(*args, **kwargs)
-    lease: Reference[Any] = Reference(
-        rpc.remote(name, dispatch.lease, args=(number,)), address.rpartition(":")[2]
-    )
+    number, token = new_hold(session)
+    maker: Method[..., None] = Method(name, dispatch.make, (number, token, session.name, address), made_by)
+    try:
+        maker(*args, **kwargs)
+    except CallTimeoutError:
+        let_go(name, (number, token))  # it may still be created
+        raise
+    lease: Reference[Any] = Reference(name, number, token, address.rpartition(":")[2])
     return cast("Service", _proxy_class(address)(number, lease))
 
 

@@ -59,6 +59,7 @@ class Session:
         self._lost: dict[str, float] = {}
         self._open = True
         self._on_close: list[Callable[[], None]] = []
+        self._on_loss: list[Callable[[str], None]] = []
 
     @classmethod
     def open(
@@ -83,7 +84,10 @@ class Session:
         key = _prove(store, rank, roles, secret)
         session = cls(store, rank, roles, timeout_s)
         guard.install(key)
-        session.at_close(importlib.import_module("paceline.remote.served").dispatch.clear)
+        served = importlib.import_module("paceline.remote.served")
+        session.at_close(served.dispatch.clear)
+        session.at_close(served.kept.clear)
+        session.at_loss(served.kept.forget)
         # The workers' first meeting goes over gloo; an interface that the user has named for that stays.
         meeting = env.read("GLOO_SOCKET_IFNAME") or interface
         env.export({"TP_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": meeting})
@@ -129,7 +133,10 @@ class Session:
 
     def note_lost(self, worker: str) -> None:
         """Know that a worker is gone: every call to it fails at once from now on."""
-        self._lost.setdefault(worker, time.monotonic())
+        if worker not in self._lost:
+            self._lost[worker] = time.monotonic()
+            for action in self._on_loss:
+                action(worker)
 
     def check(self, worker: str, what: str) -> None:
         """Refuse to call a worker that is gone."""
@@ -139,6 +146,10 @@ class Session:
     def at_close(self, action: Callable[[], None]) -> None:
         """Have something done before the connections go."""
         self._on_close.append(action)
+
+    def at_loss(self, action: Callable[[str], None]) -> None:
+        """Have something done about each worker that is lost."""
+        self._on_loss.append(action)
 
     def wait_for_others(self, patience_s: float = math.inf) -> None:
         """Serve calls until every other worker has come to its end or is lost, or patience is."""

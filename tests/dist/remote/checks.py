@@ -215,7 +215,7 @@ def refused():
     found = {
         "class": caught(lambda: remote.create("server:0", Unregistered)),
         "function": caught(lambda: remote.call("server:0", os.getpid)),
-        "class there": caught(lambda: raw(dispatch.make, (0, 999), "os:_Environ", (), {})),
+        "class there": caught(lambda: raw(dispatch.make, (0, 999), (0, 998), "", "os:_Environ", (), {})),
         "function there": caught(lambda: raw(dispatch.run_function, "os:getpid", (), {})),
         "torch's own way": caught(lambda: raw(os.getpid)),
         "eval": caught(lambda: raw(eval, "1 + 1")),
