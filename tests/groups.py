@@ -11,7 +11,7 @@ from xdist.scheduler import LoadScopeScheduling
 _GROUPS = {
     "tests/contract/": "contract",
     "tests/dist/docs/": "documents",
-    "tests/fault/test_machines.py": "namespaces",
+    "tests/fault/test_machines": "namespaces",
     "tests/unit/launch/test_link.py": "namespaces",
     "tests/unit/launch/test_rendezvous.py": "namespaces",
 }

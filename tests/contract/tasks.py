@@ -31,9 +31,15 @@ class Classify(Task):
     epochs = 50
 
     def __init__(
-        self, samples: int = 61, optimizer: str = "adamw", dropout: float = 0.3, clip: float = 0.0
+        self,
+        samples: int = 61,
+        optimizer: str = "adamw",
+        dropout: float = 0.3,
+        clip: float = 0.0,
+        measured: bool = True,
     ) -> None:
         self.samples = samples
+        self.measured = measured
         self.kind = optimizer
         self.dropout = dropout
         self.clip = clip or None
@@ -54,7 +60,9 @@ class Classify(Task):
         features = torch.randn(self.samples, FEATURES, generator=drawn(1))
         return TensorDataset(features, features[:, :CLASSES].argmax(1))
 
-    def eval_data(self) -> TensorDataset:
+    def eval_data(self) -> TensorDataset | None:
+        if not self.measured:
+            return None
         features = torch.randn(103, FEATURES, generator=drawn(2))
         return TensorDataset(features, features[:, :CLASSES].argmax(1), torch.arange(103))
 

@@ -16,6 +16,17 @@ BatchSize = Annotated[int | None, typer.Option(help="Samples of the GLOBAL batch
 Seed = Annotated[int | None, typer.Option(help="Where all randomness comes from. Default: the task's.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of each worker. Default: cores / shards.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Nodes = Annotated[str, typer.Option(help="Machines: how many, or from how many to how many (1:4).")]
+Rendezvous = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT", help="Where machines meet: an address of the one that leads. See --nodes."
+    ),
+]
+JoinTimeout = Annotated[float, typer.Option(help="Seconds to wait for the machines to come together.")]
+MachineTimeout = Annotated[
+    int, typer.Option(help="Seconds without a sign of life after which a machine is given up.")
+]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object, the last line of standard output.")
 ]

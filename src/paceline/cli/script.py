@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli.folders import new_folder
+from paceline.cli.options import JoinTimeout, MachineTimeout, Nodes, Rendezvous
 from paceline.cli.outcome import report
 from paceline.errors import InputError
 from paceline.remote.names import Roles
+
+if TYPE_CHECKING:
+    from paceline.launch.rendezvous import Rendezvous as Meeting
 
 
 def run(
@@ -28,18 +32,22 @@ def run(
             "--workers",
             "--nproc-per-node",
             "--nproc_per_node",
-            help="How many processes. Default: 1, or as many as the roles have.",
+            help="How many processes, on each machine. Default: 1, or as many as the roles have.",
         ),
     ] = None,
     roles: Annotated[
         str | None,
         typer.Option(
             metavar="ROLE=N,...",
-            help="Name groups of workers, as in trainers=2,servers=1; the script meets the others with paceline.remote.join().",
+            help="Name groups of workers, as in trainers=2,servers=1, on all machines together; the script meets the others "
+            "with paceline.remote.join().",
         ),
     ] = None,
     interface: Annotated[
-        str | None, typer.Option(help="With --roles: where calls are taken. Default: lo, this machine only.")
+        str | None,
+        typer.Option(
+            help="With --roles: where calls are taken. Default: lo, this machine only, or what leads to --rendezvous."
+        ),
     ] = None,
     module: Annotated[
         bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")
@@ -47,16 +55,20 @@ def run(
     threads: Annotated[
         int | None, typer.Option(help="Threads of each worker. Default: cores / workers.")
     ] = None,
+    nodes: Nodes = "1",
+    rendezvous: Rendezvous = None,
+    join_timeout: JoinTimeout = 600.0,
+    machine_timeout: MachineTimeout = 15,
     out: Annotated[
         Path | None, typer.Option(help="Where every rank's output goes. Default: runs/SCRIPT-TIME.")
     ] = None,
 ) -> int:
     """Start a script on several processes: any script that reads RANK, WORLD_SIZE and LOCAL_RANK."""
+    from paceline.launch import machines
     from paceline.launch.base import LaunchSpec
     from paceline.launch.job import ScriptCall
     from paceline.launch.local import LocalLauncher
-    from paceline.launch.role_call import MODULES
-    from paceline.launch.roles import role_variables
+    from paceline.launch.membership import Policy
 
     if target.startswith("-"):
         raise InputError(
@@ -65,17 +77,22 @@ def run(
     if not module and not Path(target).is_file():
         raise InputError(f"there is no script {target}. With -m it would be taken for a module.")
     named = _roles(roles, workers, interface)
-    count = named.size if named is not None else 1 if workers is None else workers
-    recorded = {"script": target, "arguments": context.args, "workers": count}
+    where = machines.meeting(rendezvous, nodes, join_timeout=join_timeout, machine_timeout=machine_timeout)
+    on_each = 1 if workers is None else workers
+    count = on_each * (1 if where is None else where.max_nodes) if named is None else named.size
+    facts = {"script": target, "arguments": context.args, "workers": count}
+    facts |= {} if named is None else {"roles": str(named)}
     spec = LaunchSpec(
         call=ScriptCall(target=target if module else str(Path(target).resolve()), is_module=module),
-        workers=count,
+        workers=machines.share(count, where),
         threads=threads,
         out=out or new_folder(target.replace(".", "-") if module else Path(target).stem),
         arguments=[target, *context.args],
-        environment={} if named is None else role_variables(named, interface),
-        modules=() if named is None else MODULES,
-        record=recorded if named is None else {**recorded, "roles": str(named)},
+        record=facts,
+        policy=Policy(workers=count, shards=count, elastic=False),
+        rendezvous=where,
+        agreed=machines.program_facts({**facts, "script": Path(target).name}, target) if where else {},
+        **({} if named is None else _told(named, interface, where)),
     )
     launcher = LocalLauncher()
     return report(launcher.launch(launcher.plan(spec)))
@@ -95,3 +112,14 @@ def _roles(text: str | None, workers: int | None, interface: str | None) -> Role
             f"--roles {text} makes {roles.size} workers, but --workers is {workers}. Leave --workers out."
         )
     return roles
+
+
+def _told(roles: Roles, interface: str | None, where: Meeting | None) -> dict[str, Any]:
+    """Give what workers with roles are told and need, as parts of a launch."""
+    from paceline.launch import machines
+    from paceline.launch.role_call import MODULES
+    from paceline.launch.roles import role_variables, secret_variable
+    from paceline.remote import reach
+
+    own = reach.chosen(interface or machines.interface(where))
+    return {"environment": role_variables(roles, own), "shared": secret_variable(), "modules": MODULES}

@@ -12,7 +12,18 @@ import typer
 from paceline import strategies
 from paceline.cli import tuning
 from paceline.cli.folders import new_folder
-from paceline.cli.options import AsJson, BatchSize, Device, Seed, Settings, Threads
+from paceline.cli.options import (
+    AsJson,
+    BatchSize,
+    Device,
+    JoinTimeout,
+    MachineTimeout,
+    Nodes,
+    Rendezvous,
+    Seed,
+    Settings,
+    Threads,
+)
 from paceline.cli.outcome import print_json, report
 from paceline.cli.reference import resolve
 from paceline.errors import InputError
@@ -146,19 +157,10 @@ def train(
     rebalance: Annotated[
         bool, typer.Option("--rebalance", help="Give slower workers fewer shards; the bits stay.")
     ] = False,
-    nodes: Annotated[str, typer.Option(help="Machines: how many, or from how many to how many (1:4).")] = "1",
-    rendezvous: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="Where machines meet: an address of the one that leads. See --nodes."
-        ),
-    ] = None,
-    join_timeout: Annotated[
-        float, typer.Option(help="Seconds to wait for the machines to come together.")
-    ] = 600.0,
-    machine_timeout: Annotated[
-        int, typer.Option(help="Seconds without a sign of life after which a machine is given up.")
-    ] = 15,
+    nodes: Nodes = "1",
+    rendezvous: Rendezvous = None,
+    join_timeout: JoinTimeout = 600.0,
+    machine_timeout: MachineTimeout = 15,
     recompute: tuning.Recompute = None,
     recompute_every: tuning.RecomputeEvery = None,
     shard_optimizer: tuning.ShardOptimizer = None,

@@ -15,6 +15,7 @@ from paceline.launch.console import Console
 from paceline.launch.joined import JoinedLauncher
 from paceline.launch.local import LocalLauncher
 from paceline.launch.membership import Policy
+from paceline.remote import reach
 from paceline.training import folder
 from paceline.training.options import RunOptions
 from paceline.world import env
@@ -78,9 +79,16 @@ def plan(
 ) -> LaunchPlan:
     """Say what would be started."""
     options = settle_shards(launcher.adopt(options))
-    rendezvous = machines.meeting(options)
+    rendezvous = machines.meeting(
+        options.rendezvous,
+        options.nodes,
+        join_timeout=options.join_timeout,
+        machine_timeout=options.machine_timeout,
+    )
     if rendezvous is None or rendezvous.is_here():
         folder.check(options)  # one that follows may well come to a run under way
+    if rendezvous is not None and options.total_servers:
+        reach.chosen(machines.interface(rendezvous))
     return launcher.plan(
         LaunchSpec(
             call=job.function_call(function, args, kwargs, asdict(options)),

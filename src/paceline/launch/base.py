@@ -29,6 +29,8 @@ class LaunchSpec:
     """`sys.argv` of the workers."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables added to the launcher's own environment."""
+    shared: Mapping[str, str] = field(default_factory=dict)
+    """More of them, which workers on other machines have as they are at the machine that leads."""
     modules: tuple[str, ...] = ()
     """What all workers will import, and so is imported once for them."""
     record: Mapping[str, Any] = field(default_factory=dict)

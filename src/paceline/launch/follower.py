@@ -172,7 +172,7 @@ class Follower:
         self._running[order["number"]] = None
         like = self._plan.jobs[0]
         # As many as at the leader, whatever this machine has: the bits of a sum depend on how many threads took it.
-        environment = dict(like.environment)
+        environment = {**like.environment, **order["shared"]}
         if environment.get("OMP_NUM_THREADS") == str(like.threads):
             environment["OMP_NUM_THREADS"] = str(order["threads"])
         job = dataclasses.replace(

@@ -85,6 +85,8 @@ class Job:
     """The working directory."""
     search_path: list[str]
     arguments: list[str] = field(default_factory=list)
+    shared: Mapping[str, str] = field(default_factory=dict)
+    """What of the environment workers on other machines are to have, too."""
     newcomer: bool = False
     """Whether this worker is to join a run that is under way."""
     modules: tuple[str, ...] = ()

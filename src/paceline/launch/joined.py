@@ -25,12 +25,16 @@ class JoinedLauncher:
         """Look for the variables that tell a worker who it is."""
         return env.identity() is not None
 
-    def adopt(self, options: RunOptions) -> RunOptions:
-        """Take the number of workers from the world that is there."""
-        if options.rendezvous is not None:
+    def check(self, rendezvous: str | None) -> None:
+        """Refuse to meet other machines: whoever started these workers has seen to that."""
+        if rendezvous is not None:
             raise InputError(
                 "--rendezvous is for machines that meet by themselves, but these workers have been started already. Leave it out."
             )
+
+    def adopt(self, options: RunOptions) -> RunOptions:
+        """Take the number of workers from the world that is there."""
+        self.check(options.rendezvous)
         identity = env.identity()
         size = 1 if identity is None else identity.size
         if options.processes != size and strategies.entry(options.strategy).processes == 1:

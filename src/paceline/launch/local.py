@@ -42,7 +42,7 @@ class LocalLauncher:
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Lay out one job a worker; ranks and the store's port are filled in when they start."""
         threads = spec.threads or max(1, env.cores() // spec.workers)
-        environment = {**env.snapshot(), **spec.environment}
+        environment = {**env.snapshot(), **spec.environment, **spec.shared}
         address = LOOPBACK
         if spec.rendezvous is not None:
             own = interfaces.reaching(spec.rendezvous.host)
@@ -69,6 +69,7 @@ class LocalLauncher:
                 search_path=forkserver.search_path(),
                 arguments=spec.arguments or list(sys.argv),
                 modules=spec.modules,
+                shared=spec.shared,
             )
             for rank in range(spec.workers)
         )

@@ -9,27 +9,55 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import InputError
 from paceline.launch.rendezvous import Rendezvous
 from paceline.training.options import RunOptions
 from paceline.version import __version__
+from paceline.world import interfaces
 
 _EACH_HAS_ITS_OWN = ("out", "rendezvous", "join_timeout", "machine_timeout", "nodes", "tensorboard")
 """Options that may differ between machines, or that the rendezvous itself compares."""
 
 
-def meeting(options: RunOptions) -> Rendezvous | None:
+def meeting(
+    endpoint: str | None, nodes: str, *, join_timeout: float, machine_timeout: int
+) -> Rendezvous | None:
     """Give where this machine meets others; None where it is not to."""
-    if options.rendezvous is None:
+    if endpoint is None:
+        if nodes not in ("1", "1:1"):
+            raise InputError(
+                f"--nodes {nodes} machines need a place to meet. Give --rendezvous host:port, with an address of the one "
+                "that leads, on each of them."
+            )
         return None
-    timeout = options.machine_timeout
-    every = max(1, timeout // 3)
+    every = max(1, machine_timeout // 3)
     return Rendezvous.parse(
-        options.rendezvous,
-        options.nodes,
-        join_s=options.join_timeout,
+        endpoint,
+        nodes,
+        join_s=join_timeout,
         keep_alive_s=every,
-        keep_alive_attempts=-(-timeout // every),
+        keep_alive_attempts=-(-machine_timeout // every),
     )
+
+
+def interface(rendezvous: Rendezvous | None) -> str | None:
+    """Give the interface of this machine that leads to the others, if there are others."""
+    return None if rendezvous is None else interfaces.reaching(rendezvous.host).interface
+
+
+def share(workers: int, rendezvous: Rendezvous | None) -> int:
+    """Give how many of some workers the machine that leads has: all have as many, or one less."""
+    if rendezvous is None:
+        return workers
+    if rendezvous.min_nodes != rendezvous.max_nodes:
+        raise InputError(
+            f"--nodes {rendezvous.nodes} may change, but these workers are dealt out once. Give one number of machines."
+        )
+    if workers < rendezvous.max_nodes:
+        raise InputError(
+            f"{workers} workers leave some of {rendezvous.max_nodes} machines with nothing to do. Use fewer machines."
+        )
+    return -(-workers // rendezvous.max_nodes)
 
 
 def agreed(
@@ -41,16 +69,20 @@ def agreed(
     }
     facts |= {name: value for name, value in asdict(options).items() if name not in _EACH_HAS_ITS_OWN}
     facts |= {f"--set {name}": value for name, value in facts.pop("settings", {}).items()}
-    facts["program"] = facts.get("name") or getattr(function, "__qualname__", function)
+    facts["program"] = facts.pop("name", None) or getattr(function, "__qualname__", function)
     source, _, _ = str(facts.pop("task", "")).partition(":")
+    return program_facts(facts, source)
+
+
+def program_facts(facts: Mapping[str, Any], source: str) -> dict[str, str]:
+    """Add what goes for every program: the file that it is in, and what it runs on."""
+    found = dict(facts)
     if source.endswith(".py") and Path(source).is_file():
         # Its folder may be another one on each machine; what it says may not.
-        facts[f"the source of {Path(source).name}"] = hashlib.sha256(Path(source).read_bytes()).hexdigest()[
-            :12
-        ]
-    facts["paceline"], facts["torch"] = __version__, _installed("torch")
-    facts.pop("name", None)
-    return {name.replace("_", "-"): str(value) for name, value in facts.items() if value is not None}
+        content = hashlib.sha256(Path(source).read_bytes()).hexdigest()
+        found[f"the source of {Path(source).name}"] = content[:12]
+    found |= {"paceline": __version__, "torch": _installed("torch")}
+    return {name.replace("_", "-"): str(value) for name, value in found.items() if value is not None}
 
 
 def _installed(package: str) -> str | None:

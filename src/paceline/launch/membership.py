@@ -58,8 +58,12 @@ class Policy:
     def most(self) -> int:
         """How many workers can have something to do."""
         sizes = dict(self.choice.sizes) if self.choice is not None else {}
-        servers = self.choice.servers if self.choice is not None else 0
-        return self.shards * (sizes.get("tp") or 1) * (sizes.get("pp") or 1) + servers
+        return self.shards * (sizes.get("tp") or 1) * (sizes.get("pp") or 1) + self.server_count
+
+    @property
+    def server_count(self) -> int:
+        """How many workers serve the others; they are on the machine that leads."""
+        return self.choice.servers if self.choice is not None else 0
 
     def hands(self, size: int) -> int:
         """Give how many of a group's workers data is dealt out to."""
@@ -105,7 +109,7 @@ class Membership:
         self._clock = clock
         self._tokens, self._counted = float(policy.max_restarts), clock()
         self._trains = policy.trains
-        self._formed = policy.workers
+        self._formed = 0
         """How many the present group began with."""
         self._changing = False
         self._complete = False
@@ -123,6 +127,7 @@ class Membership:
     def add(self, number: int, *, rank: int | None, host: int = 0) -> None:
         """Count in a worker that is being started: with its rank in the first group, or none to join later."""
         self.members[number] = Member(number, host, rank=-1 if rank is None else rank, newcomer=rank is None)
+        self._formed += rank is not None
 
     def began(self, number: int) -> list[Action]:
         """A first worker has entered training."""
@@ -248,7 +253,7 @@ class Membership:
     def restarted(self) -> None:
         """All workers are being started over."""
         self.members.clear()
-        self._formed = self.policy.workers
+        self._formed = 0
         self._changing = False
         self._reasons.clear()
         self._failures.clear()

@@ -44,6 +44,7 @@ class RemoteCrew:
                 "newcomer": job.newcomer,
                 "starts": job.starts,
                 "threads": job.threads,
+                "shared": dict(job.shared),
                 "log": log_name,
             }
         )

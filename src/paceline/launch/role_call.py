@@ -7,7 +7,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,6 @@ class RoleCall:
     roles: Roles
     calls: tuple[FunctionCall | None, ...]
     """By role; None for one that only serves."""
-    secret: bytes = field(repr=False)
     interface: str
     timeout_s: float
 
@@ -42,7 +41,7 @@ class RoleCall:
         index = self.roles.index(worker.identity.rank)
         function, call = functions[index], self.calls[index]
         with enter(
-            worker.identity, self.roles, self.secret, interface=self.interface, timeout_s=self.timeout_s
+            worker.identity, self.roles, interface=self.interface, timeout_s=self.timeout_s
         ) as session:
             if worker.launcher is not None:
                 attend(worker.launcher, session)

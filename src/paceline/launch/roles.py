@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import InputError, WorkerFailedError
-from paceline.launch import job
+from paceline.launch import job, machines
 from paceline.launch.base import LaunchSpec, Outcome
 from paceline.launch.console import Console
 from paceline.launch.joined import JoinedLauncher
@@ -23,6 +23,7 @@ from paceline.observe.events import Event, WorkerLost
 from paceline.remote import reach
 from paceline.remote.names import INTERFACE, ROLES, SECRET, Roles
 from paceline.remote.roles import Role
+from paceline.world import env
 
 _SECRET_BYTES = 32
 
@@ -35,12 +36,20 @@ def launch_roles(
     interface: str | None = None,
     secret: bytes | None = None,
     timeout_s: float = 60.0,
+    nodes: int = 1,
+    rendezvous: str | None = None,
+    join_timeout: float = 600.0,
+    machine_timeout: int = 15,
 ) -> dict[str, tuple[Any, ...]]:
     """Start workers by role, run each role's function on its workers, and give what they returned, by role.
 
     A role given as a number has no function: its workers serve calls until all others have come to their end. `timeout_s` is
     how long a call may take that sets no time-out of its own. A worker that was lost and that the others could do without
     (`Role(required=False)`) has None for a result. Calls stay on this machine's loopback interface unless another is named.
+
+    Several machines each make the same call with the same `nodes` and `rendezvous` (`host:port`, an address of the one that
+    leads): ranks are dealt out evenly, the first to the one that leads. What workers returned is known there, from other
+    machines as far as JSON can say it; elsewhere the answer is empty.
 
     Started by torchrun, this process is one of the workers already: give all of them the same `secret`; what comes back
     is this worker's own result.
@@ -55,36 +64,54 @@ def launch_roles(
         raise InputError(
             "these workers were started one by one, so they have no secret in common. Give all the same launch_roles(secret=...)."
         )
+    if is_joined:
+        joined.check(rendezvous)
+    where = machines.meeting(
+        rendezvous, str(nodes), join_timeout=join_timeout, machine_timeout=machine_timeout
+    )
+    calls = _calls(made)
+    known = secret_variable(secret)
     spec = LaunchSpec(
         call=RoleCall(
             roles=named,
-            calls=_calls(made),
-            secret=secret or new_secret(),
-            interface=reach.chosen(interface),
+            calls=calls,
+            interface=reach.chosen(interface or machines.interface(where)),
             timeout_s=timeout_s,
         ),
-        workers=named.size,
+        workers=machines.share(named.size, where),
         threads=threads,
         out=None if out is None else Path(out),
         modules=MODULES,
         record={"roles": dict(named.sizes)},
         policy=_policy(made, named),
+        shared=known,
+        rendezvous=where,
+        agreed=_agreed(named, calls) if where is not None else {},
     )
     if is_joined:
+        env.export(known)
         plan = joined.plan(spec)
         return {named.role(plan.jobs[0].identity.rank): joined.launch(plan).value()}
     launcher = LocalLauncher(RoleConsole(named))
     return _by_role(named, launcher.launch(launcher.plan(spec)))
 
 
-def new_secret() -> bytes:
-    """Make the secret by which the workers of one launch know each other."""
-    return secrets.token_bytes(_SECRET_BYTES)
-
-
-def role_variables(roles: Roles, interface: str | None) -> dict[str, str]:
+def role_variables(roles: Roles, interface: str) -> dict[str, str]:
     """Give what the workers of a script find in their environment, for `remote.join`."""
-    return {ROLES: str(roles), SECRET: new_secret().hex(), INTERFACE: reach.chosen(interface)}
+    return {ROLES: str(roles), INTERFACE: interface}
+
+
+def secret_variable(secret: bytes | None = None) -> dict[str, str]:
+    """Give the secret by which the workers of one launch know each other, as they find it in their environment."""
+    return {SECRET: (secret or secrets.token_bytes(_SECRET_BYTES)).hex()}
+
+
+def _agreed(named: Roles, calls: Sequence[job.FunctionCall | None]) -> dict[str, str]:
+    """Give what must be the same on every machine."""
+    program = next(call for call in calls if call is not None)
+    functions = " ".join("-" if call is None else call.name for call in calls)
+    facts = {"roles": named, "functions": functions}
+    return machines.program_facts(facts, program.main_path or "")
 
 
 class RoleConsole(Console):
@@ -129,6 +156,8 @@ def _policy(roles: Mapping[str, Role], named: Roles) -> Policy:
 
 def _by_role(named: Roles, outcome: Outcome) -> dict[str, tuple[Any, ...]]:
     """Give the results by role; those of lost workers are None."""
+    if outcome.led_by is not None:
+        return {}
     try:
         returned = iter(outcome.value())
     except WorkerFailedError as error:

@@ -70,6 +70,9 @@ class Sites:
     def __iter__(self) -> Iterator[Site]:
         return iter(self._sites.values())
 
+    def __len__(self) -> int:
+        return len(self._sites)
+
     def __getitem__(self, index: int) -> Site:
         return self._sites[index]
 

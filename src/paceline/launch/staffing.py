@@ -63,24 +63,24 @@ class Staffing:
         from these.
         """
         first = [self._sites.own] if self.resumes or self._starts else list(self._sites)
-        sizes = [site.wanted for site in first]
         for site in self._sites:
             site.due = 0 if site in first else site.wanted
-        rank = 0
-        for node, site in enumerate(first):
-            for local in range(site.wanted):
-                identity = Identity(
-                    rank=rank,
-                    size=sum(sizes),
-                    local_rank=local,
-                    local_size=site.wanted,
-                    node_rank=node,
-                    nodes=len(first),
-                    master_address=site.store_address,
-                    master_port=self.store_port,
-                )
-                self._start(site, identity, rank=rank)
-                rank += 1
+        seats = [(node, site, local) for node, site in enumerate(first) for local in range(site.wanted)]
+        # Servers are the last of this machine's workers, and have the last ranks of all.
+        served = self._sites.own.wanted - self._membership.policy.server_count
+        seats.sort(key=lambda seat: seat[0] == 0 and seat[2] >= served)
+        for rank, (node, site, local) in enumerate(seats):
+            identity = Identity(
+                rank=rank,
+                size=len(seats),
+                local_rank=local,
+                local_size=site.wanted,
+                node_rank=node,
+                nodes=len(first),
+                master_address=site.store_address,
+                master_port=self.store_port,
+            )
+            self._start(site, identity, rank=rank)
         self._starts += 1
 
     def start_due(self) -> None:

@@ -238,8 +238,9 @@ class Supervisor:
     def arrived(self, machine: Follower, crew: RemoteCrew) -> None:
         """Let a machine take part: from the beginning, or from the next step on."""
         policy = self._membership.policy
-        room = policy.shards - self._sites.wanted
-        wanted = min(len(self._plan.jobs), room)
+        room = policy.most - self._sites.wanted
+        to_come = 1 if self._plan.rendezvous is None else self._plan.rendezvous.max_nodes - len(self._sites)
+        wanted = min(len(self._plan.jobs) - policy.server_count, -(-room // max(1, to_come)))
         site = Site(machine.index, machine.host, crew, machine.store_address, wanted, due=wanted)
         self._sites.add(site)
         self._membership.target = self._sites.wanted

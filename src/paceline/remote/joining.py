@@ -44,22 +44,29 @@ def join(
         raise InputError(
             "nobody said which roles there are. Start it with paceline run --roles trainers=2 SCRIPT, or give join(roles=...)."
         )
-    known = secret or env.read(SECRET)
-    if not known:
-        raise InputError(
-            "nobody gave the run's secret. Start the script with paceline run --roles, or give all the same join(secret=...)."
-        )
     return enter(
         identity,
         Roles.parse(chosen) if isinstance(chosen, str) else chosen,
-        known.encode() if isinstance(known, str) else known,
+        secret,
         interface=reach.chosen(interface) if interface else env.read(INTERFACE) or LOOPBACK,
         timeout_s=timeout_s,
     )
 
 
-def enter(identity: Identity, roles: Roles, secret: bytes, *, interface: str, timeout_s: float) -> Session:
-    """Meet the others at the launcher's store, each in its role."""
+def enter(
+    identity: Identity,
+    roles: Roles,
+    secret: bytes | str | None = None,
+    *,
+    interface: str,
+    timeout_s: float,
+) -> Session:
+    """Meet the others at the launcher's store, each in its role; the launcher has told the secret where none is given."""
+    known = secret or env.read(SECRET)
+    if not known:
+        raise InputError(
+            "nobody gave the run's secret. Start the script with paceline run --roles, or give all the same join(secret=...)."
+        )
     if identity.size != roles.size:
         raise InputError(
             f"the roles {roles} need {roles.size} workers, but {identity.size} were started. Make the two agree."
@@ -67,4 +74,5 @@ def enter(identity: Identity, roles: Roles, secret: bytes, *, interface: str, ti
     reach.check(interface)
     met = meet(identity, timedelta(seconds=JOIN_S))
     store: Store = PrefixStore("roles", met)
-    return Session.open(store, identity.rank, roles, secret, interface=interface, timeout_s=timeout_s)
+    key = known.encode() if isinstance(known, str) else known
+    return Session.open(store, identity.rank, roles, key, interface=interface, timeout_s=timeout_s)

@@ -6,8 +6,9 @@ import socket
 import sys
 
 from paceline.errors import InputError
+from paceline.world import env, interfaces
 
-LOOPBACK = "lo"
+LOOPBACK, LOOPBACK_ADDRESS = "lo", "127.0.0.1"
 
 
 def check(interface: str) -> str:
@@ -16,6 +17,15 @@ def check(interface: str) -> str:
     if interface not in known:
         raise InputError(f"there is no network interface {interface!r} here. Known: {', '.join(known)}.")
     return interface
+
+
+def between(nodes: int) -> str:
+    """Give the interface on which workers of some machines reach each other: of one machine, the loopback one."""
+    if nodes == 1:
+        return LOOPBACK
+    identity = env.identity()
+    leader = LOOPBACK_ADDRESS if identity is None else identity.master_address
+    return env.read("GLOO_SOCKET_IFNAME") or interfaces.reaching(leader).interface
 
 
 def chosen(interface: str | None) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.checkpoint.contents import own_slots, with_slots
 from paceline.strategies.pieces import Held, Piece
 from paceline.training.position import Position
-from paceline.world import Comm, World
+from paceline.world import Comm, World, all_gather_object
 
 KEPT = 2
 
@@ -51,10 +51,9 @@ class Copies:
         self._comm = None
         if world.size > 1:
             self._comm = world.comm.split(0)
-            # Beside those of the same machine: it may be the machine that is lost.
-            stride = world.local_size if world.nodes > 1 and world.local_size < world.size else 1
-            self._to = (world.rank + stride) % world.size
-            self._source = (world.rank - stride) % world.size
+            ring = _ring(world)
+            here = ring.index(world.rank)
+            self._to, self._source = ring[(here + 1) % world.size], ring[here - 1]
 
     def detach(self) -> None:
         """Let go of the group; it is broken, or about to be left."""
@@ -121,6 +120,14 @@ class Copies:
         if sending is not None:
             sending.wait()
         return got
+
+
+def _ring(world: World) -> list[int]:
+    """Give the ranks in an order in which, where there are several machines, the next one is on another: one may be lost."""
+    if world.nodes == 1:
+        return list(range(world.size))
+    places = all_gather_object(world.comm, (world.local_rank, world.node_rank))
+    return sorted(range(world.size), key=lambda rank: places[rank])
 
 
 def aside(pieces: dict[str, Piece]) -> dict[str, Piece]:

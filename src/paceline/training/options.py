@@ -192,11 +192,6 @@ class RunOptions:
             raise InputError(
                 f"--nodes {self.nodes} is no number of machines. Give one, like 2, or a range, like 1:4."
             )
-        if self.rendezvous is None and self.max_nodes > 1:
-            raise InputError(
-                f"--nodes {self.nodes} machines need a place to meet. Give --rendezvous host:port, with an address of the one "
-                "that leads, on each of them."
-            )
         if self.machine_timeout < 4:
             raise InputError(
                 f"--machine-timeout is {self.machine_timeout}, but a machine that is silent for so short may well be alive. "
@@ -204,10 +199,6 @@ class RunOptions:
             )
         if self.join_timeout <= 0:
             raise InputError(f"--join-timeout is {self.join_timeout:g}, but must be above 0 seconds.")
-        if self.rendezvous is not None and strategies.choice(self.strategy).servers:
-            raise InputError(
-                f"--strategy {self.strategy} has its servers on one machine as yet. Leave --rendezvous out, or use ddp."
-            )
         if self.rendezvous is not None and strategies.entry(self.strategy).processes == 1:
             raise InputError(
                 f"--strategy {self.strategy} is one process, which cannot be on several machines. Use ddp."

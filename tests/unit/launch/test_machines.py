@@ -137,16 +137,34 @@ def test_what_the_machines_compare(tmp_path):
 
 @pytest.mark.parametrize(("timeout", "every", "attempts"), [(4, 1, 4), (15, 5, 3), (16, 5, 4), (60, 20, 3)])
 def test_a_machine_is_given_up_after_the_time_asked_for_and_not_before(timeout, every, attempts):
-    made = machines.meeting(RunOptions(nodes="1:2", rendezvous="a:1", machine_timeout=timeout))
+    made = machines.meeting("a:1", "1:2", join_timeout=9, machine_timeout=timeout)
     assert (made.keep_alive_s, made.keep_alive_attempts) == (every, attempts)
     assert made.silence_s >= timeout
-    assert machines.meeting(RunOptions()) is None
+    assert machines.meeting(None, "1", join_timeout=9, machine_timeout=timeout) is None
+
+
+def test_machines_without_a_place_to_meet_are_refused():
+    with pytest.raises(
+        InputError, match="--nodes 2 machines need a place to meet"
+    ):
+        machines.meeting(None, "2", join_timeout=9, machine_timeout=15)
+
+
+def test_workers_are_dealt_out_to_a_number_of_machines_that_stays():
+    def share(workers, nodes):
+        return machines.share(workers, machines.meeting("a:1", nodes, join_timeout=9, machine_timeout=15))
+
+    assert machines.share(5, None) == 5
+    assert [share(workers, "3") for workers in (3, 4, 5, 6)] == [1, 2, 2, 2]
+    with pytest.raises(InputError, match="2 workers leave some of 3 machines with nothing to do"):
+        share(2, "3")
+    with pytest.raises(InputError, match="--nodes 1:2 may change"):
+        share(2, "1:2")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"nodes": "2"}, "--nodes 2 machines need a place to meet. Give --rendezvous host:port"),
         ({"nodes": "two", "rendezvous": "a:1"}, "--nodes two is no number of machines"),
         ({"nodes": "0", "rendezvous": "a:1"}, "--nodes 0 is no number of machines"),
         ({"nodes": "2", "rendezvous": "a:1", "strategy": "single"}, "--strategy single is one process"),
