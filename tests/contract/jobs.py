@@ -42,7 +42,7 @@ JOBS = {
     "adamw": Job(),
     "momentum": Job(settings={"optimizer": "momentum", **UNMEASURED}),
     # Nothing divides: 8 steps of 7 samples and one of 5, in shards of 1 and 2.
-    "uneven": Job(settings={"samples": "61"}, batch_size=7),
+    "uneven": Job(settings={"samples": "61", **UNMEASURED}, batch_size=7),
     # The last batch has 2 samples for 4 shards: some workers have none.
     "short": Job(settings={"samples": "18", **UNMEASURED}),
     # No batch is ever whole: the first shard never has a sample.

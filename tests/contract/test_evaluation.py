@@ -21,7 +21,9 @@ def test_a_plain_evaluation_says_the_same(compared: Compared) -> None:
     model = task.model()
     model.load_state_dict(trained.weights)
     model.eval()
-    features, labels, _ = task.eval_data().tensors
+    held_out = task.eval_data()
+    assert held_out is not None
+    features, labels, _ = held_out.tensors
     with torch.no_grad():
         scores = model(features)
     metrics = trained.result["metrics"]

@@ -71,6 +71,7 @@ def describe(result: Mapping[str, Any]) -> str:
         "time": f"{formats.duration(result['wall_s'])}, {formats.count(result['steps_per_s'])} steps/s",
         "workers": f"1 agent, {formats.plural(result['observers'], 'observer')}, {asked}{lost}",
         "weights": f"sha256 {result['weights_sha256'][:16]}…",
+        "model": result["model"] or "not saved",
         "folder": result["out"],
     }
     return "\n".join([f"\n{result['task']}", *(f" {name:8} {text}" for name, text in rows.items())])

@@ -5,6 +5,9 @@ own, or written for the commands below it, one of which must name it. Any other 
 stands. A `console` block holds commands after `$ `, each with the lines of output that it must give, in order;
 `...` stands for anything, and the width of a gap does not matter. A command ends with status 0 unless it says
 otherwise: `# exit status 2`.
+
+Python files and `paceline` run in a copy of a process that has loaded torch, where one is given; in the README, the
+first command of each kind is started as a reader would start it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.dist.docs.warm import Warm
+
 REPOSITORY = Path(__file__).parents[3]
+BINARIES = Path(sys.executable).parent
 LIMIT_S = 180.0
 """Against a command that hangs; the slowest takes some 8 s on a quiet machine."""
 _BLOCK = re.compile(r"^```(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
@@ -56,13 +62,26 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
-def run_page(page: Path, folder: Path) -> list[Ran]:
+def environment() -> dict[str, str]:
+    """Give the variables that commands of a page see."""
+    return {**os.environ, "PATH": f"{BINARIES}:{os.environ['PATH']}", "COLUMNS": "120"}
+
+
+def run_page(page: Path, folder: Path, warm: Warm | None = None) -> list[Ran]:
     """Run every block of a page, and fail where one is wrong or nothing runs it."""
     shutil.copytree(REPOSITORY / "examples", folder / "examples")
     shutil.copy2(REPOSITORY / "Makefile", folder)
     (folder / ".venv").symlink_to(sys.prefix)
     ran: list[Ran] = []
     waiting: set[str] = set()
+    kinds: set[str] = set()
+
+    def run(command: str, place: str) -> None:
+        kind = " ".join(command.split()[:2])
+        first = page.name == "README.md" and kind not in kinds
+        kinds.add(kind)
+        ran.append(_run(command, place, folder, None if first else warm))
+
     for number, block in enumerate(blocks(page)):
         if block.language == "python":
             if name := _FILE.match(block.text):
@@ -71,10 +90,10 @@ def run_page(page: Path, folder: Path) -> list[Ran]:
             else:
                 script = folder / f"block_{number}.py"
                 script.write_text(block.text)
-                ran.append(_run(f"python {script.name}", block.place, folder))
+                run(f"python {script.name}", block.place)
         elif block.language == "console":
             for command, expected in _commands(block):
-                ran.append(_run(command, block.place, folder))
+                run(command, block.place)
                 _compare(ran[-1], expected, block.place)
                 waiting = {name for name in waiting if name not in command}
         else:
@@ -102,16 +121,27 @@ def _commands(block: Block) -> list[tuple[str, list[str]]]:
     return commands
 
 
-def _run(command: str, place: str, folder: Path) -> Ran:
+def _run(command: str, place: str, folder: Path, warm: Warm | None) -> Ran:
     words = shlex.split(command, comments=True)
     if words[0] == "make":
         # The set-up is not repeated inside a test, and the tests do not run themselves.
         words[1:1] = ["--old-file=.venv/.set-up", *(["--dry-run"] if "test" in words else [])]
     wanted = int(status[1]) if (status := _STATUS.search(command)) else 0
+    if warm and words[0] == "paceline":
+        ended, output = warm.run([str(BINARIES / "paceline"), *words[1:]], folder, LIMIT_S)
+    elif warm and words[0] == "python" and words[1].endswith(".py"):
+        ended, output = warm.run(words[1:], folder, LIMIT_S)
+    else:
+        ended, output = _start(words, folder)
+    assert ended == wanted, f"{place}: {command} ended with {ended}:\n{output}"
+    return Ran(command, output)
+
+
+def _start(words: list[str], folder: Path) -> tuple[int, str]:
     done = subprocess.run(
         words,
         cwd=folder,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "120"},
+        env=environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -119,8 +149,7 @@ def _run(command: str, place: str, folder: Path) -> Ran:
         timeout=LIMIT_S,
         check=False,
     )
-    assert done.returncode == wanted, f"{place}: {command} ended with {done.returncode}:\n{done.stdout}"
-    return Ran(command, done.stdout)
+    return done.returncode, done.stdout
 
 
 def _compare(ran: Ran, expected: list[str], place: str) -> None:

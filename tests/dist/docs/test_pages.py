@@ -7,21 +7,33 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from paceline import strategies
+from tests.dist.docs.conftest import borrowed
 from tests.dist.docs.pages import REPOSITORY, Ran, blocks, run_page
+from tests.dist.docs.warm import Warm
 
 README = REPOSITORY / "README.md"
 PAGES = sorted((REPOSITORY / "docs").glob("*.md"))
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Path, Future[list[Ran]]]]:
+def running(
+    warm: SimpleQueue[Warm], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Path, Future[list[Ran]]]]:
     """Run all pages, two at a time: most of what they show takes its time to start, on one core."""
+
+    def run(page: Path, folder: Path) -> list[Ran]:
+        with borrowed(warm) as one:
+            return run_page(page, folder, one)
+
     with ThreadPoolExecutor(2) as pool:
-        started = {page: pool.submit(run_page, page, tmp_path_factory.mktemp(page.stem)) for page in [README, *PAGES]}
+        started = {
+            page: pool.submit(run, page, tmp_path_factory.mktemp(page.stem)) for page in [README, *PAGES]
+        }
     yield started
 
 

@@ -5,8 +5,11 @@ import json
 import sys
 
 import pytest
+from safetensors.torch import load_file
 
+from paceline.checkpoint.fingerprint import weights_sha256
 from paceline.cli import main
+from paceline.tasks.cartpole.policy import Network
 
 
 def ended(capsys, *arguments):
@@ -25,6 +28,9 @@ def test_a_result_for_programs(capsys, tmp_path):
     assert (found["task"], found["episodes"], found["observers"]) == ("cartpole", 3, 1)
     assert len(found["returns"]) == 3
     assert found["out"] == str(out)
+    network = Network()
+    network.load_state_dict(load_file(found["model"]))
+    assert weights_sha256(network.state_dict()) == found["weights_sha256"]
     assert (out / "logs" / "rank-0.log").exists()
 
 

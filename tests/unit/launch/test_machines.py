@@ -144,9 +144,7 @@ def test_a_machine_is_given_up_after_the_time_asked_for_and_not_before(timeout, 
 
 
 def test_machines_without_a_place_to_meet_are_refused():
-    with pytest.raises(
-        InputError, match="--nodes 2 machines need a place to meet"
-    ):
+    with pytest.raises(InputError, match="--nodes 2 machines need a place to meet"):
         machines.meeting(None, "2", join_timeout=9, machine_timeout=15)
 
 

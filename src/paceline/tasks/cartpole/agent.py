@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from paceline import remote
 from paceline.checkpoint.fingerprint import weights_sha256
+from paceline.checkpoint.tensors import write_tensors
 from paceline.observe import formats
 from paceline.remote.rollouts import Rollouts
 from paceline.tasks.cartpole.learning import Learner
@@ -20,8 +22,8 @@ ROUND = 16
 SHOW_EVERY_S = 1.0
 
 
-def train(session: remote.Session, request: Request) -> dict[str, Any]:
-    """Train the policy on this worker with the episodes of the observers, and give what came of it."""
+def train(session: remote.Session, request: Request, saved: Path | None = None) -> dict[str, Any]:
+    """Train the policy on this worker with the episodes of the observers, save it, and give what came of it."""
     begun = time.monotonic()
     policy = remote.create(session.name, Policy, request.seed)
     network = remote.service_of(policy).network
@@ -36,6 +38,8 @@ def train(session: remote.Session, request: Request) -> dict[str, Any]:
         if not _solved(returns):
             learner.learn(episodes)
     seconds = time.monotonic() - begun
+    if saved is not None:
+        write_tensors(saved, network.state_dict(), {"task": "cartpole", "episodes": str(len(returns))})
     return {
         "task": "cartpole",
         "solved": _solved(returns),
@@ -49,6 +53,7 @@ def train(session: remote.Session, request: Request) -> dict[str, Any]:
         "batched": request.batched,
         "seed": request.seed,
         "weights_sha256": weights_sha256(network.state_dict()),
+        "model": None if saved is None else str(saved),
         "wall_s": seconds,
         "returns": returns,
     }

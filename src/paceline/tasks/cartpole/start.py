@@ -10,13 +10,15 @@ from paceline.remote.roles import Role
 from paceline.tasks.cartpole.request import Request, check_installed
 
 AGENT = "paceline.tasks.cartpole.agent:train"
+MODEL = "model.safetensors"
+"""The learned policy, in the run folder."""
 
 
 def start(request: Request, out: Path | None = None) -> dict[str, Any]:
     """Train with one agent and several observers, and give the agent's result; a lost observer costs only time."""
     check_installed()
     roles = {
-        "agent": Role(AGENT, args=(request,)),
+        "agent": Role(AGENT, args=(request, None if out is None else Path(out).resolve() / MODEL)),
         "observers": Role(workers=request.observers, required=False),
     }
     # The bits of a sum depend on the number of threads, which must not follow the number of observers.
