@@ -106,7 +106,9 @@ def plan(
                 # Statistics over all workers need one shard on each: a lost one is waited for.
                 min_workers=options.total_shards
                 if options.sync_batchnorm
-                else min(options.min_workers, options.processes * options.max_nodes),
+                else min(
+                    options.min_workers, (options.processes - options.total_servers) * options.max_nodes
+                ),
                 max_restarts=options.max_restarts,
                 hang_timeout=options.hang_timeout,
                 rebalance=options.rebalance,

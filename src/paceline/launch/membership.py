@@ -77,6 +77,10 @@ class Policy:
         """Give the ranks of a group's servers: its last ones."""
         return range(self._mesh(size).trainers, size)
 
+    def trainers(self, size: int) -> int:
+        """Give how many of a group's workers train."""
+        return size - len(self.servers(size))
+
     def _mesh(self, size: int) -> Mesh:
         return Mesh.flat(size) if self.choice is None else self.choice.fitted(size)
 
@@ -206,9 +210,12 @@ class Membership:
         return actions
 
     def resize(self, workers: int) -> list[Action]:
-        """Change the number of workers of a run under way."""
+        """Change the number of workers of a run under way; servers among them stay."""
         self.target = workers
-        staying = [one for one in self._in_group() if not one.leaving]
+        served = self.policy.servers(self._formed)
+        staying = sorted(
+            (one for one in self._in_group() if not one.leaving), key=lambda one: one.rank not in served
+        )
         coming = [one for one in self.members.values() if one.state in (State.STARTING, State.WAITING)]
         missing = workers - len(staying) - len(coming)
         if missing > 0:
@@ -328,7 +335,7 @@ class Membership:
     def _enough_without_leaving(self) -> bool:
         here = [one for one in self._in_group() if not one.leaving]
         waiting = [one for one in self.members.values() if one.state is State.WAITING]
-        return len(here) + len(waiting) >= self.policy.min_workers
+        return self.policy.trainers(len(here) + len(waiting)) >= self.policy.min_workers
 
     def _settle(self) -> list[Action]:
         """Form the next group when everybody who is left has come out of the old one."""
@@ -350,8 +357,9 @@ class Membership:
         waiting = [one for one in self.members.values() if one.state is State.WAITING] if at_step else []
         places = min(self.target, self.policy.most) - sum(not one.leaving for one in staying)
         entering = waiting[: max(0, min(places, self.policy.most - len(staying)))]
-        if len(staying) + len(entering) < (self.policy.min_workers if at_step else 1):
-            return self._too_few(group, len(staying) + len(entering))
+        there = self.policy.trainers(len(staying) + len(entering))
+        if there < (self.policy.min_workers if at_step else 1):
+            return self._too_few(group, there)
         return self._form(staying, entering, [one for one in group if one.leaving and one not in staying])
 
     def _too_few(self, group: list[Member], there: int) -> list[Action]:

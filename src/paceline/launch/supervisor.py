@@ -328,15 +328,17 @@ class Supervisor:
         if order.get("do") != "resize":
             raise InputError(f"{order.get('do')!r} is nothing that a run under way can be asked for.")
         workers, membership = int(order["workers"]), self._membership
-        policy, before = membership.policy, membership.target
-        if not policy.min_workers <= workers <= policy.most:
+        policy = membership.policy
+        servers = policy.server_count  # they stay: workers are those who train
+        before, most = membership.target - servers, policy.most - servers
+        if not policy.min_workers <= workers <= most:
             raise InputError(
                 f"the run has {policy.shards} shards and --min-workers {policy.min_workers}, so {workers} workers "
-                f"cannot share it. Use {policy.min_workers} to {policy.most}."
+                f"cannot share it. Use {policy.min_workers} to {most}."
             )
         if not any(one.trains for one in self._roster):
             raise InputError("the run has not begun to train yet. Try again in a moment.")
-        actions = membership.resize(workers)
+        actions = membership.resize(workers + servers)
         staying = [one for one in self._roster.running() if not membership.members[one.number].leaving]
         self._sites.settle(Counter(one.site for one in staying))
         self._do(actions)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,7 +22,7 @@ PAGES = sorted((REPOSITORY / "docs").glob("*.md"))
 @pytest.fixture(scope="module")
 def running(
     warm: SimpleQueue[Warm], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[Path, Future[list[Ran]]]]:
+) -> dict[Path, Future[list[Ran]]]:
     """Run all pages, two at a time: most of what they show takes its time to start, on one core."""
 
     def run(page: Path, folder: Path) -> list[Ran]:
@@ -31,10 +30,7 @@ def running(
             return run_page(page, folder, one)
 
     with ThreadPoolExecutor(2) as pool:
-        started = {
-            page: pool.submit(run, page, tmp_path_factory.mktemp(page.stem)) for page in [README, *PAGES]
-        }
-    yield started
+        return {page: pool.submit(run, page, tmp_path_factory.mktemp(page.stem)) for page in [README, *PAGES]}
 
 
 @pytest.fixture

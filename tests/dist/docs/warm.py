@@ -2,13 +2,14 @@
 
 Most of the time of the pages went into loading torch, once for a command and once more for its fork server. Here a
 command begins as a copy of a process that has loaded what they all load and has done nothing else: in its own folder,
-with its own output, `__main__` and fork server (a copy as well), and it ends as the interpreter ends.
+with its own output, `__main__` and fork server (a copy as well).
 
 Run as `python warm.py FD ...`: each socket FD is served by a process of its own, one command at a time.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -18,10 +19,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.world.lifeline import die_with_parent
 
@@ -102,65 +104,79 @@ def main() -> None:
     for end in ends:
         if os.fork() == 0:
             die_with_parent(own)
-            if request := _serve(socket.socket(fileno=end)):
-                _be(*request)
-            return
+            _serve(socket.socket(fileno=end))
+            os._exit(0)
         os.close(end)
     for _ in ends:
         os.wait()
 
 
-def _serve(channel: socket.socket) -> tuple[dict[str, Any], int] | None:
-    """Fork for each request; gives it, with the output's descriptor, in the copy that is to carry it out."""
+def _serve(channel: socket.socket) -> None:
+    """Fork for each request, and report how that ended."""
     own = os.getpid()
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE, 1)
         if not message:
-            return None
+            return
         command = os.fork()
         if command == 0:
             channel.close()
             die_with_parent(own)
-            return json.loads(message), descriptors[0]
+            _be(**json.loads(message), output=descriptors[0])
         os.close(descriptors[0])
         _, status = os.waitpid(command, 0)
         channel.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
-def _be(request: dict[str, Any], output: int) -> None:
-    """Run the file as `__main__`, as the interpreter does."""
+def _be(words: list[str], folder: str, output: int) -> NoReturn:
+    """Run the file as `__main__` and end, as the interpreter does."""
     for target in (1, 2):
         os.dup2(output, target)
     os.close(output)
-    os.chdir(request["folder"])
-    if fork_server := _stand_by():
-        sys.argv, sys.path[0] = fork_server, str(Path.cwd())
-        importlib.import_module("paceline.launch.zygote").main()
-        return
-    gc.unfreeze()
-    sys.argv = request["words"]
-    path = Path(sys.argv[0]).absolute()
+    os.chdir(folder)
+    _keep_fork_server()
+    path = Path(words[0]).absolute()
+    sys.argv, sys.path[0] = words, str(path.parent)
     module = ModuleType("__main__")
-    module.__file__, sys.path[0] = str(path), str(path.parent)
+    module.__file__ = str(path)
     sys.modules["__main__"] = module
-    exec(compile(path.read_bytes(), path, "exec"), module.__dict__)  # noqa: S102
+    status = 1
+    try:
+        exec(compile(path.read_bytes(), path, "exec"), module.__dict__)  # noqa: S102
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    finally:
+        _end(status)
 
 
-def _stand_by() -> list[str] | None:
-    """Fork a process that can be the fork server of this one; gives its arguments in that process, when it is."""
+def _end(status: int) -> NoReturn:
+    """Do what the interpreter does at its end, but for taking a thousand modules apart."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _keep_fork_server() -> None:
+    """Fork a process that waits to become the fork server of this one, should it want any."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid:
         theirs.close()
         _Popen.stand_by = (pid, ours)
         subprocess.Popen = _Popen  # type: ignore[misc]
-        return None
+        return
     ours.close()
-    message, descriptors, _, _ = socket.recv_fds(theirs, MESSAGE, 1)
-    if not message:
-        os._exit(0)
-    os.setsid()
-    return ["zygote", str(descriptors[0]), message.decode()]
+    launcher, descriptors, _, _ = socket.recv_fds(theirs, MESSAGE, 1)
+    if launcher:
+        os.setsid()
+        sys.argv, sys.path[0] = ["zygote", str(descriptors[0]), launcher.decode()], str(Path.cwd())
+        importlib.import_module("paceline.launch.zygote").main()
+    os._exit(0)
 
 
 if __name__ == "__main__":

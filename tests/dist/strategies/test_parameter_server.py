@@ -20,7 +20,7 @@ from paceline import strategies
 from paceline.checkpoint import weights_sha256
 from paceline.data.shards import owned_shards
 from paceline.launch.failures import Failure
-from paceline.launch.actions import Assign
+from paceline.launch.actions import Assign, Break
 from paceline.launch.membership import Membership, Policy
 from paceline.training import trainer
 from paceline.training.membership import STEP, Standing
@@ -139,6 +139,28 @@ def test_who_joins_does_not_take_the_place_of_a_server() -> None:
         actions = membership.broken(number, Standing(operation=5, kind=STEP, step=5))
     placed = [(one.member, one.rank) for one in actions if isinstance(one, Assign)]
     assert placed == [(1, 0), (3, 1), (2, 2)], "worker 2 is the server still"
+
+
+def test_who_leaves_is_no_server_and_servers_do_not_count_as_workers() -> None:
+    choice = strategies.choice("ddp=3,servers=2")
+    membership = Membership(Policy(workers=5, shards=4, choice=choice, min_workers=2), lambda: 0.0)
+    for number in range(5):
+        membership.add(number, rank=number)
+        membership.began(number)
+    told = [one for one in membership.resize(4) if isinstance(one, Break)]
+    assert [one.member for one in told if one.leaving] == [2]
+    for number in range(5):
+        actions = membership.broken(number, Standing(operation=4, kind=STEP, step=4))
+    assert [(one.member, one.rank) for one in actions if isinstance(one, Assign)] == [
+        (0, 0),
+        (1, 1),
+        (3, 2),
+        (4, 3),
+    ]
+    membership.lost(0, Failure(rank=0, host="here", kind="signal", message="gone"))
+    for number in (1, 3, 4):
+        actions = membership.broken(number, Standing(operation=5, kind=STEP, step=5))
+    assert not [one for one in actions if isinstance(one, Assign)], "one trainer is fewer than two"
 
 
 def test_together_the_bits_are_one_process(one: dict[str, Any]) -> None:
