@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -22,10 +21,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline import strategies
 from paceline.checkpoint import weights_sha256
-from paceline.data import Feed, StepData, owned_shards
-from paceline.errors import CheckpointError, DiskFaultError, InputError
+from paceline.data import Feed, owned_shards
+from paceline.errors import InputError
 from paceline.observe import Event, Note, RunStarted
-from paceline.strategies.base import Exactness, MetricsFunction, OpenReplica, Parts, ShardWork, StepWork
+from paceline.strategies.base import Exactness, MetricsFunction, OpenReplica, Parts
 from paceline.strategies.buffers import Rule
 from paceline.strategies.pieces import Held
 from paceline.strategies.precision import Precision
@@ -38,20 +37,20 @@ from paceline.training.evaluation import evaluate
 from paceline.training.handover import BEGINNING, CHECKPOINT, Source
 from paceline.training.journal import Journal
 from paceline.training.listeners import Listeners
-from paceline.training.membership import EVALUATE, SAVE, STEP, FixedMembership, Membership
+from paceline.training.membership import EVALUATE, FixedMembership, Membership
 from paceline.training.options import RunOptions, SaveEvery
 from paceline.training.position import Position
 from paceline.training.preparing import MakeModel, MakeOptimizer, MakeScheduler, kept_parts, new_parts
 from paceline.training.receipt import Start
 from paceline.training.recorder import describe_start, open_records
-from paceline.training.recovery import Recovery, RolledBackError
+from paceline.training.recovery import Recovery
+from paceline.training.saving import Saving
 from paceline.training.step import Step
+from paceline.training.stepping import Stepping
 from paceline.world import Identity, World, connect, determinism, seeds
-from paceline.world.points import DATA, reach
-from paceline.world.pulse import Kind, NoPulse, Phase
+from paceline.world.pulse import NoPulse, Phase
 
-STARTING, READING, COMPUTING, ENDED = Phase.STARTING, Phase.DATA, Phase.COMPUTE, Phase.ENDED
-STEPPING = Kind.STEP
+STARTING, ENDED = Phase.STARTING, Phase.ENDED
 
 
 class Run:
@@ -76,7 +75,6 @@ class Run:
         self.workers = options.workers if self.strategy.threaded else world.size - self.world.mesh.servers
         """How many the run began with, on all machines; servers are not counted."""
         self.name = "run"
-        self._saved_at = -1
         self._listeners = listeners
         self._recovery = Recovery(self, membership or FixedMembership())
         self.cut = CutState(options)
@@ -91,7 +89,7 @@ class Run:
         self._meta: dict[str, Any] = {}
         self._begun: tuple[Feed, float | None] | None = None
         self._records = open_records(options, self.world)
-        self._saver = None if options.out is None else resuming.open_saver(options, self._records, self.emit)
+        self._saving = Saving(self, self._recovery, self._records)
         self.about: dict[str, Any] = {}
         """What the loop says of itself, for the receipt."""
         if self.exactness is Exactness.BITWISE:
@@ -224,106 +222,42 @@ class Run:
         if not joined:
             self.emit(self._announcement(feed, epochs, last))
             self._records.begin(*self._description(self.position))
-        due = SaveEvery.parse(self.options.save_every) if self.options.save_every else SaveEvery()
+        stepping = Stepping(
+            run=self,
+            recovery=self._recovery,
+            saving=self._saving,
+            feed=feed,
+            clip=clip,
+            last=last,
+            epochs=epochs,
+            due=SaveEvery.parse(self.options.save_every) if self.options.save_every else SaveEvery(),
+            after_epoch=after_epoch,
+        )
         if not joined:  # who joins has done so with the others
             self.cut.attach(self.world, self.replica)
             self._copy()
         self.ended = False
         while not self.ended:
-            yield from self._until(feed, clip, last, epochs, due, after_epoch)
+            yield from stepping.take()
             self._journal.settle()
-            saved = self._saved_at == self.position.number and not self.options.save_async
-            if self.options.out is not None and not saved and self.position.number > self.started_at:
-                with suppress(RolledBackError):
-                    self.save(last=True)
+            self._saving.at_the_end()
             # A worker may have been lost in that very checkpoint, and steps with it.
-            self.ended = not self._steps_left(last, epochs)
+            self.ended = not stepping.left
         self._records.finish()
 
-    def _steps_left(self, last: float, epochs: int | None) -> bool:
-        return (epochs is None or self.position.epoch < epochs) and self.position.number < last
-
-    def _until(
-        self,
-        feed: Feed,
-        clip: float | None,
-        last: float,
-        epochs: int | None,
-        due: SaveEvery,
-        after_epoch: Callable[[int], None] | None,
-    ) -> Iterator[Step]:
-        """Give the steps from where the run stands to its end, with the checkpoints and measurements on the way."""
-        while self._steps_left(last, epochs):
-            before = self.position
-            for step in self._epoch(feed, clip, last):
-                yield step
-                if step.result is None:
-                    raise InputError(
-                        f"step {step.number} was left without step.apply(), so its batch would be lost. Call apply once a step."
-                    )
-                if not step.again and self.position.number < last and due.after_step(self.position.number):
-                    self._save_on_the_way()
-            if self.position.number == last and self.position.step != feed.steps_per_epoch:
-                break
-            if self.position == before and before.step == 0:
-                raise InputError(
-                    "the training stream gave no sample in a whole epoch. Give one with samples."
-                )
-            self.position = self.position.next_epoch()
-            self._journal.end_epoch(self.position)
-            try:
-                if after_epoch is not None:
-                    after_epoch(self.position.epoch)
-            except RolledBackError:
-                continue
-            if self.position.number < last and due.after_epoch(self.position.epoch):
-                self._save_on_the_way()
-
-    def _epoch(self, feed: Feed, clip: float | None, last: float) -> Iterator[Step]:
-        self._journal.start()
-        while self.position.number < last:
-            # Once for each group: whoever is there now has other shards to read.
-            generation, pulse = self.world.generation, self.world.pulse
-            pulse.begin(STEPPING, self.position.number)
-            pulse.enter(READING)
-            for data in feed.epoch(self.position.epoch, self.position.step):
-                reach(DATA)
-                if self._recovery.membership.change_wanted:
-                    self._recovery.regroup(STEP)
-                if self.world.generation == generation:
-                    yield self._step(data, clip)
-                if self.world.generation != generation:
-                    break
-                if self.position.number >= last:
-                    return
-                pulse.begin(STEPPING, self.position.number)
-                pulse.enter(READING)
-            else:
-                return
-
-    def _step(self, data: StepData, clip: float | None) -> Step:
-        number, seed = self.position.number, self.options.seed
-        self.world.pulse.enter(COMPUTING)
-        shards = [
-            ShardWork(
-                shard.index,
-                seeds.derive(seed, "shard", number, shard.index),
-                shard.samples,
-                shard.batches,
-            )
-            for shard in data.shards
-        ]
-        work = StepWork(number, data.size, shards)
-        step = Step(work, self.position.epoch, self.replica, self.world, clip, self._after, self._recovery)
-        # Before any of it can reach another worker: a step may be finished by others while this one is killed.
+    def note_begun(self, step: Step) -> None:
+        """Enter a step in the books before any of it can reach another worker: others may finish it while this one is killed."""
         self._records.step(step, self.position)
-        return step
 
-    def _after(self, step: Step) -> None:
+    def end_epoch(self) -> None:
+        """Stand at the beginning of the next epoch."""
+        self.position = self.position.next_epoch()
+        self._journal.end_epoch(self.position)
+
+    def stand_behind(self, step: Step) -> None:
         """Stand behind a step that has just been applied."""
         self.position = self.position.after_step()
-        if self._saver is not None:
-            self._saver.poll()
+        self._saving.poll()
         self._journal.step(step, self.position, self.replica.optimizer)
         self.cut.note_step(self.position, self._journal)
         if self.cut.due(self.position):
@@ -360,8 +294,7 @@ class Run:
         """Let go of everybody: nobody may wait for this worker in the old group."""
         self.world.interruption.interrupt()
         self.cut.detach()
-        if self._saver is not None:
-            self._saver.abandon()
+        self._saving.abandon()
         if self._replica is not None:
             self._replica.abandon()
         self.world.close()
@@ -390,8 +323,7 @@ class Run:
 
     def await_saves(self) -> None:
         """Let a checkpoint that is being written come to its end: it may be what the others are to go on from."""
-        if self._saver is not None:
-            self._saver.wait()
+        self._saving.wait()
 
     def fill(self, replica: OpenReplica, source: Source, held: Held | None) -> Position:
         """Give a new replica its part of the state from where it is, and say where the run goes on."""
@@ -412,7 +344,7 @@ class Run:
         """Stand at an earlier step again."""
         self._journal.load(self.cut.go_back(position))
         self.position = position
-        self._saved_at = min(self._saved_at, position.number)
+        self._saving.go_back(position.number)
 
     def adopt_replica(self, replica: OpenReplica) -> None:
         """Work with this one from now on."""
@@ -481,32 +413,13 @@ class Run:
         self._journal.settle()
         if self._recovery.waiting_to_join:
             return  # the run is elsewhere still
-        if self._saver is None:
-            raise InputError("run.save needs a folder. Give out= to paceline.launch, or --out.")
-        saver = self._saver
         meta = {
             "task": self.name,
             "batch_size": self._meta.get("batch_size"),
             "exactness": str(self.exactness),
         }
-        problem, disk = self._recovery.together(
-            SAVE,
-            lambda: resuming.save(
-                self.replica, self.options, self.position, self.world, meta, self._records, saver, last=last
-            ),
-        )
-        if problem:
-            raise (DiskFaultError if disk else CheckpointError)(problem)
-        self._saved_at = self.position.number
+        self._saving.save(meta, last=last)
         self.cut.note_checkpoint(self.position, self._journal)
-
-    def _save_on_the_way(self) -> None:
-        """Write a checkpoint; a disk that fails does not end a run that can go on without it."""
-        try:
-            with suppress(RolledBackError):
-                self.save()
-        except DiskFaultError as error:
-            self.emit(Note(text=f"{error} Training goes on; the next checkpoint is tried when it is due."))
 
     def emit(self, event: Event) -> None:
         """Tell everyone who listens; only rank 0 has listeners."""
@@ -528,8 +441,7 @@ class Run:
         self.world.pulse.enter(ENDED)
         for feed in self._feeds:
             feed.close()
-        if self._saver is not None:
-            self._saver.close()
+        self._saving.close()
         self._records.close()
         if self._listeners is not None:
             self._listeners.close()

@@ -1,0 +1,82 @@
+"""When a run saves, and what becomes of it: one saver for its whole life, because a save may be under way between two calls."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import CheckpointError, DiskFaultError, InputError
+from paceline.observe import Note
+from paceline.training import resuming
+from paceline.training.membership import SAVE
+from paceline.training.recorder import NoRecords
+from paceline.training.recovery import Recovery, RolledBackError
+
+if TYPE_CHECKING:
+    from paceline.training.run import Run
+
+
+class Saving:
+    """The checkpoints of one run, as one worker takes part in them."""
+
+    def __init__(self, run: Run, recovery: Recovery, records: NoRecords) -> None:
+        self._run, self._recovery, self._records = run, recovery, records
+        out = run.options.out
+        self._saver = None if out is None else resuming.open_saver(run.options, records, run.emit)
+        self._saved_at = -1
+
+    def save(self, meta: dict[str, Any], *, last: bool = False) -> None:
+        """Write a checkpoint of where the run stands, with all workers."""
+        run, saver = self._run, self._saver
+        if saver is None:
+            raise InputError("run.save needs a folder. Give out= to paceline.launch, or --out.")
+        problem, disk = self._recovery.together(
+            SAVE,
+            lambda: resuming.save(
+                run.replica, run.options, run.position, run.world, meta, self._records, saver, last=last
+            ),
+        )
+        if problem:
+            raise (DiskFaultError if disk else CheckpointError)(problem)
+        self._saved_at = run.position.number
+
+    def on_the_way(self) -> None:
+        """Write a checkpoint that is due; a disk that fails does not end a run that can go on without it."""
+        try:
+            with suppress(RolledBackError):
+                self._run.save()
+        except DiskFaultError as error:
+            text = f"{error} Training goes on; the next checkpoint is tried when it is due."
+            self._run.emit(Note(text=text))
+
+    def at_the_end(self) -> None:
+        """Write the last checkpoint, unless there is one of this very step or nothing was done."""
+        run = self._run
+        saved = self._saved_at == run.position.number and not run.options.save_async
+        if self._saver is not None and not saved and run.position.number > run.started_at:
+            with suppress(RolledBackError):
+                run.save(last=True)
+
+    def go_back(self, number: int) -> None:
+        """Know that the run stands at an earlier step again."""
+        self._saved_at = min(self._saved_at, number)
+
+    def poll(self) -> None:
+        """Hear of a save beside the training that has ended."""
+        if self._saver is not None:
+            self._saver.poll()
+
+    def wait(self) -> None:
+        """Let a checkpoint that is being written come to its end."""
+        if self._saver is not None:
+            self._saver.wait()
+
+    def abandon(self) -> None:
+        """Give up what is under way: the group is broken."""
+        if self._saver is not None:
+            self._saver.abandon()
+
+    def close(self) -> None:
+        """Let go of what saves."""
+        if self._saver is not None:
+            self._saver.close()

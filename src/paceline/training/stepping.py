@@ -1,0 +1,117 @@
+"""From one step to the next: epochs, the changes of the group between steps, and the checkpoints that fall due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.data import Feed, StepData
+from paceline.errors import InputError
+from paceline.strategies.base import ShardWork, StepWork
+from paceline.training.membership import STEP
+from paceline.training.options import SaveEvery
+from paceline.training.recovery import Recovery, RolledBackError
+from paceline.training.saving import Saving
+from paceline.training.step import Step
+from paceline.world import seeds
+from paceline.world.points import DATA, reach
+from paceline.world.pulse import Kind, Phase
+
+if TYPE_CHECKING:
+    from paceline.training.run import Run
+
+READING, COMPUTING = Phase.DATA, Phase.COMPUTE
+STEPPING = Kind.STEP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stepping:
+    """The steps of one call of `Run.steps`."""
+
+    run: Run
+    recovery: Recovery
+    saving: Saving
+    feed: Feed
+    clip: float | None
+    last: float
+    epochs: int | None
+    due: SaveEvery
+    after_epoch: Callable[[int], None] | None
+
+    @property
+    def left(self) -> bool:
+        """Whether there are steps to take."""
+        position = self.run.position
+        return (self.epochs is None or position.epoch < self.epochs) and position.number < self.last
+
+    def take(self) -> Iterator[Step]:
+        """Give the steps from where the run stands to its end, with the checkpoints and measurements on the way."""
+        run, last = self.run, self.last
+        while self.left:
+            before = run.position
+            for step in self._epoch():
+                yield step
+                if step.result is None:
+                    raise InputError(
+                        f"step {step.number} was left without step.apply(), so its batch would be lost. Call apply once a step."
+                    )
+                if not step.again and run.position.number < last and self.due.after_step(run.position.number):
+                    self.saving.on_the_way()
+            if run.position.number == last and run.position.step != self.feed.steps_per_epoch:
+                break
+            if run.position == before and before.step == 0:
+                raise InputError(
+                    "the training stream gave no sample in a whole epoch. Give one with samples."
+                )
+            run.end_epoch()
+            try:
+                if self.after_epoch is not None:
+                    self.after_epoch(run.position.epoch)
+            except RolledBackError:
+                continue
+            if run.position.number < last and self.due.after_epoch(run.position.epoch):
+                self.saving.on_the_way()
+
+    def _epoch(self) -> Iterator[Step]:
+        run, feed = self.run, self.feed
+        run.journal.start()
+        while run.position.number < self.last:
+            # Once for each group: whoever is there now has other shards to read.
+            generation, pulse = run.world.generation, run.world.pulse
+            pulse.begin(STEPPING, run.position.number)
+            pulse.enter(READING)
+            for data in feed.epoch(run.position.epoch, run.position.step):
+                reach(DATA)
+                if self.recovery.membership.change_wanted:
+                    self.recovery.regroup(STEP)
+                if run.world.generation == generation:
+                    yield self._step(data)
+                if run.world.generation != generation:
+                    break
+                if run.position.number >= self.last:
+                    return
+                pulse.begin(STEPPING, run.position.number)
+                pulse.enter(READING)
+            else:
+                return
+
+    def _step(self, data: StepData) -> Step:
+        run = self.run
+        number, seed = run.position.number, run.options.seed
+        run.world.pulse.enter(COMPUTING)
+        shards = [
+            ShardWork(
+                shard.index,
+                seeds.derive(seed, "shard", number, shard.index),
+                shard.samples,
+                shard.batches,
+            )
+            for shard in data.shards
+        ]
+        work = StepWork(number, data.size, shards)
+        step = Step(
+            work, run.position.epoch, run.replica, run.world, self.clip, run.stand_behind, self.recovery
+        )
+        run.note_begun(step)
+        return step
