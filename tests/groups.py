@@ -15,10 +15,33 @@ _GROUPS = {
     "tests/unit/launch/test_link.py": "namespaces",
     "tests/unit/launch/test_rendezvous.py": "namespaces",
 }
+# What takes longest is dealt out first, so that no process is left alone with it at the end.
+_LONGEST_FIRST = (
+    "namespaces",  # waits for the most part: what is computed beside it has both cores
+    "documents",
+    "contract",
+    "tests/fault/test_survive.py",
+    "tests/dist/verify/test_tasks.py",
+    "tests/dist/strategies/test_tensor.py",
+    "tests/dist/checkpoint/test_any_to_any.py",
+    "tests/dist/strategies/test_parameter_server.py",
+    "tests/dist/strategies/test_pipeline.py",
+    "tests/dist/verify/test_receipt.py",
+    "tests/dist/launch/test_joining.py",
+    "tests/fault/test_survive_cut.py",
+    "tests/dist/strategies/test_fsdp.py",
+    "tests/dist/strategies/test_local_sgd.py",
+)
 
 
 class _ByGroup(LoadScopeScheduling):
     """Deals out groups, and every other file as one."""
+
+    def _assign_work_unit(self, node: Any) -> None:
+        longest = next((scope for scope in _LONGEST_FIRST if scope in self.workqueue), None)
+        if longest is not None:
+            self.workqueue.move_to_end(longest, last=False)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]

@@ -9,6 +9,8 @@ from paceline.training.spec import TrainSpec
 from tests.contract.strategies import SHARDS
 
 STEPS = 20
+FEW = 8
+"""Enough where an epoch is as short: two of them end in it, and every step does the same again."""
 HALFWAY = 9
 """Where a run is left and taken up again: in the middle of its second epoch."""
 
@@ -44,19 +46,19 @@ JOBS = {
     # Nothing divides: 8 steps of 7 samples and one of 5, in shards of 1 and 2.
     "uneven": Job(settings={"samples": "61", **UNMEASURED}, batch_size=7),
     # The last batch has 2 samples for 4 shards: some workers have none.
-    "short": Job(settings={"samples": "18", **UNMEASURED}),
+    "short": Job(settings={"samples": "18", **UNMEASURED}, steps=FEW),
     # No batch is ever whole: the first shard never has a sample.
-    "tiny": Job(settings={"samples": "3", **UNMEASURED}),
-    "micro": Job(micro_batch=1, settings=UNMEASURED),
-    "tokens": Job(task="Tokens", micro_batch=3, batch_size=16, settings={"samples": "41"}),
+    "tiny": Job(settings={"samples": "3", **UNMEASURED}, steps=FEW),
+    "micro": Job(micro_batch=1, settings=UNMEASURED, steps=FEW),
+    "tokens": Job(task="Tokens", micro_batch=3, batch_size=16, settings={"samples": "41"}, steps=FEW),
     "first tokens": Job(task="Tokens", micro_batch=3, batch_size=16, steps=1, settings={"lr": "1.0"}),
-    "clip": Job(settings={"clip": "0.05", "optimizer": "sgd", **UNMEASURED}),
+    "clip": Job(settings={"clip": "0.05", "optimizer": "sgd", **UNMEASURED}, steps=FEW),
     "first clip": Job(settings={"clip": "0.05", "optimizer": "sgd", "dropout": "0.0", **UNMEASURED}, steps=1),
     "schedule": Job(task="Scheduled", settings={"optimizer": "sgd", **UNMEASURED}),
-    "auxiliary": Job(task="Balanced", micro_batch=2, batch_size=16, settings={"samples": "41"}),
-    "auxiliary short": Job(task="Balanced", settings={"samples": "3"}),
+    "auxiliary": Job(task="Balanced", micro_batch=2, batch_size=16, settings={"samples": "41"}, steps=FEW),
+    "auxiliary short": Job(task="Balanced", settings={"samples": "3"}, steps=FEW),
     "first auxiliary": Job(task="Balanced", micro_batch=2, batch_size=16, steps=1, settings={"lr": "1.0"}),
-    "many shards": Job(task="Balanced", batch_size=16, options={"shards": 2 * SHARDS + 1}),
+    "many shards": Job(task="Balanced", batch_size=16, options={"shards": 2 * SHARDS + 1}, steps=FEW),
 }
 HALF = Job(task="Scheduled", steps=HALFWAY, settings={"samples": "61"})
 WHOLE = Job(task="Scheduled", settings={"samples": "61"})

@@ -11,7 +11,7 @@ from paceline.data.order import Order
 from paceline.world import seeds
 from tests.contract.conftest import Compared
 from tests.contract.distance import Weights, assert_same, bound, distance
-from tests.contract.jobs import STEPS
+from tests.contract.jobs import JOBS
 from tests.contract.tasks import LEARNING_RATE, LENGTH, PADDING, WORDS, Balanced, Classify, Tokens
 
 EPSILON = torch.finfo(torch.float32).eps
@@ -86,8 +86,8 @@ def test_clipping_by_the_norm_of_the_global_gradient(compared: Compared) -> None
         ("many shards", 12 * 16 * LENGTH),
     ],
 )
-def test_the_same_after_twenty_steps(compared: Compared, job: str, additions: int) -> None:
-    limit = bound(additions, STEPS, gain=LEARNING_RATE)
+def test_the_same_at_the_end(compared: Compared, job: str, additions: int) -> None:
+    limit = bound(additions, JOBS[job].steps, gain=LEARNING_RATE)
     assert_same(compared.case, compared.one[job].weights, compared.many[job].weights, limit)
     loss = compared.one[job].result["loss"]
     assert compared.many[job].result["loss"] == pytest.approx(loss, abs=4 * limit)

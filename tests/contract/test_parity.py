@@ -1,4 +1,4 @@
-"""After 20 steps the weights are those of one process, on data that divides and on data that does not."""
+"""The trained weights are those of one process, on data that divides and on data that does not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from tests.contract.conftest import Compared
 from tests.contract.distance import assert_same, bound, distance
-from tests.contract.jobs import JOBS, STEPS, Job
+from tests.contract.jobs import FEW, JOBS, STEPS, Job
 from tests.contract.strategies import SHARDS
 from tests.contract.tasks import ADAM_EPSILON, LEARNING_RATE, MOMENTUM
 from tests.contract.training import Trained, train
@@ -24,10 +24,10 @@ GAINS = {
 
 
 @pytest.mark.parametrize("job", GAINS)
-def test_weights_after_twenty_steps(compared: Compared, job: str) -> None:
+def test_weights_at_the_end(compared: Compared, job: str) -> None:
     one, many = compared.one[job], compared.many[job]
     additions = JOBS[job].batch_size or 8
-    assert_same(compared.case, one.weights, many.weights, bound(additions, STEPS, gain=GAINS[job]))
+    assert_same(compared.case, one.weights, many.weights, bound(additions, JOBS[job].steps, gain=GAINS[job]))
     assert (one.result["weights_sha256"] == many.result["weights_sha256"]) or not compared.case.bitwise
 
 
@@ -42,8 +42,8 @@ def test_what_a_run_says_of_itself(compared: Compared) -> None:
     ("job", "samples"),
     [
         ("uneven", 61 + 61 + 2 * 7),  # two epochs of 9 steps, and two steps more
-        ("short", 6 * 18 + 2 * 8),  # epochs of 3 steps: 8, 8 and 2 samples
-        ("tiny", 20 * 3),
+        ("short", 2 * 18 + 2 * 8),  # epochs of 3 steps: 8, 8 and 2 samples
+        ("tiny", FEW * 3),
     ],
 )
 def test_no_sample_is_dropped_or_padded(compared: Compared, job: str, samples: int) -> None:

@@ -18,7 +18,7 @@ from paceline.training.options import RunOptions
 from paceline.training.reference import load_task
 from paceline.world import World, all_gather_object
 from paceline.world.mesh import Mesh
-from tests.contract.jobs import HALF, HALFWAY, WHOLE
+from tests.contract.jobs import HALFWAY, UNMEASURED, WHOLE
 from tests.contract.strategies import SHARDS
 
 
@@ -38,7 +38,8 @@ class Way:
         return "-".join(map(str, (self.strategy, self.workers, *self.options)))
 
 
-LONGER = replace(WHOLE, steps=HALFWAY + 4)
+LONGER = replace(WHOLE, steps=HALFWAY + 4, settings={**WHOLE.settings, **UNMEASURED})
+HALF = replace(LONGER, steps=HALFWAY)
 
 WAYS = [
     Way("single", 1, parts=1),

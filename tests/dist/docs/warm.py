@@ -39,6 +39,7 @@ LOADED = (
 )
 FORK_SERVER = ["-m", "paceline.launch.zygote"]
 MESSAGE = 65_536
+READY = b"ready"
 
 
 class Warm:
@@ -68,6 +69,8 @@ def started(number: int, environment: Mapping[str, str]) -> Iterator[list[Warm]]
     for _, end in pairs:
         end.close()
     try:
+        for end, _ in pairs:
+            assert end.recv(MESSAGE) == READY
         yield [Warm(end) for end, _ in pairs]
     finally:
         for end, _ in pairs:
@@ -114,6 +117,7 @@ def main() -> None:
 def _serve(channel: socket.socket) -> None:
     """Fork for each request, and report how that ended."""
     own = os.getpid()
+    channel.send(READY)
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE, 1)
         if not message:
@@ -147,7 +151,7 @@ def _be(words: list[str], folder: str, output: int) -> NoReturn:
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
     finally:
         _end(status)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import sys
 import threading
@@ -184,6 +185,11 @@ def hop(path: list[str], passed: list[str]) -> list[str]:
     """Pass by each worker of a path in turn."""
     passed = [*passed, remote.current().name]
     return remote.call(path[0], hop)(path[1:], passed) if path else passed
+
+
+@remote.function
+def pid() -> int:
+    return os.getpid()
 
 
 @remote.function

@@ -14,14 +14,9 @@ from paceline import remote
 from paceline.errors import WorkerFailedError
 from paceline.remote import Role
 from tests.dist.remote.checks import caught, eventually
-from tests.dist.remote.services import LIMIT_S, Desk
+from tests.dist.remote.services import LIMIT_S, Desk, pid
 
 _tired = threading.Event()
-
-
-@remote.function
-def pid() -> int:
-    return os.getpid()
 
 
 @remote.function

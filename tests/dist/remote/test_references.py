@@ -13,15 +13,10 @@ import paceline
 from paceline import remote
 from paceline.remote import Role
 from tests.dist.remote.checks import caught, count_alive, eventually
-from tests.dist.remote.services import LIMIT_S, Desk, Keeper, alive
+from tests.dist.remote.services import LIMIT_S, Desk, Keeper, alive, pid
 
 THREADS, TURNS = 16, 40
 _go_on = threading.Event()
-
-
-@remote.function
-def pid() -> int:
-    return os.getpid()
 
 
 @remote.function
