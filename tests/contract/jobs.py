@@ -10,7 +10,7 @@ from tests.contract.strategies import SHARDS
 
 STEPS = 20
 FEW = 8
-"""Enough where an epoch is as short: two of them end in it, and every step does the same again."""
+"""Enough for what happens in every step, or in epochs of a few steps."""
 HALFWAY = 9
 """Where a run is left and taken up again: in the middle of its second epoch."""
 

@@ -79,6 +79,8 @@ def run(
     named = _roles(roles, workers, interface)
     where = machines.meeting(rendezvous, nodes, join_timeout=join_timeout, machine_timeout=machine_timeout)
     on_each = 1 if workers is None else workers
+    if on_each < 1:
+        raise InputError(f"--workers is {workers}, but at least 1 worker is needed.")
     count = on_each * (1 if where is None else where.max_nodes) if named is None else named.size
     facts = {"script": target, "arguments": context.args, "workers": count}
     facts |= {} if named is None else {"roles": str(named)}
@@ -119,7 +121,6 @@ def _told(roles: Roles, interface: str | None, where: Meeting | None) -> dict[st
     from paceline.launch import machines
     from paceline.launch.role_call import MODULES
     from paceline.launch.roles import role_variables, secret_variable
-    from paceline.remote import reach
 
-    own = reach.chosen(interface or machines.interface(where))
+    own = machines.taken(interface, where)
     return {"environment": role_variables(roles, own), "shared": secret_variable(), "modules": MODULES}

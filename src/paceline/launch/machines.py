@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.errors import InputError
 from paceline.launch.rendezvous import Rendezvous
+from paceline.remote import reach
 from paceline.training.options import RunOptions
 from paceline.version import __version__
 from paceline.world import interfaces
@@ -24,7 +25,7 @@ def meeting(
 ) -> Rendezvous | None:
     """Give where this machine meets others; None where it is not to."""
     if endpoint is None:
-        if nodes not in ("1", "1:1"):
+        if Rendezvous.parse("localhost", nodes).max_nodes > 1:
             raise InputError(
                 f"--nodes {nodes} machines need a place to meet. Give --rendezvous host:port, with an address of the one "
                 "that leads, on each of them."
@@ -43,6 +44,17 @@ def meeting(
 def interface(rendezvous: Rendezvous | None) -> str | None:
     """Give the interface of this machine that leads to the others, if there are others."""
     return None if rendezvous is None else interfaces.reaching(rendezvous.host).interface
+
+
+def taken(named: str | None, rendezvous: Rendezvous | None) -> str:
+    """Give the interface on which calls are taken: as named, or what leads to the other machines, or the loopback one."""
+    if rendezvous is None:
+        return reach.chosen(named)
+    if named == reach.LOOPBACK and not interfaces.is_loopback(rendezvous.host):
+        raise InputError(
+            f"--interface {named} takes calls of this machine only, but machines meet at {rendezvous.endpoint}. Leave it out."
+        )
+    return reach.chosen(named or interface(rendezvous))
 
 
 def share(workers: int, rendezvous: Rendezvous | None) -> int:

@@ -380,13 +380,21 @@ class Membership:
             )
         ]
 
+    def _servers(self, members: list[Member]) -> set[int]:
+        """Choose who serves: who did, so that what is held stays where it is; else newcomers on the machine that leads."""
+        count, before = len(self.policy.servers(len(members))), self.policy.servers(self._formed)
+        ranked = sorted(
+            members,
+            key=lambda one: (one.rank not in before, one.host, not one.newcomer, -one.rank, -one.number),
+        )
+        return {one.number for one in ranked[:count]}
+
     def _form(self, staying: list[Member], entering: list[Member], leaving: list[Member]) -> list[Action]:
         self.generation += 1
-        # Servers stay behind the others, so that what they hold stays where it is.
-        served = self.policy.servers(self._formed)
+        serving = self._servers([*staying, *entering])
         members = sorted(
             [*staying, *entering],
-            key=lambda one: (one.rank in served, one.host, one.newcomer, one.rank, one.number),
+            key=lambda one: (one.number in serving, one.host, one.newcomer, one.rank, one.number),
         )
         self._formed = len(members)
         shares = self._shares if self._shares is not None and len(self._shares) == len(members) else None

@@ -63,6 +63,8 @@ class Rendezvous:
             raise InputError(
                 f"a machine that is silent for {patience} s may well be alive. Allow it 4 s or more."
             )
+        if self.join_s <= 0:
+            raise InputError(f"--join-timeout is {self.join_s:g}, but must be above 0 seconds.")
         if not 1 <= self.port <= 65535:
             raise InputError(f"--rendezvous names port {self.port}, which is none. Give one from 1 to 65535.")
 

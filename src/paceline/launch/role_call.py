@@ -7,7 +7,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ class RoleCall:
     """By role; None for one that only serves."""
     interface: str
     timeout_s: float
+    secret: bytes | None = field(default=None, repr=False)
+    """None where the launcher tells it in the environment."""
 
     def __call__(self, worker: Worker) -> Any:
         """Import what all roles run, meet the others, and do this role's part."""
@@ -41,7 +43,7 @@ class RoleCall:
         index = self.roles.index(worker.identity.rank)
         function, call = functions[index], self.calls[index]
         with enter(
-            worker.identity, self.roles, interface=self.interface, timeout_s=self.timeout_s
+            worker.identity, self.roles, self.secret, interface=self.interface, timeout_s=self.timeout_s
         ) as session:
             if worker.launcher is not None:
                 attend(worker.launcher, session)

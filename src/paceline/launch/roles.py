@@ -20,10 +20,8 @@ from paceline.launch.local import LocalLauncher
 from paceline.launch.membership import Policy
 from paceline.launch.role_call import MODULES, RoleCall
 from paceline.observe.events import Event, WorkerLost
-from paceline.remote import reach
 from paceline.remote.names import INTERFACE, ROLES, SECRET, Roles
 from paceline.remote.roles import Role
-from paceline.world import env
 
 _SECRET_BYTES = 32
 
@@ -49,7 +47,7 @@ def launch_roles(
 
     Several machines each make the same call with the same `nodes` and `rendezvous` (`host:port`, an address of the one that
     leads): ranks are dealt out evenly, the first to the one that leads. What workers returned is known there, from other
-    machines as far as JSON can say it; elsewhere the answer is empty.
+    machines as far as JSON can say it (a tuple comes as a list); elsewhere the answer is empty.
 
     Started by torchrun, this process is one of the workers already: give all of them the same `secret`; what comes back
     is this worker's own result.
@@ -70,13 +68,13 @@ def launch_roles(
         rendezvous, str(nodes), join_timeout=join_timeout, machine_timeout=machine_timeout
     )
     calls = _calls(made)
-    known = secret_variable(secret)
     spec = LaunchSpec(
         call=RoleCall(
             roles=named,
             calls=calls,
-            interface=reach.chosen(interface or machines.interface(where)),
+            interface=machines.taken(interface, where),
             timeout_s=timeout_s,
+            secret=secret if is_joined else None,
         ),
         workers=machines.share(named.size, where),
         threads=threads,
@@ -84,12 +82,11 @@ def launch_roles(
         modules=MODULES,
         record={"roles": dict(named.sizes)},
         policy=_policy(made, named),
-        shared=known,
+        shared=secret_variable(secret),
         rendezvous=where,
-        agreed=_agreed(named, calls) if where is not None else {},
+        agreed=_agreed(made, named, calls) if where is not None else {},
     )
     if is_joined:
-        env.export(known)
         plan = joined.plan(spec)
         return {named.role(plan.jobs[0].identity.rank): joined.launch(plan).value()}
     launcher = LocalLauncher(RoleConsole(named))
@@ -106,11 +103,14 @@ def secret_variable(secret: bytes | None = None) -> dict[str, str]:
     return {SECRET: (secret or secrets.token_bytes(_SECRET_BYTES)).hex()}
 
 
-def _agreed(named: Roles, calls: Sequence[job.FunctionCall | None]) -> dict[str, str]:
-    """Give what must be the same on every machine."""
+def _agreed(
+    roles: Mapping[str, Role], named: Roles, calls: Sequence[job.FunctionCall | None]
+) -> dict[str, str]:
+    """Give what must be the same on every machine; arguments may differ, and each machine's workers get its own."""
     program = next(call for call in calls if call is not None)
     functions = " ".join("-" if call is None else call.name for call in calls)
-    facts = {"roles": named, "functions": functions}
+    required = " ".join(name for name, role in roles.items() if role.required)
+    facts = {"roles": named, "functions": functions, "required": required}
     return machines.program_facts(facts, program.main_path or "")
 
 

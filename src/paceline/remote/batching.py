@@ -15,6 +15,7 @@ from paceline.errors import InputError, RemoteError
 from paceline.remote.failures import Failure
 from paceline.remote.registry import BATCHED
 from paceline.remote.session import current
+from paceline.remote.writing import writing
 
 
 @dataclass(frozen=True)
@@ -40,26 +41,36 @@ def batched(*, max_size: int = 32, max_wait_ms: float = 2.0) -> Callable[[Callab
     return mark
 
 
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One call that waits for others like it."""
+
+    item: Any
+    answer: Future[Any]
+    caller: str
+    since: float
+
+
 class Batcher:
     """Collects the calls of one method of one service, and runs them on a thread of its own."""
 
     def __init__(self, method: Callable[[list[Any]], list[Any]], limits: Limits) -> None:
         self._method, self._limits = method, limits
         self._worker = current().name
-        self._waiting: list[tuple[Any, Future[Any], float]] = []
+        self._waiting: list[_Question] = []
         self._changed = threading.Condition()
         self._open = True
         threading.Thread(target=self._serve, daemon=True, name=f"batches of {method.__name__}").start()
 
-    def add(self, item: Any, answer: Future[Any]) -> None:
-        """Put an item into the next batch; `answer` gets its result."""
+    def add(self, item: Any, answer: Future[Any], caller: str) -> None:
+        """Put an item of a worker's into the next batch; `answer` gets its result."""
         with self._changed:
             if not self._open:
                 raise RemoteError(
                     f"the service of {self._method.__qualname__} is not on {self._worker} any more: "
                     "the last reference to it was dropped."
                 )
-            self._waiting.append((item, answer, time.monotonic()))
+            self._waiting.append(_Question(item, answer, caller, time.monotonic()))
             if len(self._waiting) in (
                 1,
                 self._limits.max_size,
@@ -75,18 +86,19 @@ class Batcher:
     def _serve(self) -> None:
         torch.get_num_threads()  # see dispatch: else this thread computes on all cores
         while batch := self._take():
-            items = [item for item, _, _ in batch]
-            for (_, answer, _), result in zip(batch, self._results(items), strict=True):
-                answer.set_result(result)
+            results = self._results([one.item for one in batch])
+            for one, result in zip(batch, results, strict=True):
+                writing.to = one.caller  # the answer is written on this thread
+                one.answer.set_result(result)
 
-    def _take(self) -> list[tuple[Any, Future[Any], float]]:
+    def _take(self) -> list[_Question]:
         """Wait for a full batch, or for the first of a small one to have waited long enough."""
         size = self._limits.max_size
         with self._changed:
             while self._open and not self._waiting:
                 self._changed.wait()
             if self._waiting:
-                deadline = self._waiting[0][2] + self._limits.max_wait_s
+                deadline = self._waiting[0].since + self._limits.max_wait_s
                 while self._open and len(self._waiting) < size and (left := deadline - time.monotonic()) > 0:
                     self._changed.wait(left)
             batch, self._waiting = self._waiting[:size], self._waiting[size:]

@@ -26,6 +26,12 @@ class Future(Generic[Result]):
         self._session, self._answer, self._holds = session, answer, holds
         self._worker, self._what, self._timeout_s = worker, what, timeout_s
 
+    def __del__(self) -> None:
+        """Keep what the call needs until it has been made, also where nobody waits for its answer."""
+        if not self._answer.done():
+            held = self._holds
+            self._answer.add_done_callback(lambda _: held)
+
     def done(self) -> bool:
         """Say whether the answer is there."""
         return bool(self._answer.done())
@@ -99,7 +105,7 @@ class Method(Generic[Parameters, Result]):
         session.check(self._worker, self._name)
         timeout_s = session.timeout_s if self._timeout_s is None else self._timeout_s
         try:
-            answer = send(self._worker, self._run, (*self._target, args, kwargs), timeout_s)
+            answer = send(session, self._worker, self._run, (*self._target, args, kwargs), timeout_s)
         except RuntimeError as error:
             raise _failed(session, error, self._worker, self._name, timeout_s) from None
         return Future(session, answer, self._worker, self._name, timeout_s, self._holds)

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-import time
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast
 
 from torch.distributed import rpc
 
-from paceline.errors import CallTimeoutError, InputError, WorkerGoneError
+from paceline.errors import CallRefusedError, CallTimeoutError, InputError, WorkerGoneError
 from paceline.remote import kept
 from paceline.remote.failures import Failure, translate
 from paceline.remote.guard import own, refusal
 from paceline.remote.kept import Hold, Number, Token
+from paceline.remote.returns import Return, returns
 from paceline.remote.session import Session, current
+from paceline.remote.writing import writing
 
 Value = TypeVar("Value")
 _here: weakref.WeakSet[Reference[Any]] = weakref.WeakSet()
-_lock = threading.Lock()
-"""References are made on every thread that serves a call, also while one of them counts."""
-_GATHER_S = 0.002
-"""How long an owner waits to be told, so that it is told of many at once."""
-_sending = threading.local()
-"""To which worker the message goes that this thread is writing."""
+_lock = threading.RLock()
+"""References are made and passed on by every thread that serves a call, also while one of them counts."""
 
 
 class Reference(Generic[Value]):
@@ -49,7 +45,8 @@ class Reference(Generic[Value]):
         self._number, self._token, self._what, self._holds = number, token, what, holds
         self._unheard = [] if asked is None else [asked]
         """What the owner must have heard before it hears that this one is let go of."""
-        self._returns = _returns(current())
+        self._session = current()
+        self._returns = returns(self._session)
         with _lock:
             _here.add(self)
 
@@ -65,21 +62,22 @@ class Reference(Generic[Value]):
 
     def fetch(self, timeout: float | None = None) -> Value:
         """Bring the value here, or raise what the call that was to make it came to."""
-        session = current()
+        session = self._checked()
         timeout_s = session.timeout_s if timeout is None else timeout
         if self.owner == session.name:
             return self._local(timeout_s)
         what = f"fetching {self._what}"
         session.check(self.owner, what)
+        wanted = (self._number, session.name)
         try:
-            value = rpc.rpc_async(self.owner, kept.fetch, args=(self._number,), timeout=timeout_s).wait()
+            value = rpc.rpc_async(self.owner, kept.fetch, args=wanted, timeout=timeout_s).wait()
         except RuntimeError as error:
             raise _problem(session, error, self.owner, what, timeout_s) from None
         return cast("Value", _value(value))
 
     def local(self) -> Value:
         """Give the value itself, on the worker that owns it."""
-        session = current()
+        session = self._checked()
         if self.owner != session.name:
             raise InputError(
                 f"{self._what} is on {self.owner}, not here. Bring a copy with fetch(), or work with it there."
@@ -94,21 +92,34 @@ class Reference(Generic[Value]):
                 f"{self._what} was not made within {timeout_s:g} s. Give fetch(timeout=...) more."
             ) from None
 
+    def _checked(self) -> Session:
+        """Give the session, if it is still the one that this reference is of."""
+        session = current()
+        if session is not self._session:
+            raise InputError(f"the session in which {self._what} was made has ended, and the value with it.")
+        return session
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel as a reference: the worker that gets it is one more holder, and the owner knows before this one lets go."""
-        session = current()
-        token, holder = (session.rank, next(session.numbers)), getattr(_sending, "to", "")
+        session, holder = self._checked(), writing.to
+        if not holder:
+            raise InputError(f"a reference travels only in a call or its answer, and {self!r} is in neither.")
+        token = (session.rank, next(session.numbers))
+        unheard = []
         if self.owner == session.name:
             kept.hold(self._number, token, holder)
         elif self.owner not in session.lost:
-            self._unheard = [one for one in self._unheard if not one.done()]
-            self._unheard.append(rpc.rpc_async(self.owner, kept.add, args=(self._number, token, holder)))
+            unheard = [rpc.rpc_async(self.owner, kept.add, args=(self._number, token, holder))]
+            with _lock:
+                self._unheard = [one for one in self._unheard if not one.done()] + unheard
+        if writing.given is not None:
+            writing.given.append((self.owner, (self._number, token), unheard, None))
         return (rebuild, (self.owner, self._number, token, self._what))
 
     def __del__(self) -> None:
         """Let go; a finaliser must not wait for anybody, so another thread tells the owner."""
         if hasattr(self, "_returns"):
-            self._returns.put((self.owner, (self._number, self._token), self._unheard))
+            self._returns.put((self.owner, (self._number, self._token), self._unheard, self._holds))
 
     def __repr__(self) -> str:
         return f"<reference {self.identity} to {self._what} on {self.owner}>"
@@ -138,31 +149,41 @@ def ask(
     timeout_s: float,
     holds: object,
 ) -> Reference[Any]:
-    """Have a worker make a value and keep it: `keep` is called there with the hold, its holder and `args`."""
+    """Have a worker make a value and keep it: `keep` is called there with the hold and `args`."""
     session = current()
     number, token = new_hold(session)
-    asked = send(owner, keep, (number, token, session.name, *args), timeout_s)
+    asked = send(session, owner, keep, (number, token, *args), timeout_s)
 
     def look(answer: Any) -> None:
         try:
             answer.wait()
         except RuntimeError as error:
-            # Whoever waits for the value there is told: it may never have been asked for.
             problem = _problem(session, error, owner, what, timeout_s)
+            held = None if isinstance(problem, CallTimeoutError) else (token, session.name)
             with suppress(RuntimeError):
-                rpc.rpc_async(owner, kept.spoil, args=(number, Failure.of(problem, session.name)))
+                rpc.rpc_async(owner, kept.spoil, args=(number, Failure.of(problem, session.name), held))
 
     asked.add_done_callback(look)
     return Reference(owner, number, token, what, asked=asked, holds=holds)
 
 
-def send(worker: str, run: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> Any:
-    """Send a call; references in its arguments are that worker's from then on."""
-    _sending.to = worker
+def send(
+    session: Session, worker: str, run: Callable[..., Any], args: tuple[Any, ...], timeout_s: float
+) -> Any:
+    """Call `run` on a worker, which is told who calls; references in the arguments are that worker's from then on."""
+    before = writing.to, writing.given
+    given: list[Return] = []
+    writing.to, writing.given = worker, given
     try:
-        return rpc.rpc_async(worker, run, args=args, timeout=timeout_s)
+        answer = rpc.rpc_async(worker, run, args=(session.rank, *args), timeout=timeout_s)
+    except BaseException:
+        _take_back(session, given)
+        raise
     finally:
-        _sending.to = ""
+        writing.to, writing.given = before
+    if given:
+        answer.add_done_callback(functools.partial(_look_for_refusal, session, worker, given))
+    return answer
 
 
 def new_hold(session: Session) -> Hold:
@@ -172,7 +193,7 @@ def new_hold(session: Session) -> Hold:
 
 def let_go(owner: str, hold: Hold) -> None:
     """Let go of a hold that no reference stands for."""
-    _returns(current()).put((owner, hold, []))
+    _take_back(current(), [(owner, hold, [], None)])
 
 
 def held_here() -> list[tuple[str, str, str]]:
@@ -180,6 +201,20 @@ def held_here() -> list[tuple[str, str, str]]:
     with _lock:
         held = list(_here)
     return sorted({(one.identity, one.what, one.owner) for one in held})
+
+
+def _look_for_refusal(session: Session, worker: str, given: list[Return], answer: Any) -> None:
+    """Take back what a message handed over that the other worker did not read."""
+    try:
+        answer.wait()
+    except RuntimeError as error:
+        if isinstance(translate(error, worker, "", 0.0), CallRefusedError):
+            _take_back(session, given)
+
+
+def _take_back(session: Session, given: list[Return]) -> None:
+    for one in given:
+        returns(session).put(one)
 
 
 def _value(value: Any) -> Any:
@@ -195,55 +230,3 @@ def _problem(session: Session, error: RuntimeError, worker: str, what: str, time
     if isinstance(found, WorkerGoneError):
         session.note_lost(worker)
     return found
-
-
-Return = tuple[str, Hold, list[Any]]
-"""An owner, what is let go of there, and what it must have heard before."""
-
-
-class _Returns:
-    """Tells owners what this worker has let go of, many at a time."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._queue: SimpleQueue[Return | None] = SimpleQueue()
-        self.put = self._queue.put
-        session.at_close(lambda: self._queue.put(None))
-        threading.Thread(target=self._serve, daemon=True, name="paceline-references").start()
-
-    def _serve(self) -> None:
-        while (first := self._queue.get()) is not None:
-            time.sleep(_GATHER_S)
-            ready: dict[str, list[Hold]] = defaultdict(list)
-            for one in [first, *self._waiting()]:
-                if one is None:
-                    return
-                owner, hold, unheard = one
-                late = next((call for call in unheard if not call.done()), None)
-                if late is None:
-                    ready[owner].append(hold)
-                else:
-                    late.add_done_callback(lambda _, one=one: self._queue.put(one))
-            self._tell(ready)
-
-    def _waiting(self) -> list[Return | None]:
-        return [self._queue.get_nowait() for _ in range(self._queue.qsize())]  # nobody else takes any
-
-    def _tell(self, ready: Mapping[str, list[Hold]]) -> None:
-        for owner, holds in ready.items():
-            if owner == self._session.name:
-                kept.drop(holds)
-            elif owner not in self._session.lost:
-                with suppress(RuntimeError):  # it is gone, and all that it had with it
-                    rpc.rpc_async(owner, kept.drop, args=(holds,))
-
-
-_telling: tuple[Session, _Returns] | None = None
-
-
-def _returns(session: Session) -> _Returns:
-    global _telling  # noqa: PLW0603  (a session is one a process)
-    with _lock:
-        if _telling is None or _telling[0] is not session:
-            _telling = session, _Returns(session)
-        return _telling[1]

@@ -21,6 +21,7 @@ from paceline.remote.failures import Failure
 from paceline.remote.guard import own
 from paceline.remote.kept import Number, Token
 from paceline.remote.session import current
+from paceline.remote.writing import writing
 
 
 class _Instance:
@@ -89,8 +90,9 @@ def _find(number: Number) -> _Instance:
     return found
 
 
-def _guarded(action: Callable[[], Any]) -> Any:
+def _guarded(caller: int, action: Callable[[], Any]) -> Any:
     session = current()
+    writing.to = ""
     torch.get_num_threads()  # a thread that never asked computes on all cores, whatever this worker was given
     try:
         return action()
@@ -99,11 +101,13 @@ def _guarded(action: Callable[[], Any]) -> Any:
         return Failure.of(error, session.name)
     except BaseException as error:  # noqa: BLE001  (the caller gets it; this worker's thread goes on)
         return Failure.of(error, session.name)
+    finally:
+        writing.to = session.roles.names[caller]  # the answer is written next, on this thread
 
 
 @own
 def make(
-    number: Number, token: Token, holder: str, address: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    caller: int, number: Number, token: Token, address: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """Create a service here; it lives as long as somebody holds its lease."""
 
@@ -111,30 +115,34 @@ def make(
         description = registry.find_service(address)
         made = _Instance(description, description.made_by(*args, **kwargs))
         _instances[number] = made
-        kept.hold(number, token, holder)
+        kept.hold(number, token, current().roles.names[caller])
         kept.put(number, Lease(number, made))
 
-    return _guarded(action)
+    return _guarded(caller, action)
 
 
 @own
-def keep(number: Number, token: Token, holder: str, run: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def keep(caller: int, number: Number, token: Token, run: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Call something here, and keep what it gives: a failure too, for whoever fetches it."""
     if run not in (run_method, run_function):
         raise CallRefusedError(f"{run!r} gives nothing that could be kept.")
-    kept.hold(number, token, holder)
-    kept.put(number, run(*args))
+    kept.hold(number, token, current().roles.names[caller])
+    kept.put(number, run(caller, *args))
 
 
 @own
-def run_method(number: Number, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def run_method(
+    caller: int, number: Number, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
     """Call a method of a service that lives here."""
-    return _guarded(lambda: _find(number).method(name)(*args, **kwargs))
+    return _guarded(caller, lambda: _find(number).method(name)(*args, **kwargs))
 
 
 @own
 @functions.async_execution  # type: ignore[untyped-decorator]
-def run_batched(number: Number, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future[Any]:
+def run_batched(
+    caller: int, number: Number, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Future[Any]:
     """Let a call wait for others like it; no thread waits with it."""
     answer: Future[Any] = Future()
 
@@ -143,15 +151,15 @@ def run_batched(number: Number, name: str, args: tuple[Any, ...], kwargs: Mappin
             raise TypeError(
                 f"{name} is batched: it takes one item a call, not {len(args) + len(kwargs)} arguments."
             )
-        _find(number).batcher(name).add(args[0], answer)
+        _find(number).batcher(name).add(args[0], answer, current().roles.names[caller])
 
-    problem = _guarded(action)
+    problem = _guarded(caller, action)
     if problem is not None:
         answer.set_result(problem)
     return answer
 
 
 @own
-def run_function(address: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def run_function(caller: int, address: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Call a registered function here."""
-    return _guarded(lambda: registry.find_function(address)(*args, **kwargs))
+    return _guarded(caller, lambda: registry.find_function(address)(*args, **kwargs))

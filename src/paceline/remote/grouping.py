@@ -10,7 +10,7 @@ import torch
 from paceline.errors import InputError
 from paceline.remote import quiet
 from paceline.remote.names import Roles
-from paceline.remote.reach import between
+from paceline.remote.reach import of_group
 from paceline.remote.session import THREADS, Session
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def open_group(world: World) -> Session:
         world.rank,
         Roles((("trainers", mesh.trainers), ("servers", mesh.servers))),
         secret,
-        interface=between(world.nodes),
+        interface=of_group(),
         # A call that waits for others holds a thread.
         threads=max(THREADS, 2 * mesh.workers),
         timeout_s=MEETING_S,

@@ -74,5 +74,13 @@ def enter(
     reach.check(interface)
     met = meet(identity, timedelta(seconds=JOIN_S))
     store: Store = PrefixStore("roles", met)
-    key = known.encode() if isinstance(known, str) else known
+    key = known if isinstance(known, bytes) else _key(known)
     return Session.open(store, identity.rank, roles, key, interface=interface, timeout_s=timeout_s)
+
+
+def _key(text: str) -> bytes:
+    """Read a secret from text: a launcher writes its bytes as hexadecimal digits, and others write what they like."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return text.encode()

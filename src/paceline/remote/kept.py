@@ -14,6 +14,7 @@ from torch.distributed.rpc import functions
 from torch.futures import Future
 
 from paceline.remote.guard import own
+from paceline.remote.writing import writing
 
 Number = tuple[int, int]
 """Names a value among all: the rank of the worker that asked for it, and that worker's count."""
@@ -35,16 +36,23 @@ class _Kept:
 _kept: dict[Number, _Kept] = {}
 _early: set[Hold] = set()
 """Holds that were let go of before the word that they exist came."""
-_lock = threading.Lock()
+_lost: set[str] = set()
+_lock = threading.RLock()
+"""Little is made under it: wherever Python makes something it may free something else, and run what the user has for that."""
 
 
 def hold(number: Number, token: Token, holder: str) -> None:
-    """Count one more hold on a value, which may still be on its way."""
+    """Count one more hold on a value, which may still be on its way; a lost worker holds nothing."""
+    wanted, fresh = (number, token), _Kept()
     with _lock:
-        if (number, token) in _early:
-            _early.remove((number, token))
-        else:
-            _kept.setdefault(number, _Kept()).holders[token] = holder
+        if wanted not in _early:
+            if holder not in _lost:
+                _kept.setdefault(number, fresh).holders[token] = holder
+            return
+        _early.remove(wanted)
+        entry = _kept.get(number)
+        freed = _kept.pop(number) if entry is not None and not entry.holders else None
+    del freed  # not under the lock: with a value may go whatever it held
 
 
 def put(number: Number, value: Any) -> None:
@@ -69,6 +77,7 @@ def local(number: Number, timeout_s: float) -> Any:
 def forget(worker: str) -> None:
     """Let go of all that a lost worker held."""
     with _lock:
+        _lost.add(worker)
         holds = [
             (number, token)
             for number, entry in _kept.items()
@@ -79,11 +88,12 @@ def forget(worker: str) -> None:
 
 
 def clear() -> None:
-    """Forget everything: the session has ended."""
+    """Forget everything: a session begins, or has ended."""
     with _lock:
         freed = list(_kept.values())
         _kept.clear()
         _early.clear()
+        _lost.clear()
     freed.clear()  # not under the lock: with a value may go whatever it held
 
 
@@ -94,37 +104,50 @@ def add(number: Number, token: Token, holder: str) -> None:
 
 
 @own
-def spoil(number: Number, failure: Any) -> None:
-    """Hear from the worker that asked for a value that the call came to nothing."""
+def spoil(number: Number, failure: Any, held: tuple[Token, str] | None) -> None:
+    """Hear from the worker that asked for a value that the call came to nothing, for whoever waits for it.
+
+    `held` is its hold and its name where the call never came here; else the call brings them, sooner or later.
+    """
+    if held is not None:
+        hold(number, *held)
+    else:
+        _entry(number)
     put(number, failure)
 
 
 @own
 def drop(holds: list[Hold]) -> None:
     """Hear that some holds are let go of."""
-    freed = []
+    freed: list[_Kept] = []
     with _lock:
-        for number, token in holds:
-            entry = _kept.get(number)
-            if entry is None or entry.holders.pop(token, None) is None:
-                _early.add((number, token))
+        for one in holds:
+            entry = _kept.get(one[0])
+            if entry is None or entry.holders.pop(one[1], None) is None:
+                _early.add(one)
             elif not entry.holders:
-                freed.append(_kept.pop(number))
+                freed.append(_kept.pop(one[0]))
     freed.clear()  # not under the lock: with a value may go whatever it held
 
 
 @own
 @functions.async_execution  # type: ignore[untyped-decorator]
-def fetch(number: Number) -> Future[Any]:
+def fetch(number: Number, caller: str) -> Future[Any]:
     """Give a value to another worker when it is there; no thread waits with it."""
     entry = _entry(number)
+
+    def give(_: Any = None) -> Any:
+        writing.to = caller  # the answer is written next, on this thread
+        return entry.value
+
     if not entry.made.is_set():
-        return entry.ready.then(lambda _: entry.value)
+        return entry.ready.then(give)
     answer: Future[Any] = Future()
-    answer.set_result(entry.value)
+    answer.set_result(give())
     return answer
 
 
 def _entry(number: Number) -> _Kept:
+    fresh = _Kept()
     with _lock:
-        return _kept.setdefault(number, _Kept())
+        return _kept.setdefault(number, fresh)

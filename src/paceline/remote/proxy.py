@@ -92,7 +92,7 @@ def create(
     registry.described(made_by)
     name = session.roles.resolve(worker)
     number, token = new_hold(session)
-    maker: Method[..., None] = Method(name, dispatch.make, (number, token, session.name, address), made_by)
+    maker: Method[..., None] = Method(name, dispatch.make, (number, token, address), made_by)
     try:
         maker(*args, **kwargs)
     except CallTimeoutError:

@@ -8,7 +8,7 @@ import sys
 from paceline.errors import InputError
 from paceline.world import env, interfaces
 
-LOOPBACK, LOOPBACK_ADDRESS = "lo", "127.0.0.1"
+LOOPBACK = "lo"
 
 
 def check(interface: str) -> str:
@@ -19,13 +19,15 @@ def check(interface: str) -> str:
     return interface
 
 
-def between(nodes: int) -> str:
-    """Give the interface on which workers of some machines reach each other: of one machine, the loopback one."""
-    if nodes == 1:
-        return LOOPBACK
+def of_group() -> str:
+    """Give the interface on which the workers of a group reach each other, now and when another machine has come.
+
+    torch looks once in a process's life which address an interface has.
+    """
     identity = env.identity()
-    leader = LOOPBACK_ADDRESS if identity is None else identity.master_address
-    return env.read("GLOO_SOCKET_IFNAME") or interfaces.reaching(leader).interface
+    if identity is None or interfaces.is_loopback(identity.master_address):
+        return LOOPBACK
+    return env.read("GLOO_SOCKET_IFNAME") or interfaces.reaching(identity.master_address).interface
 
 
 def chosen(interface: str | None) -> str:

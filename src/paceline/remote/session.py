@@ -54,7 +54,7 @@ class Session:
         """This worker's own name: `server:0`."""
         self.role = roles.role(rank)
         self.numbers = itertools.count()
-        """Tells apart what this worker creates elsewhere."""
+        """Tells apart what this worker creates elsewhere, in this session and all others."""
         self._store = store
         self._lost: dict[str, float] = {}
         self._open = True
@@ -83,8 +83,10 @@ class Session:
         store.set_timeout(timedelta(seconds=JOIN_S))
         key = _prove(store, rank, roles, secret)
         session = cls(store, rank, roles, timeout_s)
+        session.numbers = itertools.count(int.from_bytes(key[:3]) << 28)
         guard.install(key)
         served = importlib.import_module("paceline.remote.served")
+        served.kept.clear()  # word of a session before may have come after its end
         session.at_close(served.dispatch.clear)
         session.at_close(served.kept.clear)
         session.at_loss(served.kept.forget)

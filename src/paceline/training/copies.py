@@ -126,8 +126,15 @@ def _ring(world: World) -> list[int]:
     """Give the ranks in an order in which, where there are several machines, the next one is on another: one may be lost."""
     if world.nodes == 1:
         return list(range(world.size))
-    places = all_gather_object(world.comm, (world.local_rank, world.node_rank))
-    return sorted(range(world.size), key=lambda rank: places[rank])
+    nodes = all_gather_object(world.comm, world.node_rank)
+    left = {node: [rank for rank in range(world.size) if nodes[rank] == node] for node in set(nodes)}
+    ring: list[int] = []
+    while len(ring) < world.size:
+        last = nodes[ring[-1]] if ring else None
+        # Whoever has most left comes next, so that none is left with only its own.
+        node = max(left, key=lambda one: (bool(left[one]) and one != last, len(left[one]), -one))
+        ring.append(left[node].pop(0))
+    return ring
 
 
 def aside(pieces: dict[str, Piece]) -> dict[str, Piece]:

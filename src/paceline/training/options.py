@@ -197,8 +197,6 @@ class RunOptions:
                 f"--machine-timeout is {self.machine_timeout}, but a machine that is silent for so short may well be alive. "
                 "Use 4 seconds or more."
             )
-        if self.join_timeout <= 0:
-            raise InputError(f"--join-timeout is {self.join_timeout:g}, but must be above 0 seconds.")
         if self.rendezvous is not None and strategies.entry(self.strategy).processes == 1:
             raise InputError(
                 f"--strategy {self.strategy} is one process, which cannot be on several machines. Use ddp."

@@ -38,7 +38,7 @@ class Way:
         return "-".join(map(str, (self.strategy, self.workers, *self.options)))
 
 
-LONGER = replace(WHOLE, steps=HALFWAY + 4, settings={**WHOLE.settings, **UNMEASURED})
+LONGER = replace(WHOLE, steps=HALFWAY + 2, settings={**WHOLE.settings, **UNMEASURED})
 HALF = replace(LONGER, steps=HALFWAY)
 
 WAYS = [
@@ -111,8 +111,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Ended]
     """Give the folder of all runs, the weights of one process that was never interrupted, and how all others ended."""
     folder = tmp_path_factory.mktemp("any-to-any")
     most = max(way.workers for way in WAYS)
+    # Each group has a strategy of its own; with this one, what several of them need is loaded once for all workers.
     told = paceline.launch(
-        all_pairs, folder, workers=most, shards=SHARDS, threads=1, device="cpu", hang_timeout=600
+        all_pairs,
+        folder,
+        strategy="fsdp",
+        workers=most,
+        shards=SHARDS,
+        threads=1,
+        device="cpu",
+        hang_timeout=600,
     )
     return folder, *told[0]
 
@@ -126,7 +134,7 @@ def test_every_pair(trained: tuple[Path, str, Ended], before: Way, after: Way) -
     for equal, result in told:
         assert equal, "weights and optimizer state differ after the move"
         assert result["steps"] == LONGER.steps
-        assert result["samples"] == 61 + 5 * 8
+        assert result["samples"] == 61 + 3 * 8
         if before.bitwise and after.bitwise:
             assert result["weights_sha256"] == straight
     assert len({result["weights_sha256"] for _, result in told}) == 1

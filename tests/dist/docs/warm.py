@@ -31,7 +31,6 @@ LOADED = (
     "torch",
     "torch.distributed",
     "torch.utils.data",
-    "sklearn.datasets",
     "paceline.cli.application",
     "paceline.launch.forkserver",
     "paceline.launch.worker",

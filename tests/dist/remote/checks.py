@@ -215,18 +215,18 @@ def refused():
     found = {
         "class": caught(lambda: remote.create("server:0", Unregistered)),
         "function": caught(lambda: remote.call("server:0", os.getpid)),
-        "class there": caught(lambda: raw(dispatch.make, (0, 999), (0, 998), "", "os:_Environ", (), {})),
-        "function there": caught(lambda: raw(dispatch.run_function, "os:getpid", (), {})),
+        "class there": caught(lambda: raw(dispatch.make, 0, (0, 999), (0, 998), "os:_Environ", (), {})),
+        "function there": caught(lambda: raw(dispatch.run_function, 0, "os:getpid", (), {})),
         "torch's own way": caught(lambda: raw(os.getpid)),
         "eval": caught(lambda: raw(eval, "1 + 1")),
-        "private": caught(lambda: raw(dispatch.run_method, number, "_private", (), {})),
+        "private": caught(lambda: raw(dispatch.run_method, 0, number, "_private", (), {})),
         "argument": caught(lambda: desk.echo(Unregistered())),
         "answer": caught(desk.unregistered),
         "wrong seal": caught(
-            lambda: unsealed(guard.Sealed(b"wrong"), dispatch.run_function, hop_address, ([], []), {})
+            lambda: unsealed(guard.Sealed(b"wrong"), dispatch.run_function, 0, hop_address, ([], []), {})
         ),
-        "no seal": caught(lambda: unsealed(stranger, dispatch.run_function, hop_address, ([], []), {})),
-        "right seal": caught(lambda: raw(dispatch.run_function, hop_address, ([], []), {})),
+        "no seal": caught(lambda: unsealed(stranger, dispatch.run_function, 0, hop_address, ([], []), {})),
+        "right seal": caught(lambda: raw(dispatch.run_function, 0, hop_address, ([], []), {})),
         "nobody": caught(lambda: remote.create("server:7", Desk)),
     }
     found["untouched"] = desk.add(0)

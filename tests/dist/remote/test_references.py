@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from torch.distributed import PrefixStore
 
 import paceline
 from paceline import remote
 from paceline.remote import Role
+from paceline.remote.names import Roles
+from paceline.remote.session import Session
 from tests.dist.remote.checks import caught, count_alive, eventually
-from tests.dist.remote.services import LIMIT_S, Desk, Keeper, alive, pid
+from tests.dist.remote.services import LIMIT_S, Desk, Keeper, Thing, alive, pid
 
 THREADS, TURNS = 16, 40
 _go_on = threading.Event()
+_held: list[object] = []
 
 
 @remote.function
@@ -65,10 +71,22 @@ def test_many_references_in_flight_do_not_wait_for_each_other():
     assert results["master"] == ((THREADS * TURNS, []),)
 
 
+@remote.function
+def own_thing():
+    """Give a reference in an answer."""
+    return remote.reference(Thing())
+
+
+@remote.function
+def ask_for_one() -> None:
+    _held.append(remote.call("server:0", own_thing)())
+
+
 def lose_a_holder(session):
-    """Let a worker hold a value, then the service that made it, and lose that worker."""
+    """Let a worker hold a value, the service that made it, and what came in an answer; then lose that worker."""
     desk, keeper = remote.create("server:0", Desk), remote.create("observer:0", Keeper)
     keeper.keep([desk.thing.remote(), desk])
+    remote.call("observer:0", ask_for_one)()
     held = remote.call("server:0", count_alive)()
     del desk
     still = remote.call("server:0", count_alive)()
@@ -80,7 +98,7 @@ def test_what_a_lost_worker_held_is_freed():
     results = paceline.launch_roles(
         {"master": Role(lose_a_holder), "servers": 1, "observers": Role(required=False)}, threads=1
     )
-    assert results["master"] == ((2, 2, 0),)
+    assert results["master"] == ((3, 3, 0),)
 
 
 def create_in_vain(session):
@@ -102,10 +120,43 @@ def ask_in_vain(session):
     there = caught(lambda: remote.call("server:1", fetch)(late))
     here = caught(late.fetch)
     desk.release()
-    refused = caught(desk.echo.remote(threading.local).fetch)
-    return here[0], there[0], refused[0]
+    refused = desk.echo.remote(threading.local)
+    time.sleep(0.2)  # the word that it was refused comes before anybody asks
+    unread = caught(lambda: desk.echo([refused, threading.local]))
+    return here[0], there[0], caught(refused.fetch)[0], unread[0], caught(lambda: pickle.dumps(refused))[0]
 
 
 def test_a_value_that_could_not_be_asked_for_fails_for_all_that_want_it():
     results = paceline.launch_roles({"master": Role(ask_in_vain), "servers": 2}, threads=1)
-    assert results["master"] == (("CallTimeoutError", "CallTimeoutError", "CallRefusedError"),)
+    late, refused = "CallTimeoutError", "CallRefusedError"
+    assert results["master"] == ((late, late, refused, refused, "InputError"),)
+
+
+def ask_and_forget(session):
+    """Let go of a service and of the reference to its value while the calls are under way."""
+    fetched = remote.call("server:1", fetch)
+    return [fetched(remote.create("server:0", Desk, turn).add.remote()) for turn in range(200)]
+
+
+def test_a_service_lives_until_the_calls_under_way_have_come_to_it():
+    results = paceline.launch_roles({"master": Role(ask_and_forget), "servers": 2}, threads=1)
+    assert results["master"] == ([turn + 1 for turn in range(200)],)
+
+
+def open_twice(run):
+    """Enter two sessions, one after the other, and bring something of the first into the second."""
+    world, found = run.world, []
+    for turn in range(2):
+        store = PrefixStore(f"session {turn}", world.store)
+        with Session.open(store, world.rank, Roles.of({"masters": 1, "servers": 1}), b"secret") as session:
+            if session.role == "masters":
+                desk = remote.create("server:0", Desk)
+                found.append((desk, desk.echo.remote(turn)))
+                if turn:
+                    (service, value), new = found[0], found[1][1].fetch()
+                    return caught(value.fetch)[0], caught(service.add)[0], new
+    return None
+
+
+def test_what_is_of_one_session_is_nothing_in_the_next():
+    assert paceline.launch(open_twice, workers=2)[0] == ("InputError", "RemoteError", 1)

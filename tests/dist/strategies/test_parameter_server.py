@@ -141,6 +141,26 @@ def test_who_joins_does_not_take_the_place_of_a_server() -> None:
     assert placed == [(1, 0), (3, 1), (2, 2)], "worker 2 is the server still"
 
 
+def test_a_lost_server_is_replaced_on_the_machine_that_leads() -> None:
+    membership = Membership(
+        Policy(workers=4, shards=4, choice=strategies.choice("ddp=3,servers=1")), lambda: 0.0
+    )
+    for number, host in enumerate((0, 1, 1, 0)):
+        membership.add(number, rank=number, host=host)
+        membership.began(number)
+    membership.lost(3, Failure(rank=3, host="here", kind="signal", message="gone"))
+    membership.add(4, rank=None, host=0)
+    for number in (0, 1, 2):
+        actions = membership.broken(number, Standing(operation=4, kind=STEP, step=4))
+    placed = {one.rank: one.member for one in actions if isinstance(one, Assign)}
+    assert placed == {0: 1, 1: 2, 2: 0}, "the only one on the machine that leads serves"
+    membership.ready(4)
+    for number in (0, 1, 2):
+        actions = membership.broken(number, Standing(operation=5, kind=STEP, step=5))
+    placed = {one.rank: one.member for one in actions if isinstance(one, Assign)}
+    assert placed == {0: 4, 1: 1, 2: 2, 3: 0}, "and goes on serving"
+
+
 def test_who_leaves_is_no_server_and_servers_do_not_count_as_workers() -> None:
     choice = strategies.choice("ddp=3,servers=2")
     membership = Membership(Policy(workers=5, shards=4, choice=choice, min_workers=2), lambda: 0.0)

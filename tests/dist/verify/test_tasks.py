@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from paceline.errors import InputError
@@ -11,6 +13,7 @@ from paceline.verify.report import Report
 from paceline.verify.request import Request
 
 
+@cache
 def check(
     task: str, *, workers: tuple[int, ...] = (2,), strategies: tuple[str, ...] = ("ddp",), steps: int = 5
 ) -> Report:
@@ -69,7 +72,7 @@ def test_a_broken_task_diverges_and_its_cause_is_named(task: str, probe: str, wo
 
 
 def test_initial_weights_are_told_apart_by_name_and_size() -> None:
-    row = check("UnseededWeights", steps=2).rows[0]
+    row = check("UnseededWeights", steps=4).rows[0]
     assert (row.found, row.step) == ("diverged", 0)
     assert row.first.startswith("step 0, rank 0: starting weight 0.bias, by ")
 

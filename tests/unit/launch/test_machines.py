@@ -143,9 +143,24 @@ def test_a_machine_is_given_up_after_the_time_asked_for_and_not_before(timeout, 
     assert machines.meeting(None, "1", join_timeout=9, machine_timeout=timeout) is None
 
 
-def test_machines_without_a_place_to_meet_are_refused():
-    with pytest.raises(InputError, match="--nodes 2 machines need a place to meet"):
-        machines.meeting(None, "2", join_timeout=9, machine_timeout=15)
+@pytest.mark.parametrize(
+    ("endpoint", "nodes", "join_timeout", "message"),
+    [
+        (None, "2", 9, "--nodes 2 machines need a place to meet"),
+        (None, "0", 9, "--nodes 0 is no number of machines"),
+        ("a:1", "2", 0, "--join-timeout is 0, but must be above 0 seconds"),
+    ],
+)
+def test_meetings_that_cannot_be(endpoint, nodes, join_timeout, message):
+    with pytest.raises(InputError, match=message):
+        machines.meeting(endpoint, nodes, join_timeout=join_timeout, machine_timeout=15)
+
+
+def test_calls_are_not_taken_on_the_loopback_interface_where_machines_meet_elsewhere():
+    there = machines.meeting("10.0.0.1:1", "2", join_timeout=9, machine_timeout=15)
+    with pytest.raises(InputError, match="--interface lo takes calls of this machine only"):
+        machines.taken("lo", there)
+    assert machines.taken(None, None) == machines.taken("lo", None) == "lo"
 
 
 def test_workers_are_dealt_out_to_a_number_of_machines_that_stays():
@@ -167,7 +182,6 @@ def test_workers_are_dealt_out_to_a_number_of_machines_that_stays():
         ({"nodes": "0", "rendezvous": "a:1"}, "--nodes 0 is no number of machines"),
         ({"nodes": "2", "rendezvous": "a:1", "strategy": "single"}, "--strategy single is one process"),
         ({"nodes": "2", "rendezvous": "a:1", "machine_timeout": 3}, "--machine-timeout is 3"),
-        ({"nodes": "2", "rendezvous": "a:1", "join_timeout": 0}, "--join-timeout is 0"),
         ({"nodes": "2", "rendezvous": "a:1", "workers": 2, "shards": 3}, "4 workers for 3 shards"),
         ({"nodes": "2", "rendezvous": "a:1", "workers": 2, "min_workers": 5}, "from 1 to the 4 workers"),
     ],
