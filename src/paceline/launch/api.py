@@ -122,8 +122,10 @@ def plan(
 
 def _modules(options: RunOptions) -> tuple[str, ...]:
     """Name what the workers of a strategy import beyond torch itself: seconds each, once or in every one of them."""
-    needed = strategies.entry(options.strategy).modules
-    return needed or (("torch._dynamo",) if options.tuning.recompute != "none" else ())
+    needed = [*strategies.entry(options.strategy).modules]
+    needed += strategies.PARTS if options.tuning.shard_optimizer else ()
+    needed += ("torch._dynamo",) if options.tuning.recompute != "none" else ()
+    return tuple(dict.fromkeys(needed))
 
 
 def settle_shards(options: RunOptions) -> RunOptions:

@@ -36,13 +36,16 @@ class Entry:
     """How many servers stand beside its workers where nobody says; 0 where it has none."""
 
 
+PARTS = ("torch.distributed.checkpoint.planner_helpers",)
+"""What is imported where a checkpoint is written in parts."""
 _SPLIT = (
     "torch._dynamo",
     "torch._subclasses.fake_tensor",
     "torch.distributed.tensor.parallel",
     "torch.distributed.fsdp",
-    "torch.distributed.checkpoint.planner_helpers",
+    *PARTS,
 )
+_SERVED = (*PARTS, "paceline.remote.served")
 STRATEGIES = {
     "single": Entry(
         "paceline.strategies.single:Single", "one process, one device: the reference", processes=1
@@ -87,11 +90,13 @@ STRATEGIES = {
         "paceline.strategies.parameter_server:ParameterServer",
         "parameters and their optimizer on servers; workers pull weights and push gradients",
         servers=1,
+        modules=_SERVED,
     ),
     "hybrid": Entry(
         "paceline.strategies.hybrid:Hybrid",
         "dense layers under ddp, sparse embeddings on servers; only the rows that a step touches travel",
         servers=1,
+        modules=_SERVED,
     ),
 }
 
