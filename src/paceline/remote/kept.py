@@ -148,6 +148,9 @@ def fetch(number: Number, caller: str) -> Future[Any]:
 
 
 def _entry(number: Number) -> _Kept:
+    there = _kept.get(number)
+    if there is not None:
+        return there
     fresh = _Kept()
     with _lock:
         return _kept.setdefault(number, fresh)
