@@ -15,7 +15,7 @@ from paceline.errors import InputError, RemoteError
 from paceline.remote.failures import Failure
 from paceline.remote.registry import BATCHED
 from paceline.remote.session import current
-from paceline.remote.writing import writing
+from paceline.remote.writing import begin
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Batcher:
         while batch := self._take():
             results = self._results([one.item for one in batch])
             for one, result in zip(batch, results, strict=True):
-                writing.to = one.caller  # the answer is written on this thread
+                begin(one.caller)  # the answer is written on this thread
                 one.answer.set_result(result)
 
     def _take(self) -> list[_Question]:

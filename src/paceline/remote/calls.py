@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from paceline.errors import CallTimeoutError, InputError, WorkerGoneError
 from paceline.remote import dispatch, registry
-from paceline.remote.counted_references import Reference, ask, send
-from paceline.remote.failures import Failure, translate
-from paceline.remote.guard import refusal
+from paceline.remote.counted_references import Reference, ask, send, taken
+from paceline.remote.failures import translate
 from paceline.remote.session import Session, current
 
 Parameters = ParamSpec("Parameters")
@@ -46,11 +46,7 @@ class Future(Generic[Result]):
             value = self._answer.wait()
         except RuntimeError as error:
             raise _failed(self._session, error, self._worker, self._what, self._timeout_s) from None
-        if type(value) is Failure:
-            raise value.exception()
-        if (refused := refusal(value)) is not None:
-            raise refused
-        return cast("Result", value)
+        return cast("Result", taken(value))
 
 
 def wait_all(futures: Iterable[Future[Result]]) -> list[Result]:
@@ -90,20 +86,29 @@ class Method(Generic[Parameters, Result]):
 
     def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         """Call it and wait for the answer."""
-        tries = self._retries
-        while True:
-            try:
-                return self.future(*args, **kwargs).wait()
-            except CallTimeoutError:
-                if tries == 0:
-                    raise
-                tries -= 1
+        for _ in range(self._retries):
+            with contextlib.suppress(CallTimeoutError):
+                return self._once(args, kwargs)
+        return self._once(args, kwargs)
+
+    def _once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result:
+        """Wait at once: whatever Python does in between keeps torch's threads from their work."""
+        session, timeout_s = self._ready()
+        try:
+            value = send(session, self._worker, self._run, (*self._target, args, kwargs), timeout_s).wait()
+        except RuntimeError as error:
+            raise _failed(session, error, self._worker, self._name, timeout_s) from None
+        return cast("Result", taken(value))
+
+    def _ready(self) -> tuple[Session, float]:
+        """Give the session and how long to wait; a worker that is gone is not called."""
+        session = current()
+        session.check(self._worker, self._name)
+        return session, session.timeout_s if self._timeout_s is None else self._timeout_s
 
     def future(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Future[Result]:
         """Call it and give the answer that is on its way."""
-        session = current()
-        session.check(self._worker, self._name)
-        timeout_s = session.timeout_s if self._timeout_s is None else self._timeout_s
+        session, timeout_s = self._ready()
         try:
             answer = send(session, self._worker, self._run, (*self._target, args, kwargs), timeout_s)
         except RuntimeError as error:
@@ -116,9 +121,7 @@ class Method(Generic[Parameters, Result]):
             raise InputError(
                 f"{self._name} is batched: its value goes to the caller. Use .future instead of .remote."
             )
-        session = current()
-        session.check(self._worker, self._name)
-        timeout_s = session.timeout_s if self._timeout_s is None else self._timeout_s
+        session, timeout_s = self._ready()
         wanted = (self._run, (*self._target, args, kwargs))
         try:
             return ask(

@@ -18,7 +18,7 @@ from paceline.remote.guard import own, refusal
 from paceline.remote.kept import Hold, Number, Token
 from paceline.remote.returns import Return, returns
 from paceline.remote.session import Session, current
-from paceline.remote.writing import writing
+from paceline.remote.writing import begin, end, written
 
 Value = TypeVar("Value")
 _here: weakref.WeakSet[Reference[Any]] = weakref.WeakSet()
@@ -73,7 +73,7 @@ class Reference(Generic[Value]):
             value = rpc.rpc_async(self.owner, kept.fetch, args=wanted, timeout=timeout_s).wait()
         except RuntimeError as error:
             raise _problem(session, error, self.owner, what, timeout_s) from None
-        return cast("Value", _value(value))
+        return cast("Value", taken(value))
 
     def local(self) -> Value:
         """Give the value itself, on the worker that owns it."""
@@ -86,7 +86,7 @@ class Reference(Generic[Value]):
 
     def _local(self, timeout_s: float) -> Value:
         try:
-            return cast("Value", _value(kept.local(self._number, timeout_s)))
+            return cast("Value", taken(kept.local(self._number, timeout_s)))
         except TimeoutError:
             raise CallTimeoutError(
                 f"{self._what} was not made within {timeout_s:g} s. Give fetch(timeout=...) more."
@@ -101,7 +101,7 @@ class Reference(Generic[Value]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel as a reference: the worker that gets it is one more holder, and the owner knows before this one lets go."""
-        session, holder = self._checked(), writing.to
+        session, (holder, given) = self._checked(), written()
         if not holder:
             raise InputError(f"a reference travels only in a call or its answer, and {self!r} is in neither.")
         token = (session.rank, next(session.numbers))
@@ -112,8 +112,8 @@ class Reference(Generic[Value]):
             unheard = [rpc.rpc_async(self.owner, kept.add, args=(self._number, token, holder))]
             with _lock:
                 self._unheard = [one for one in self._unheard if not one.done()] + unheard
-        if writing.given is not None:
-            writing.given.append((self.owner, (self._number, token), unheard, None))
+        if given is not None:
+            given.append((self.owner, (self._number, token), unheard, None))
         return (rebuild, (self.owner, self._number, token, self._what))
 
     def __del__(self) -> None:
@@ -171,16 +171,15 @@ def send(
     session: Session, worker: str, run: Callable[..., Any], args: tuple[Any, ...], timeout_s: float
 ) -> Any:
     """Call `run` on a worker, which is told who calls; references in the arguments are that worker's from then on."""
-    before = writing.to, writing.given
     given: list[Return] = []
-    writing.to, writing.given = worker, given
+    before = begin(worker, given)
     try:
         answer = rpc.rpc_async(worker, run, args=(session.rank, *args), timeout=timeout_s)
     except BaseException:
         _take_back(session, given)
         raise
     finally:
-        writing.to, writing.given = before
+        end(before)
     if given:
         answer.add_done_callback(functools.partial(_look_for_refusal, session, worker, given))
     return answer
@@ -217,7 +216,8 @@ def _take_back(session: Session, given: list[Return]) -> None:
         returns(session).put(one)
 
 
-def _value(value: Any) -> Any:
+def taken(value: Any) -> Any:
+    """Give the value of an answer, or raise what the call came to instead."""
     if type(value) is Failure:
         raise value.exception()
     if (refused := refusal(value)) is not None:

@@ -21,7 +21,7 @@ from paceline.remote.failures import Failure
 from paceline.remote.guard import own
 from paceline.remote.kept import Number, Token
 from paceline.remote.session import current
-from paceline.remote.writing import writing
+from paceline.remote.writing import NOTHING, begin, end
 
 
 class _Instance:
@@ -92,7 +92,7 @@ def _find(number: Number) -> _Instance:
 
 def _guarded(caller: int, action: Callable[[], Any]) -> Any:
     session = current()
-    writing.to = ""
+    end(NOTHING)
     torch.get_num_threads()  # a thread that never asked computes on all cores, whatever this worker was given
     try:
         return action()
@@ -102,7 +102,7 @@ def _guarded(caller: int, action: Callable[[], Any]) -> Any:
     except BaseException as error:  # noqa: BLE001  (the caller gets it; this worker's thread goes on)
         return Failure.of(error, session.name)
     finally:
-        writing.to = session.roles.names[caller]  # the answer is written next, on this thread
+        begin(session.roles.names[caller])  # the answer is written next, on this thread
 
 
 @own

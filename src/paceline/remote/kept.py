@@ -14,7 +14,7 @@ from torch.distributed.rpc import functions
 from torch.futures import Future
 
 from paceline.remote.guard import own
-from paceline.remote.writing import writing
+from paceline.remote.writing import begin
 
 Number = tuple[int, int]
 """Names a value among all: the rank of the worker that asked for it, and that worker's count."""
@@ -137,7 +137,7 @@ def fetch(number: Number, caller: str) -> Future[Any]:
     entry = _entry(number)
 
     def give(_: Any = None) -> Any:
-        writing.to = caller  # the answer is written next, on this thread
+        begin(caller)  # the answer is written next, on this thread
         return entry.value
 
     if not entry.made.is_set():

@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import threading
+from threading import get_ident
 from typing import Any
 
-
-class _Writing:
-    """What is known of each thread's message.
-
-    By the thread's number: the state that Python keeps for a thread of torch's is another each time it calls Python.
-    """
-
-    def __init__(self) -> None:
-        self._to: dict[int, str] = {}
-        self._given: dict[int, list[Any]] = {}
-
-    @property
-    def to(self) -> str:
-        """The worker's name; none outside of a message."""
-        return self._to.get(threading.get_ident(), "")
-
-    @to.setter
-    def to(self, worker: str) -> None:
-        self._to[threading.get_ident()] = worker
-
-    @property
-    def given(self) -> list[Any] | None:
-        """The holds that a call hands over; they are taken back where it cannot be sent or read."""
-        return self._given.get(threading.get_ident())
-
-    @given.setter
-    def given(self, holds: list[Any] | None) -> None:
-        if holds is None:
-            self._given.pop(threading.get_ident(), None)
-        else:
-            self._given[threading.get_ident()] = holds
+Message = tuple[str, list[Any] | None]
+"""The worker it goes to, and for a call the holds that it hands over: they are taken back where it cannot be sent or read."""
+NOTHING: Message = ("", None)
+_messages: dict[int, Message] = {}
+"""By the thread's number: what Python keeps for a thread of torch's is gone each time that leaves Python."""
 
 
-writing = _Writing()
+def begin(worker: str, given: list[Any] | None = None) -> Message:
+    """Write to a worker from now on; gives what was written before."""
+    thread = get_ident()
+    before = _messages.get(thread, NOTHING)
+    _messages[thread] = worker, given
+    return before
+
+
+def end(before: Message) -> None:
+    """Go on with what was written before."""
+    _messages[get_ident()] = before
+
+
+def written() -> Message:
+    """Give what this thread is writing."""
+    return _messages.get(get_ident(), NOTHING)
