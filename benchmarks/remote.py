@@ -162,10 +162,11 @@ def time_torch(run: paceline.Run, rounds: int) -> dict[str, list[float]]:
 def calls(rounds: int) -> dict[str, Any]:
     """Compare a call through a service with torch's rpc_sync and rpc_async: in the same session, and in torch's own."""
     seen: dict[str, dict[str, list[float]]] = {}
+    each = 2 * rounds  # calls are short, and their times spread
     for _ in range(2):
-        own = paceline.launch(time_torch, rounds // 2, workers=2, threads=1)[0]
+        own = paceline.launch(time_torch, each, workers=2, threads=1)[0]
         got = paceline.launch_roles(
-            {"callers": remote.Role(time_calls, 1, args=(rounds // 2,)), "servers": 1}, threads=1
+            {"callers": remote.Role(time_calls, 1, args=(each,)), "servers": 1}, threads=1
         )
         for label, found in got["callers"][0].items():
             for name, values in {**found, "torch's own": own[label]}.items():
