@@ -20,7 +20,7 @@ from paceline.remote.batching import Batcher
 from paceline.remote.failures import Failure
 from paceline.remote.guard import own
 from paceline.remote.kept import Number, Token
-from paceline.remote.session import current
+from paceline.remote.session import Session, at_open, current
 from paceline.remote.writing import NOTHING, begin, end
 
 
@@ -79,6 +79,15 @@ def clear() -> None:
     for one in list(_instances.values()):
         one.close()
     _instances.clear()
+
+
+@at_open
+def _begin(session: Session) -> None:
+    """Begin with nothing: word of a session before may have come after its end."""
+    kept.clear()
+    session.at_close(clear)
+    session.at_close(kept.clear)
+    session.at_loss(kept.forget)
 
 
 def _find(number: Number) -> _Instance:

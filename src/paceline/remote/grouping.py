@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.errors import InputError
-from paceline.remote import quiet
+from paceline.remote import quiet, served  # noqa: F401  (what a message may name is here before the first comes)
 from paceline.remote.names import Roles
 from paceline.remote.reach import of_group
 from paceline.remote.session import THREADS, Session

@@ -14,7 +14,7 @@ from datetime import timedelta
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from paceline.errors import InputError
-from paceline.remote import reach
+from paceline.remote import reach, served  # noqa: F401  (what a message may name is here before the first comes)
 from paceline.remote.names import INTERFACE, ROLES, SECRET, Roles
 from paceline.remote.reach import LOOPBACK
 from paceline.remote.session import JOIN_S, TIMEOUT_S, Session

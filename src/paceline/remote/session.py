@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import importlib
 import itertools
 import math
 import secrets
@@ -43,6 +42,7 @@ _PAUSE_S = 0.02
 _PART_S = 10
 """How long workers that part wait for one that is lost in that very moment."""
 _current: Session | None = None
+_openings: list[Callable[[Session], None]] = []
 
 
 class Session:
@@ -85,11 +85,8 @@ class Session:
         session = cls(store, rank, roles, timeout_s)
         session.numbers = itertools.count(int.from_bytes(key[:3]) << 28)
         guard.install(key)
-        served = importlib.import_module("paceline.remote.served")
-        served.kept.clear()  # word of a session before may have come after its end
-        session.at_close(served.dispatch.clear)
-        session.at_close(served.kept.clear)
-        session.at_loss(served.kept.forget)
+        for action in _openings:
+            action(session)
         # The workers' first meeting goes over gloo; an interface that the user has named for that stays.
         meeting = env.read("GLOO_SOCKET_IFNAME") or interface
         env.export({"TP_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": meeting})
@@ -207,6 +204,12 @@ class Session:
             self.close()
         else:
             self.abandon()
+
+
+def at_open(action: Callable[[Session], None]) -> Callable[[Session], None]:
+    """Have something done whenever a session begins."""
+    _openings.append(action)
+    return action
 
 
 def current() -> Session:
