@@ -7,10 +7,9 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
-from paceline.errors import CallTimeoutError, InputError, WorkerGoneError
+from paceline.errors import CallTimeoutError, InputError
 from paceline.remote import dispatch, registry
-from paceline.remote.counted_references import Reference, ask, send, taken
-from paceline.remote.failures import translate
+from paceline.remote.counted_references import Reference, ask, problem, send, taken
 from paceline.remote.session import Session, current
 
 Parameters = ParamSpec("Parameters")
@@ -28,8 +27,8 @@ class Future(Generic[Result]):
 
     def __del__(self) -> None:
         """Keep what the call needs until it has been made, also where nobody waits for its answer."""
-        if not self._answer.done():
-            held = self._holds
+        held = self._holds
+        if held is not None and not self._answer.done():
             self._answer.add_done_callback(lambda _: held)
 
     def done(self) -> bool:
@@ -45,21 +44,21 @@ class Future(Generic[Result]):
         try:
             value = self._answer.wait()
         except RuntimeError as error:
-            raise _failed(self._session, error, self._worker, self._what, self._timeout_s) from None
+            raise problem(self._session, error, self._worker, self._what, self._timeout_s) from None
         return cast("Result", taken(value))
 
 
 def wait_all(futures: Iterable[Future[Result]]) -> list[Result]:
     """Give all answers, in the order of the calls; the first failure is raised when all have ended."""
     answers: list[Result] = []
-    problem: Exception | None = None
+    first: Exception | None = None
     for future in futures:
         try:
             answers.append(future.wait())
         except Exception as error:  # noqa: BLE001  (raised below, when nothing is under way any more)
-            problem = problem or error
-    if problem is not None:
-        raise problem
+            first = first or error
+    if first is not None:
+        raise first
     return answers
 
 
@@ -97,7 +96,7 @@ class Method(Generic[Parameters, Result]):
         try:
             value = send(session, self._worker, self._run, (*self._target, args, kwargs), timeout_s).wait()
         except RuntimeError as error:
-            raise _failed(session, error, self._worker, self._name, timeout_s) from None
+            raise problem(session, error, self._worker, self._name, timeout_s) from None
         return cast("Result", taken(value))
 
     def _ready(self) -> tuple[Session, float]:
@@ -112,7 +111,7 @@ class Method(Generic[Parameters, Result]):
         try:
             answer = send(session, self._worker, self._run, (*self._target, args, kwargs), timeout_s)
         except RuntimeError as error:
-            raise _failed(session, error, self._worker, self._name, timeout_s) from None
+            raise problem(session, error, self._worker, self._name, timeout_s) from None
         return Future(session, answer, self._worker, self._name, timeout_s, self._holds)
 
     def remote(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Reference[Result]:
@@ -128,7 +127,7 @@ class Method(Generic[Parameters, Result]):
                 self._worker, self._name, dispatch.keep, wanted, timeout_s=timeout_s, holds=self._holds
             )
         except RuntimeError as error:
-            raise _failed(session, error, self._worker, self._name, timeout_s) from None
+            raise problem(session, error, self._worker, self._name, timeout_s) from None
 
     def options(self, *, timeout: float | None = None, retries: int = 0) -> Method[Parameters, Result]:
         """Give the same with a time-out in seconds of its own; only what is idempotent may be tried again."""
@@ -161,10 +160,3 @@ def method(bound: Callable[Parameters, Result]) -> Method[Parameters, Result]:
     if not isinstance(bound, Method):
         raise InputError(f"{bound!r} is not a method of a remote service. Create one with remote.create.")
     return bound
-
-
-def _failed(session: Session, error: RuntimeError, worker: str, what: str, timeout_s: float) -> Exception:
-    found = translate(error, worker, what, timeout_s)
-    if isinstance(found, WorkerGoneError):
-        session.note_lost(worker)
-    return found

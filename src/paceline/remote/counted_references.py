@@ -72,7 +72,7 @@ class Reference(Generic[Value]):
         try:
             value = rpc.rpc_async(self.owner, kept.fetch, args=wanted, timeout=timeout_s).wait()
         except RuntimeError as error:
-            raise _problem(session, error, self.owner, what, timeout_s) from None
+            raise problem(session, error, self.owner, what, timeout_s) from None
         return cast("Value", taken(value))
 
     def local(self) -> Value:
@@ -86,11 +86,12 @@ class Reference(Generic[Value]):
 
     def _local(self, timeout_s: float) -> Value:
         try:
-            return cast("Value", taken(kept.local(self._number, timeout_s)))
+            value = kept.local(self._number, timeout_s)
         except TimeoutError:
             raise CallTimeoutError(
                 f"{self._what} was not made within {timeout_s:g} s. Give fetch(timeout=...) more."
             ) from None
+        return cast("Value", taken(value))
 
     def _checked(self) -> Session:
         """Give the session, if it is still the one that this reference is of."""
@@ -158,10 +159,10 @@ def ask(
         try:
             answer.wait()
         except RuntimeError as error:
-            problem = _problem(session, error, owner, what, timeout_s)
-            held = None if isinstance(problem, CallTimeoutError) else (token, session.name)
+            found = problem(session, error, owner, what, timeout_s)
+            held = None if isinstance(found, CallTimeoutError) else (token, session.name)
             with suppress(RuntimeError):
-                rpc.rpc_async(owner, kept.spoil, args=(number, Failure.of(problem, session.name), held))
+                rpc.rpc_async(owner, kept.spoil, args=(number, Failure.of(found, session.name), held))
 
     asked.add_done_callback(look)
     return Reference(owner, number, token, what, asked=asked, holds=holds)
@@ -225,7 +226,8 @@ def taken(value: Any) -> Any:
     return value
 
 
-def _problem(session: Session, error: RuntimeError, worker: str, what: str, timeout_s: float) -> Exception:
+def problem(session: Session, error: RuntimeError, worker: str, what: str, timeout_s: float) -> Exception:
+    """Give what torch said of a call in our words; a worker that it says is gone is known to be from then on."""
     found = translate(error, worker, what, timeout_s)
     if isinstance(found, WorkerGoneError):
         session.note_lost(worker)

@@ -62,8 +62,8 @@ def enter(
     timeout_s: float,
 ) -> Session:
     """Meet the others at the launcher's store, each in its role; the launcher has told the secret where none is given."""
-    known = secret or env.read(SECRET)
-    if not known:
+    told = env.read(SECRET)
+    if not (secret or told):
         raise InputError(
             "nobody gave the run's secret. Start the script with paceline run --roles, or give all the same join(secret=...)."
         )
@@ -74,12 +74,14 @@ def enter(
     reach.check(interface)
     met = meet(identity, timedelta(seconds=JOIN_S))
     store: Store = PrefixStore("roles", met)
-    key = known if isinstance(known, bytes) else _key(known)
-    return Session.open(store, identity.rank, roles, key, interface=interface, timeout_s=timeout_s)
+    given = secret.encode() if isinstance(secret, str) else secret
+    return Session.open(
+        store, identity.rank, roles, given or _told(told or ""), interface=interface, timeout_s=timeout_s
+    )
 
 
-def _key(text: str) -> bytes:
-    """Read a secret from text: a launcher writes its bytes as hexadecimal digits, and others write what they like."""
+def _told(text: str) -> bytes:
+    """Read the variable: a launcher writes the secret's bytes as hexadecimal digits, and others write what they like."""
     try:
         return bytes.fromhex(text)
     except ValueError:

@@ -43,7 +43,7 @@ _lock = threading.RLock()
 
 def hold(number: Number, token: Token, holder: str) -> None:
     """Count one more hold on a value, which may still be on its way; a lost worker holds nothing."""
-    wanted, fresh = (number, token), _Kept()
+    wanted, fresh = (number, token), _kept.get(number) or _Kept()
     with _lock:
         if wanted not in _early:
             if holder not in _lost:

@@ -48,12 +48,12 @@ _openings: list[Callable[[Session], None]] = []
 class Session:
     """This worker among the others, from `open` to `close`."""
 
-    def __init__(self, store: Store, rank: int, roles: Roles, timeout_s: float) -> None:
+    def __init__(self, store: Store, rank: int, roles: Roles, timeout_s: float, first_number: int) -> None:
         self.rank, self.roles, self.timeout_s = rank, roles, timeout_s
         self.name = roles.names[rank]
         """This worker's own name: `server:0`."""
         self.role = roles.role(rank)
-        self.numbers = itertools.count()
+        self.numbers = itertools.count(first_number)
         """Tells apart what this worker creates elsewhere, in this session and all others."""
         self._store = store
         self._lost: dict[str, float] = {}
@@ -82,8 +82,7 @@ class Session:
             )
         store.set_timeout(timedelta(seconds=JOIN_S))
         key = _prove(store, rank, roles, secret)
-        session = cls(store, rank, roles, timeout_s)
-        session.numbers = itertools.count(int.from_bytes(key[:3]) << 28)
+        session = cls(store, rank, roles, timeout_s, first_number=int.from_bytes(key[:3]) << 28)
         guard.install(key)
         for action in _openings:
             action(session)

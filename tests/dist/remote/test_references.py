@@ -132,6 +132,23 @@ def test_a_value_that_could_not_be_asked_for_fails_for_all_that_want_it():
     assert results["master"] == ((late, late, refused, refused, "InputError"),)
 
 
+@remote.function
+def give_up():
+    raise TimeoutError("mine")
+
+
+def keep_a_failure(session):
+    try:
+        return remote.call(session.name, give_up).remote().fetch()
+    except Exception as error:  # noqa: BLE001  (looked at by the test)
+        return type(error).__name__, str(error)
+
+
+def test_a_failure_that_is_kept_here_is_the_functions_own():
+    results = paceline.launch_roles({"master": Role(keep_a_failure), "servers": 1}, threads=1)
+    assert results["master"] == (("TimeoutError", "mine"),)
+
+
 def ask_and_forget(session):
     """Let go of a service and of the reference to its value while the calls are under way."""
     fetched = remote.call("server:1", fetch)
