@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from paceline.data.loaders import check_dataset
 from paceline.data.loading import LoadingOptions, WorkerInit
 from paceline.data.map_style import LoadedMapStyle, MapStyle
 from paceline.data.moving import pinned
@@ -56,6 +57,7 @@ class Feed:
         pin_memory: bool = False,
         prefetch: int = 2,
     ) -> None:
+        check_dataset(dataset)
         _check_cut(batch_size, shards, owned)
         _check_at_least(1, micro_batch=micro_batch, prefetch=prefetch)
         _check_at_least(0, loader_workers=loader_workers)

@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline import strategies
 from paceline.checkpoint import weights_sha256
 from paceline.data import Feed, owned_shards
+from paceline.data.loaders import is_loader, merged
 from paceline.errors import InputError
 from paceline.observe import Event, Note, RunStarted
 from paceline.strategies.base import Exactness, MetricsFunction, OpenReplica, Parts
@@ -51,6 +52,7 @@ from paceline.world import Identity, World, connect, determinism, seeds
 from paceline.world.pulse import NoPulse, Phase
 
 STARTING, ENDED = Phase.STARTING, Phase.ENDED
+DEFAULT_BATCH = 32
 
 
 class Run:
@@ -181,19 +183,21 @@ class Run:
 
     # Data and steps.
 
-    def feed(self, dataset: Any, *, batch_size: int, shuffle: bool = True, **loading: Any) -> Feed:
-        """Open this worker's share of a data set."""
+    def feed(self, data: Any, *, batch_size: int | None = None, **loading: Any) -> Feed:
+        """Open this worker's share of a data set, or of a DataLoader's; the batch is the GLOBAL one (32 where nobody says)."""
         options = self.options
+        loading = {"loader_workers": options.loader_workers, **loading}
+        if is_loader(data):
+            data, batch_size, loading = merged(data, batch_size, loading)
         made = Feed(
-            dataset,
-            batch_size=batch_size,
+            data,
+            batch_size=DEFAULT_BATCH if batch_size is None else batch_size,
             shards=options.total_shards,
             seed=options.seed,
             owned=self._owned,
-            shuffle=shuffle,
             micro_batch=options.micro_batch,
             pin_memory=self.world.device.type == "cuda",
-            **{"loader_workers": options.loader_workers, **loading},
+            **loading,
         )
         self._feeds.append(made)
         return made
@@ -202,7 +206,7 @@ class Run:
         self,
         data: Any,
         *,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         epochs: int | None = None,
         steps: int | None = None,
         clip: float | None = None,
@@ -389,7 +393,9 @@ class Run:
             out=str(options.out or ""),
         )
 
-    def evaluate(self, data: Any, metrics: MetricsFunction, *, batch_size: int = 32) -> dict[str, float]:
+    def evaluate(
+        self, data: Any, metrics: MetricsFunction, *, batch_size: int | None = None
+    ) -> dict[str, float]:
         """Measure a data set exactly; a metric is a sum and a weight, as in `Task.metrics`."""
         feed = data if isinstance(data, Feed) else self.feed(data, batch_size=batch_size, shuffle=False)
         self._copy()

@@ -6,6 +6,7 @@ import math
 import time
 from typing import Any
 
+from paceline.data.loaders import is_loader
 from paceline.observe import Evaluated, RunFinished
 from paceline.task import Task
 from paceline.training.preparing import structure_of
@@ -46,7 +47,7 @@ class Trainer:
         self.eval_feed = (
             None
             if held_out is None
-            else run.feed(held_out, batch_size=self.batch_size, shuffle=False, **loading)
+            else run.feed(held_out, batch_size=self._eval_batch(held_out), shuffle=False, **loading)
         )
         self.horizon = self._horizon()
 
@@ -79,6 +80,10 @@ class Trainer:
             task.buffers(),
             structure_of(task),
         )
+
+    def _eval_batch(self, held_out: Any) -> int | None:
+        """Return the batch of the evaluation: no metric depends on it, so a DataLoader may have its own."""
+        return None if is_loader(held_out) else self.batch_size
 
     def _horizon(self) -> int | None:
         """Give the number of steps a schedule is laid out for: the whole run's, wherever --steps cuts it."""

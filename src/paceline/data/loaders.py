@@ -1,0 +1,149 @@
+"""A DataLoader given where a data set belongs: what it says is taken over exactly, or it is refused by name.
+
+A DataLoader yields batches. Taken for a stream of samples, each of its batches would be one sample, and training would go on
+with batches of batches. So nothing that yields batches may reach a `Feed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from paceline.data.loading import WorkerInit
+from paceline.data.reading import Collate
+from paceline.errors import InputError
+
+STATEFUL = "StatefulDataLoader"
+"""torchdata's: a DataLoader that also knows its position, which here is the run's."""
+INSTEAD = "Give the data set itself: run.steps(dataset, batch_size=N), or return it from the Task."
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSettings:
+    """What a DataLoader says beside its order: how large the GLOBAL batch is, and how it is read."""
+
+    dataset: Any
+    batch_size: int
+    shuffle: bool
+    collate: Collate | None
+    loader_workers: int
+    worker_init: WorkerInit | None
+
+
+def is_loader(data: Any) -> bool:
+    """Return whether this is a DataLoader, torch's or a subclass of it."""
+    return isinstance(data, DataLoader)
+
+
+def settings_of(loader: DataLoader[Any]) -> LoaderSettings:
+    """Return what a DataLoader says; raise where it asks for batches or an order that would not be kept."""
+    kind = type(loader).__name__
+    if type(loader).__iter__ is not DataLoader.__iter__ and kind != STATEFUL:
+        raise InputError(f"a {kind} makes its batches in a way of its own, which would be lost. {INSTEAD}")
+    if loader.batch_size is None:
+        if loader.batch_sampler is not None:
+            raise InputError(
+                f"the {kind} has a batch_sampler ({type(loader.batch_sampler).__name__}), but which samples make a batch "
+                f"follows from the seed, so that any number of workers computes the same. {INSTEAD}"
+            )
+        raise InputError(f"the {kind} has batch_size=None, so what it gives are batches already. {INSTEAD}")
+    if loader.drop_last:
+        raise InputError(
+            f"the {kind} has drop_last=True, but no sample is dropped here: a short last batch is weighted exactly. "
+            "Leave drop_last out, or give a data set of a length that its batches divide."
+        )
+    return LoaderSettings(
+        dataset=loader.dataset,
+        batch_size=loader.batch_size,
+        shuffle=_shuffles(loader, kind),
+        collate=None if loader.collate_fn is default_collate else loader.collate_fn,
+        loader_workers=loader.num_workers,
+        worker_init=loader.worker_init_fn,
+    )
+
+
+def merged(
+    loader: DataLoader[Any], batch_size: int | None, options: Mapping[str, Any]
+) -> tuple[Any, int, dict[str, Any]]:
+    """Return data set, batch size and options of a feed, where a DataLoader and the caller say what they should be."""
+    said = settings_of(loader)
+    kind = type(loader).__name__
+    if batch_size not in (None, said.batch_size):
+        raise InputError(
+            f"the {kind} has batches of {said.batch_size} samples and the run has batches of {batch_size}; either is the GLOBAL "
+            f"batch, of all workers together. Say batch_size={said.batch_size} (--batch-size {said.batch_size}) to the run, or "
+            f"batch_size={batch_size} to the {kind}."
+        )
+    for name in ("collate", "worker_init"):
+        if options.get(name) is not None and getattr(said, name) is not None:
+            raise InputError(
+                f"the {kind} has a function of its own for {name}, and so has the task. Give one."
+            )
+    return (
+        said.dataset,
+        said.batch_size,
+        {
+            **options,
+            "shuffle": options.get("shuffle", True) and said.shuffle,
+            "collate": options.get("collate") or said.collate,
+            "worker_init": options.get("worker_init") or said.worker_init,
+            "loader_workers": options.get("loader_workers") or said.loader_workers,
+        },
+    )
+
+
+def check_dataset(data: Any) -> None:
+    """Raise for what is no data set, although it can be indexed or iterated over."""
+    kind = type(data).__name__
+    if is_loader(data):
+        raise InputError(f"a {kind} gives batches, not samples. {INSTEAD}")
+    if isinstance(data, str | bytes | Path):
+        raise InputError(f"{str(data)!r:.60} is a {kind}, not a data set. Read it into one first.")
+    if isinstance(data, Mapping):
+        raise InputError(
+            f"a {kind} of {', '.join(map(repr, list(data)[:4]))} is no data set: its samples have no numbers. Give one of its "
+            "members, or a TensorDataset of them."
+        )
+    if type(data) is tuple and data and all(isinstance(member, Tensor) for member in data):
+        raise InputError(
+            f"a tuple of {len(data)} tensors would be {len(data)} samples. Give torch.utils.data.TensorDataset(*tensors), or a "
+            "list if each tensor is one sample."
+        )
+    batches = [name for name in ("batch_sampler", "collate_fn", "batch_size") if hasattr(data, name)]
+    if batches and hasattr(data, "__iter__") and not isinstance(data, Dataset) and not _has_samples(data):
+        raise InputError(f"a {kind} has a {batches[0]}, so what it gives are batches, not samples. {INSTEAD}")
+
+
+def _has_samples(data: Any) -> bool:
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__")
+
+
+def _shuffles(loader: DataLoader[Any], kind: str) -> bool:
+    """Return whether its order is a shuffled one; raise where it is an order that somebody thought of."""
+    if isinstance(loader.dataset, IterableDataset):
+        return False
+    sampler = loader.sampler
+    if type(sampler) is SequentialSampler:
+        return False
+    if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == _length(loader):
+        return True
+    raise InputError(
+        f"the {kind} has a sampler ({type(sampler).__name__}), but the order of samples is a function of the seed and the "
+        "workers' shares follow from it. Leave the sampler out; for a fixed order or a subset give a data set that has it."
+    )
+
+
+def _length(loader: DataLoader[Any]) -> int:
+    return len(loader.dataset)  # type: ignore[arg-type]

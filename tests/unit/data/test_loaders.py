@@ -1,0 +1,156 @@
+"""A DataLoader is understood exactly, or refused by name; nothing that yields batches is taken for samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from paceline import Run
+from paceline.data import Feed
+from paceline.errors import InputError
+from tests.unit.data.sources import Squares, Stream
+from tests.unit.training.own_runs import data, losses, opened, prepared
+
+
+def trained(run: Run, source: Any, **options: Any) -> list[torch.Tensor]:
+    """Take an epoch and give its inputs in order, and the weights."""
+    model, _ = prepared(run)
+    seen = []
+    for step in run.steps(source, epochs=1, **options):
+        for batch in step:
+            seen.append(batch[0])
+            found = losses(model, batch)
+            step.backward(found.sum(), len(found))
+        step.apply()
+    return [*seen, model.weight.detach()]  # type: ignore[list-item]
+
+
+def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return len(left) == len(right) and all(
+        torch.equal(one, other) for one, other in zip(left, right, strict=True)
+    )
+
+
+def doubled(items: list[Any]) -> Any:
+    return [2 * torch.stack(column) for column in zip(*items, strict=True)]
+
+
+class Kind(DataLoader[Any]):
+    """A subclass that leaves the making of batches alone, as many libraries' do."""
+
+
+class Changing(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            yield [2 * column for column in batch]
+
+
+class Batches:
+    """A loader of somebody's own."""
+
+    batch_size = 8
+
+    def __iter__(self) -> Iterator[Any]:
+        yield [torch.zeros(8, 4), torch.zeros(8, 1)]
+
+
+@pytest.mark.parametrize("kind", [DataLoader, Kind])
+def test_a_loader_is_its_data_set_and_what_it_says(kind: type[DataLoader[Any]]) -> None:
+    with opened() as run:
+        wanted = trained(run, data(), batch_size=8)
+    with opened() as run:
+        assert same(trained(run, kind(data(), batch_size=8, shuffle=True)), wanted)
+    with opened() as run:
+        assert same(trained(run, kind(data(), batch_size=8, shuffle=True), batch_size=8), wanted)
+    with opened() as run:
+        in_order = trained(run, kind(data(), batch_size=8))
+    assert torch.equal(torch.cat(in_order[:-1]), data().tensors[0])
+    with opened() as run:
+        loader = kind(data(), batch_size=8, collate_fn=doubled, num_workers=1)
+        assert torch.equal(torch.cat(trained(run, loader)[:-1]), 2 * data().tensors[0])
+
+
+def test_evaluation_takes_a_loader_of_any_batch() -> None:
+    def measure(model: Any, batch: Any) -> Any:
+        from paceline import Mean
+
+        return {"loss": Mean(losses(model, batch).sum(), len(batch[0]))}
+
+    with opened() as run:
+        prepared(run)
+        wanted = run.evaluate(data(), measure, batch_size=24)
+        assert run.evaluate(DataLoader(data(), batch_size=24, shuffle=True), measure) == wanted
+        with pytest.raises(InputError, match="drop_last"):
+            run.evaluate(DataLoader(data(), batch_size=24, drop_last=True), measure)
+
+
+def weighted() -> WeightedRandomSampler:
+    return WeightedRandomSampler([1.0] * 24, 24)
+
+
+@pytest.mark.parametrize(
+    ("loader", "options", "words"),
+    [
+        (lambda: DataLoader(data(), batch_size=8), {"batch_size": 16}, "batches of 8 .* batches of 16"),
+        (lambda: DataLoader(data(), batch_size=8, drop_last=True), {}, "drop_last"),
+        (lambda: DataLoader(data(), batch_size=8, sampler=weighted()), {}, "WeightedRandomSampler"),
+        (
+            lambda: DataLoader(data(), batch_size=8, sampler=RandomSampler(data(), replacement=True)),
+            {},
+            "RandomSampler",
+        ),
+        (
+            lambda: DataLoader(data(), batch_size=8, sampler=RandomSampler(data(), num_samples=7)),
+            {},
+            "RandomSampler",
+        ),
+        (
+            lambda: DataLoader(data(), batch_sampler=BatchSampler(SequentialSampler(data()), 4, False)),
+            {},
+            "batch_sampler",
+        ),
+        (lambda: DataLoader(data(), batch_size=None), {}, "batch_size=None"),
+        (lambda: Changing(data(), batch_size=8), {}, "Changing .* way of its own"),
+        (Batches, {}, "Batches has a batch_size"),
+        (lambda: iter(DataLoader(data(), batch_size=8)), {}, "only once"),
+        (lambda: (batch for batch in [1]), {}, "only once"),
+        (lambda: data().tensors, {}, "TensorDataset"),
+        (lambda: {"train": data()}, {}, "no numbers"),
+        (lambda: "train.csv", {}, "not a data set"),
+        (lambda: Path("train.csv"), {}, "not a data set"),
+    ],
+)
+def test_what_would_not_be_kept_is_refused(loader: Any, options: dict[str, Any], words: str) -> None:
+    with opened() as run, pytest.raises(InputError, match=words):
+        trained(run, loader(), **options)
+
+
+def test_a_feed_takes_no_loader_by_any_way() -> None:
+    with pytest.raises(InputError, match="gives batches, not samples"):
+        Feed(DataLoader(Squares(8), batch_size=4), batch_size=4, shards=1, seed=0, owned=range(1))
+
+
+def test_two_functions_that_collate_are_one_too_many() -> None:
+    loader = DataLoader(data(), batch_size=8, collate_fn=doubled)
+    with opened() as run, pytest.raises(InputError, match="for collate"):
+        run.feed(loader, collate=doubled)
+
+
+def test_data_sets_with_a_batch_size_of_their_own_are_no_loaders() -> None:
+    tensors, stream = TensorDataset(torch.zeros(8)), Stream(8)
+    tensors.batch_size = stream.batch_size = 4  # type: ignore[attr-defined]
+    for source in (tensors, stream, DataLoader(Stream(8), batch_size=4)):
+        with opened() as run:
+            assert sum(step.size for step in run.feed(source, batch_size=4).epoch(0)) == 8
