@@ -4,7 +4,8 @@
     ├── InputError              the user's input is wrong: one line, exit status 2
     │   ├── UnknownNameError    a name nobody knows, with the nearest one that exists
     │   └── CheckpointError     a checkpoint that cannot serve this run
-    │       └── DiskFaultError  one that the disk did not take; a run under way can go on without it
+    │       └── DiskFaultError  one that the disk did not take; a run under way can go on without it. Exit status 1
+    ├── RecordsError            the disk did not take the ledger or the receipt, without which a run cannot go on
     ├── WorkerFailedError       a worker died; carries rank, host and its own traceback
     ├── NonFiniteLossError      the loss became NaN or infinite; names step, shard and samples
     ├── CollectiveMismatchError ranks disagree about the collective they are in
@@ -25,9 +26,13 @@ from collections.abc import Iterable
 class PacelineError(Exception):
     """The root of the tree."""
 
+    exit_status = 1
+
 
 class InputError(PacelineError):
     """What the user gave cannot work; the message is one line that says what would."""
+
+    exit_status = 2
 
 
 class UnknownNameError(InputError):
@@ -50,6 +55,12 @@ class CheckpointError(InputError):
 
 class DiskFaultError(CheckpointError):
     """The disk did not take a checkpoint: it is full, read-only or gone. What was saved before is intact."""
+
+    exit_status = 1
+
+
+class RecordsError(PacelineError):
+    """The disk did not take what a run keeps of itself beside its checkpoints."""
 
 
 class WorkerFailedError(PacelineError):

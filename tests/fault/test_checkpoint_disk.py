@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import resource
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+import paceline
 from paceline.checkpoint import Checkpoints, export, load
 from paceline.checkpoint.leftovers import beside
 from paceline.errors import CheckpointError, DiskFaultError
@@ -263,3 +265,28 @@ def test_a_file_where_a_folder_is_expected(tmp_path: Path, below: str) -> None:
     assert (tmp_path / "file").read_text() == "precious"
     with pytest.raises(CheckpointError, match="cannot be read as a folder of checkpoints"):
         Checkpoints(folder).newest(refuse)
+
+
+def train_on_a_small_disk(run: paceline.Run) -> None:
+    """Take three steps of a model of 1 MB, and try to save each."""
+    model = torch.nn.Linear(64, 4096)
+    model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in run.steps(list(torch.ones(12, 64)), batch_size=4, epochs=1):
+        for batch in step:
+            step.backward(model(batch).sum(), len(batch))
+        step.apply()
+
+
+def test_a_run_that_could_save_nothing_keeps_its_folder_and_was_no_wrong_input(small_disk: Path) -> None:
+    with pytest.raises(
+        DiskFaultError, match=r"All 3 steps were taken, but no checkpoint was saved"
+    ) as caught:
+        paceline.launch(train_on_a_small_disk, workers=2, threads=1, out=small_disk / "run", save_every="1")
+    assert "\n" not in str(caught.value)
+    assert f"{small_disk / 'run'} is kept" in str(caught.value)
+    assert caught.value.exit_status == 1
+    events = [json.loads(line) for line in (small_disk / "run" / "events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["kind"] == "step"] == [1, 2, 3]
+    assert events[-1]["kind"] == "run_failed"
+    assert (small_disk / "run" / "receipt.json").exists()
+    assert list((small_disk / "run" / "checkpoints").iterdir()) == []

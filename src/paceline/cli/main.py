@@ -42,13 +42,13 @@ def _command(arguments: list[str]) -> int:
     import typer
 
     from paceline.cli.application import app
-    from paceline.errors import InputError, PacelineError
+    from paceline.errors import PacelineError
 
     try:
         return app(args=arguments or ["--help"], prog_name="paceline", standalone_mode=False) or 0
     except PacelineError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return 2 if isinstance(error, InputError) else 1
+        return error.exit_status
     except typer.Exit as request:
         return request.exit_code
     except typer.Abort:

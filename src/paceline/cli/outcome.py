@@ -15,7 +15,7 @@ def report(outcome: Outcome) -> int:
     failure = outcome.failure
     if outcome.interrupted is not None:
         _say("interrupted: all workers have ended.")
-    elif failure is not None and failure.kind == "input":
+    elif failure is not None and failure.kind in ("input", "disk"):
         _say(f"error: {failure.message}")
     elif failure is not None and failure.kind == "hang":
         _say(f"\n{failure.message}")  # it says who and where by itself

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.errors import InputError, WorkerFailedError
+from paceline.errors import DiskFaultError, InputError, WorkerFailedError
 from paceline.launch.failures import Failure
 from paceline.launch.job import Call, Job
 from paceline.launch.membership import Policy
@@ -110,6 +110,8 @@ class Outcome:
             return self.results
         if self.failure.kind == "input":
             raise InputError(self.failure.message)
+        if self.failure.kind == "disk":
+            raise DiskFaultError(self.failure.message)
         failure = self.failure
         raise WorkerFailedError(failure.rank, failure.host, failure.cause(), failure.trace)
 

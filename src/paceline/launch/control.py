@@ -32,9 +32,10 @@ class ControlSocket:
         self._socket.bind(str(self._home / "socket"))
         self._socket.listen()
         partial = folder / f".{NAME}.partial"
-        partial.write_text(
+        self._text = (
             json.dumps({"pid": os.getpid(), "host": env.host(), "socket": str(self._home / "socket")}) + "\n"
         )
+        partial.write_text(self._text)
         partial.replace(self._record)
 
     def fileno(self) -> int:
@@ -60,7 +61,9 @@ class ControlSocket:
         """Take no more orders."""
         self._socket.close()
         shutil.rmtree(self._home, ignore_errors=True)
-        self._record.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            if self._record.read_text() == self._text:  # not that of a launch that came after
+                self._record.unlink()
 
 
 def order(folder: Path, request: dict[str, Any]) -> str:

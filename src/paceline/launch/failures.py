@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import InputError, NonFiniteLossError, WorkerGoneError
+from paceline.errors import DiskFaultError, InputError, NonFiniteLossError, RecordsError, WorkerGoneError
 from paceline.world.last_words import tell_of_a_lost_peer
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -28,8 +28,8 @@ class Failure:
     rank: int
     host: str
     kind: str
-    """input: the user's input is wrong; code: the user's code raised; peer: it only lost its peers;
-    signal, exit: the process ended without a word; few: too few workers are left;
+    """input: the user's input is wrong; disk: the disk did not take what was written; code: the user's code raised;
+    peer: it only lost its peers; signal, exit: the process ended without a word; few: too few workers are left;
     hang: it made no progress."""
     message: str
     trace: str = ""
@@ -50,8 +50,10 @@ class Failure:
 
 def from_exception(error: BaseException, rank: int, host: str, step: int | None = None) -> Failure:
     """Describe an exception that ended a worker."""
+    if isinstance(error, DiskFaultError | RecordsError):
+        return Failure(rank=rank, host=host, kind="disk", message=str(error), step=step)
     if isinstance(error, InputError):
-        return Failure(rank=rank, host=host, kind="input", message=str(error))
+        return Failure(rank=rank, host=host, kind="input", message=str(error), step=step)
     if isinstance(error, NonFiniteLossError):
         # Its words name step, shard and samples; where in our loop it was raised helps nobody.
         return Failure(rank=rank, host=host, kind="code", message=str(error), step=step)
@@ -87,5 +89,5 @@ def user_traceback(error: BaseException) -> str:
 
 def first_cause(failures: Sequence[Failure]) -> Failure:
     """Pick the failure that began it: losing a peer is a consequence; among the rest the earliest seen wins."""
-    order = {"few": 0, "hang": 0, "input": 0, "code": 1, "signal": 1, "exit": 2, "peer": 3}
+    order = {"few": 0, "hang": 0, "input": 0, "disk": 0, "code": 1, "signal": 1, "exit": 2, "peer": 3}
     return min(failures, key=lambda failure: order[failure.kind])

@@ -194,7 +194,7 @@ def _farewell(outcome: Outcome) -> Message:
         return {"failure": "it was interrupted there", "input": False}
     if failure is None:
         return {"failure": None, "input": False}
-    words = failure.message if failure.kind in ("input", "few", "hang") else ""
+    words = failure.message if failure.kind in ("input", "disk", "few", "hang") else ""
     words = words or f"rank {failure.rank} on {failure.host} {failure.cause()}"
     return {"failure": words, "input": failure.kind == "input"}
 

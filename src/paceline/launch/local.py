@@ -102,7 +102,7 @@ class LocalLauncher:
 
     def _follow(self, plan: LaunchPlan) -> Outcome:
         """Lend the workers of this machine to the one that leads; the run folder may be that one's too."""
-        with RunFolder(plan.out, plan.record) as folder:
+        with RunFolder(plan.out, plan.record, shared=True) as folder:
             follower = Follower(plan, folder.path, self._console)
             try:
                 return follower.run()

@@ -175,7 +175,7 @@ class Membership:
         was, member.state = member.state, State.ENDED
         if was in (State.RELEASED, State.ENDED):
             return []
-        if failure.kind == "input" or not self.policy.elastic:
+        if failure.kind in ("input", "disk") or not self.policy.elastic:
             return self._do_without(member, failure)
         if member.newcomer and was in (State.STARTING, State.WAITING):
             return self._lost_newcomer(failure)
@@ -317,7 +317,7 @@ class Membership:
     def _do_without(self, member: Member, failure: Failure) -> list[Action]:
         """Let the others go on as they are where they can; before all have met, everybody waits for everybody."""
         all_met = all(one.state is not State.STARTING for one in self.members.values())
-        if failure.kind == "input" or member.rank not in self.policy.expendable or not all_met:
+        if failure.kind in ("input", "disk") or member.rank not in self.policy.expendable or not all_met:
             return [GiveUp(failure)]
         return [Tell(one.number, member.rank) for one in self._in_group()]
 

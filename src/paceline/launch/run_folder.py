@@ -1,11 +1,14 @@
-"""The folder a launch writes into: kept when there is a run in it, gone when there is not."""
+"""The folder a launch writes into: kept when there is a run in it; else what the launch wrote goes, file by file."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,42 +17,95 @@ from paceline.errors import InputError
 from paceline.launch.base import Outcome
 from paceline.training import folder
 
-_OURS = ("logs", folder.SPEC, "receipt.json", "ledger", "workers.json", "events.jsonl")
-"""What a run that was never begun takes away again."""
+_FILES = {
+    "logs": ("rank-*.log", "store.log"),
+    "ledger": ("rank-*-from-*.bin",),
+    "tensorboard": ("events.out.tfevents.*",),
+    folder.CHECKPOINTS: (),
+    ".": (folder.SPEC, folder.EVENTS, "receipt.json", "workers.json"),
+}
+"""Every file that a launch and its workers write before there is a checkpoint, by the folder that it is in."""
 
 
 class RunFolder:
-    """The user's folder, or a temporary one for the logs of a launch that asked for none."""
+    """The user's folder, or a temporary one for the logs of a launch that asked for none.
 
-    def __init__(self, out: Path | None, record: Mapping[str, Any]) -> None:
+    A user's folder is this launch's alone while it runs, so a file of these names that was not there before is its own.
+    Machines that follow may write into the folder of the one that leads (`shared`), and delete nothing.
+    """
+
+    def __init__(self, out: Path | None, record: Mapping[str, Any], *, shared: bool = False) -> None:
         self._temporary = out is None
         self.path = Path(tempfile.mkdtemp(prefix="paceline-")) if out is None else out
         self._record = record
+        self._shared = shared or out is None
         self._made: list[Path] = []
+        """The folders that were made here, the innermost first."""
+        self._found: set[Path] | None = None
+        """What lay there before, folders and files; None as long as the folder may be another launch's too."""
         self._spec_before: bytes | None = None
+        self._lock: int | None = None
         self._keep = not self._temporary
 
     def __enter__(self) -> RunFolder:
-        missing = [one for one in (self.path, *self.path.parents) if not one.exists()]
-        # Only what was not there before is ours to take away again.
-        self._made = missing or [self.path / name for name in _OURS if not (self.path / name).exists()]
         try:
-            (self.path / "logs").mkdir(parents=True, exist_ok=True)
+            self._make()
+            if self._claim():
+                self._found = {place for name in _FILES if (place := self.path / name).exists()}
+                self._found |= self._written()
+            (self.path / "logs").mkdir(exist_ok=True)
             if not self._temporary:
                 spec = self.path / folder.SPEC
                 self._spec_before = spec.read_bytes() if spec.exists() else None
                 folder.write_spec(self.path, self._record)
-        except OSError as error:
+        except BaseException as error:
+            self._take_away()
+            self._release()
+            if not isinstance(error, OSError):
+                raise
             raise InputError(
                 f"the run folder {self.path} cannot be written: {error.strerror}. Choose another --out."
             ) from error
         return self
 
+    def _make(self) -> None:
+        """Make the folder and those above it, and note which were really made here."""
+        missing = [one for one in (self.path, *self.path.parents) if not one.exists()]
+        for place in reversed(missing):
+            try:
+                place.mkdir()
+            except FileExistsError:  # somebody else was faster, so it is theirs
+                continue
+            self._made.insert(0, place)
+        if not self.path.is_dir():
+            raise NotADirectoryError(None, "Not a directory")
+
+    def _claim(self) -> bool:
+        """Have the folder to ourselves, however we end; returns whether that can be known on this disk."""
+        if self._shared:
+            return False
+        self._lock = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"another launch is at work in {self.path}. Wait for its end, or choose another --out."
+            ) from None
+        except OSError:
+            return False
+        return True
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
     def settle(self, outcome: Outcome) -> None:
         """Decide what stays: a run that was never begun leaves nothing, a failed one its logs."""
         failure = outcome.failure
         if failure is not None and failure.kind == "input":
-            self._keep = not self._temporary and folder.has_run(self.path)
+            begun = failure.step is not None and failure.step > 0
+            self._keep = not self._temporary and (begun or folder.has_run(self.path))
             if self._spec_before is not None:  # what was refused must not speak for the run that is there
                 (self.path / folder.SPEC).write_bytes(self._spec_before)
         elif failure is not None and self._temporary:
@@ -59,10 +115,31 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._keep:
+        if not self._keep:
+            self._take_away()
+        self._release()
+
+    def _take_away(self) -> None:
+        """Delete what this launch wrote, and the folders that it made as far as they are empty then."""
+        if self._temporary:
+            shutil.rmtree(self.path, ignore_errors=True)  # made by mkdtemp, and nobody else knows of it
             return
-        for path in [self.path] if self._temporary else self._made:
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+        emptied = list(self._made)
+        if self._found is not None:
+            emptied[:0] = {self.path / name for name in _FILES} - self._found - {self.path}
+            with suppress(OSError):
+                for path in self._written() - self._found:
+                    path.unlink(missing_ok=True)
+        for place in emptied:
+            with suppress(OSError):  # never one that holds anything
+                place.rmdir()
+
+    def _written(self) -> set[Path]:
+        """Give the files of a launch that are there."""
+        return {
+            path
+            for name, patterns in _FILES.items()
+            for pattern in patterns
+            for path in (self.path / name).glob(pattern)
+            if not path.is_dir()
+        }

@@ -25,17 +25,20 @@ def check(options: RunOptions) -> None:
     """Refuse a folder that holds a run already, and a resume where there is nothing."""
     if options.out is None:
         return
-    there = has_run(options.out)
-    if not options.resume and (there or (options.out / EVENTS).exists()):
-        how = (
-            "Add --resume to go on with it, or choose"
-            if there
-            else "It has no checkpoint to go on from: choose"
-        )
-        raise InputError(f"{options.out} already holds a run. {how} another --out.")
-    if options.resume and not there:
+    out, saved = options.out, has_run(options.out)
+    begun = saved or (out / EVENTS).exists()
+    unsaved = f"the run in {out} has saved no checkpoint, so it cannot be gone on with. Choose another --out, or delete {out}."
+    if not options.resume and begun:
         raise InputError(
-            f"--resume: there is no checkpoint in {options.out}. Leave --resume out to start a run there."
+            f"{out} already holds a run. Add --resume to go on with it, or choose another --out."
+            if saved
+            else unsaved
+        )
+    if options.resume and not saved:
+        raise InputError(
+            f"--resume: {unsaved}"
+            if begun
+            else f"--resume: there is no run in {out}. Leave --resume out to start one there."
         )
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import InputError
+from paceline.errors import InputError, RecordsError
 
 FOLDER = "ledger"
 MAGIC = b"paceline-ledger1"
@@ -171,8 +171,8 @@ class Ledger:
         self._window, self._base, self._at = window, base, end - base
         return window
 
-    def _unwritable(self, error: OSError) -> InputError:
-        return InputError(
+    def _unwritable(self, error: OSError) -> RecordsError:
+        return RecordsError(
             f"the ledger {self.path} cannot be written: {error.strerror}. "
             "Make room or choose another --out; the run can be resumed from its last checkpoint."
         )

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import InputError
+from paceline.errors import InputError, RecordsError
 
 FORMAT = 2
 READABLE = (1, 2)
@@ -147,7 +147,7 @@ class Receipt:
             partial.replace(folder / NAME)
         except OSError as error:
             partial.unlink(missing_ok=True)
-            raise InputError(
+            raise RecordsError(
                 f"{folder / NAME} cannot be written: {error.strerror}. Make room, or choose another --out."
             ) from error
 

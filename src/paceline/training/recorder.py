@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import platform
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import cache
@@ -110,7 +109,8 @@ class Records(NoRecords):
                 self._chain.pass_by()
             return receipt
         # A run that was killed before its first checkpoint may have left some; they belong to nothing now.
-        shutil.rmtree(self._folder / ledger.FOLDER, ignore_errors=True)
+        for path in ledger.paths(self._folder).values():
+            path.unlink(missing_ok=True)
         return self._first(name, seed, batch_size, start)
 
     def _first(self, name: str, seed: int, batch_size: int, start: Start) -> Receipt:

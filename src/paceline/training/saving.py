@@ -54,8 +54,19 @@ class Saving:
         run = self._run
         saved = self._saved_at == run.position.number and not run.options.save_async
         if self._saver is not None and not saved and run.position.number > run.started_at:
-            with suppress(RolledBackError):
-                run.save(last=True)
+            try:
+                with suppress(RolledBackError):
+                    run.save(last=True)
+            except DiskFaultError as error:
+                newest = resuming.newest_step(run.options)
+                left = (
+                    "no checkpoint was saved"
+                    if newest is None
+                    else f"the newest checkpoint is of step {newest}"
+                )
+                raise DiskFaultError(
+                    f"{error} All {run.position.number} steps were taken, but {left}; {run.options.out} is kept."
+                ) from error
 
     def go_back(self, number: int) -> None:
         """Know that the run stands at an earlier step again."""

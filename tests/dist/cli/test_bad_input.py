@@ -75,7 +75,7 @@ BAD = {
     "train tasks.py:Good --save-every never": "--save-every 'never' is neither",
     "train tasks.py:Good --precision fp16": "fp16",
     "train tasks.py:Good --resume": "--resume needs the folder",
-    "train tasks.py:Good --resume --out nothing": "there is no checkpoint in nothing.",
+    "train tasks.py:Good --resume --out nothing": "there is no run in nothing.",
     "train tasks.py:Good --out tasks.py": "the run folder tasks.py cannot be written",
     "train tasks.py:Good --out tasks.py/below": "the run folder tasks.py/below cannot be written",
     "train tasks.py:Good --out /proc/run": "the run folder /proc/run cannot be written",

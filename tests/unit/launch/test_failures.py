@@ -5,7 +5,7 @@ import runpy
 import pytest
 
 from paceline.data import Feed
-from paceline.errors import InputError
+from paceline.errors import CheckpointError, DiskFaultError, InputError, RecordsError
 from paceline.launch import failures
 from paceline.training.options import SaveEvery
 
@@ -24,6 +24,9 @@ LOST = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer 
     ("error", "kind", "status"),
     [
         (InputError("no"), "input", 2),
+        (CheckpointError("damaged"), "input", 2),
+        (DiskFaultError("full"), "disk", 1),
+        (RecordsError("full"), "disk", 1),
         (ValueError("no"), "code", 1),
         (LOST, "peer", 1),
         (ConnectionResetError("connection reset by peer"), "code", 1),

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.data.shards import owned_shards
-from paceline.errors import InputError
+from paceline.errors import InputError, RecordsError
 from paceline.training import ledger
 from paceline.training.receipt import FIRST_LINK
 
@@ -142,7 +142,7 @@ def test_a_full_disk_is_an_error_and_no_signal(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (ledger.ROOM, before[1]))
     try:
-        with pytest.raises(InputError, match=r"rank-0-from-0\.bin cannot be written: .*Make room"):
+        with pytest.raises(RecordsError, match=r"rank-0-from-0\.bin cannot be written: .*Make room"):
             fill(book, ledger.ROOM // ledger.RECORD.itemsize)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -193,7 +193,7 @@ def test_another_file_is_no_ledger(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / ledger.FOLDER).write_text("in the way")
-    with pytest.raises(InputError, match=r"ledger.*rank-0-from-0\.bin cannot be written"):
+    with pytest.raises(RecordsError, match=r"ledger.*rank-0-from-0\.bin cannot be written"):
         ledger.Ledger(tmp_path, 0, 0)
 
 

@@ -1,0 +1,104 @@
+"""What a launch leaves of its folder: only files that it wrote itself ever go, and no folder that holds anything else."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import InputError
+from paceline.launch.base import Outcome
+from paceline.launch.failures import Failure
+from paceline.launch.run_folder import RunFolder
+
+REFUSED = Outcome(results=(), failure=Failure(rank=0, host="here", kind="input", message="no"))
+WRITTEN = (
+    "logs/rank-0.log",
+    "logs/store.log",
+    "ledger/rank-0-from-0.bin",
+    "tensorboard/events.out.tfevents.1.here",
+    "events.jsonl",
+    "receipt.json",
+    "workers.json",
+)
+
+
+def write(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("x")
+
+
+def files(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
+
+
+def test_a_refused_run_takes_its_own_files_and_the_folders_that_it_made(tmp_path):
+    with RunFolder(tmp_path / "sweep" / "deep" / "a", {}) as made:
+        write(made.path, *WRITTEN)
+        made.settle(REFUSED)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_run_leaves_what_others_put_beside_it_or_into_it_meanwhile(tmp_path):
+    with RunFolder(tmp_path / "sweep" / "a", {}) as made:
+        write(made.path, *WRITTEN)
+        write(tmp_path, "sweep/b/checkpoints/step-3/part-0.safetensors", "sweep/a/notes.txt")
+        write(tmp_path, "sweep/a/logs/mine.txt", "sweep/a/ledger/mine.bin")
+        made.settle(REFUSED)
+    assert files(tmp_path) == {
+        "sweep/b/checkpoints/step-3/part-0.safetensors",
+        "sweep/a/notes.txt",
+        "sweep/a/logs/mine.txt",
+        "sweep/a/ledger/mine.bin",
+    }
+
+
+def test_a_refused_run_leaves_what_lay_there_before(tmp_path):
+    write(tmp_path, "out/logs/rank-0.log", "out/logs/theirs.log", "out/data.csv", "out/spec.json")
+    before = files(tmp_path)
+    with RunFolder(tmp_path / "out", {"new": 1}) as made:
+        write(made.path, *WRITTEN)
+        made.settle(REFUSED)
+    assert files(tmp_path) == before
+    assert (tmp_path / "out" / "spec.json").read_text() == "x"
+
+
+def test_empty_folders_that_were_there_before_stay(tmp_path):
+    (tmp_path / "sweep" / "a" / "logs").mkdir(parents=True)
+    with RunFolder(tmp_path / "sweep" / "a", {}) as made:
+        made.settle(REFUSED)
+    assert [path.name for path in (tmp_path / "sweep" / "a").iterdir()] == ["logs"]
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Failure(rank=0, host="here", kind="disk", message="the disk is full"),
+        Failure(rank=0, host="here", kind="code", message="ValueError"),
+        Failure(rank=0, host="here", kind="input", message="step 7 was left without apply", step=7),
+    ],
+)
+def test_a_run_that_has_begun_keeps_everything_however_it_ends(tmp_path, failure):
+    with RunFolder(tmp_path / "a", {}) as made:
+        write(made.path, *WRITTEN)
+        made.settle(Outcome(results=(), failure=failure))
+    assert files(tmp_path / "a") == {*WRITTEN, "spec.json"}
+
+
+def test_two_launches_never_share_a_folder(tmp_path):
+    with RunFolder(tmp_path / "a", {"first": True}) as first:
+        with pytest.raises(InputError, match=r"another launch is at work in .*a\. .*choose another --out"):
+            RunFolder(tmp_path / "a", {"second": True}).__enter__()
+        assert "first" in (tmp_path / "a" / "spec.json").read_text()
+        first.settle(Outcome(results=()))
+    with RunFolder(tmp_path / "a", {"second": True}):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_leaves_no_parents_behind(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="cannot be written"):
+        RunFolder(tmp_path / "file" / "below" / "deeper", {}).__enter__()
+    with pytest.raises(InputError, match="cannot be written"):
+        RunFolder(tmp_path / "new" / ("x" * 300), {}).__enter__()
+    assert files(tmp_path) == {"file"}
+    assert not (tmp_path / "new").exists()
