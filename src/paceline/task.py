@@ -17,6 +17,8 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.errors import InputError
+
 Weight = int | float | Tensor
 
 
@@ -42,8 +44,26 @@ class Loss:
 
     @classmethod
     def mean(cls, per_item: Tensor, **auxiliary: Loss) -> Loss:
-        """Give the mean over items: `per_item` holds one loss for each (use `reduction="none"`)."""
+        """Return the mean over items: `per_item` holds one loss for each (use `reduction="none"`)."""
+        if per_item.dim() == 0:
+            raise InputError(
+                "Loss.mean was given one number, which is a mean already, so the answer would be a mean of means. Give one "
+                "loss for each item (reduction='none'; a batch of one has the shape [1]), or Loss.from_mean(loss, weight)."
+            )
         return cls(per_item.sum(), per_item.numel(), auxiliary)
+
+    @classmethod
+    def from_mean(cls, mean: Tensor, weight: Weight, **auxiliary: Loss) -> Loss:
+        """Return the loss of a batch whose mean is known: `mean` times the number of items (or tokens) it was taken over.
+
+        For models that give their loss as a mean, as many of Hugging Face's do; `weight` must be exactly what they divided by
+        (for a causal language model the labels that are not -100, the first of each sequence left out).
+        """
+        if mean.dim() != 0:
+            raise InputError(
+                f"Loss.from_mean was given a tensor of the shape {tuple(mean.shape)}, not a mean. Use Loss.mean(per_item)."
+            )
+        return cls(mean * weight, weight, auxiliary)
 
     @classmethod
     def tokens(cls, logits: Tensor, targets: Tensor, *, ignore_index: int = -100, **auxiliary: Loss) -> Loss:

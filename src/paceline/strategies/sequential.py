@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from paceline.data import to_device
 from paceline.errors import InputError
+from paceline.reduction import is_mean
 from paceline.strategies import gradients, sparse
 from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import LossFunction, MetricsFunction, Parts, Rows, ShardWork, StepWork
@@ -327,3 +328,16 @@ def check_loss(loss: object) -> None:
         raise InputError(
             f"Loss.total has the shape {tuple(loss.total.shape)}; it must be one number, a sum. Use Loss.mean."
         )
+    if is_mean(loss.total, loss.weight):
+        raise InputError(
+            "this loss is a mean where its sum belongs, so gradients would be too small by the weight. Give Loss.mean(per_item) "
+            "with reduction='none', a sum (reduction='sum') with its weight, or Loss.from_mean(loss, weight)."
+        )
+    for name, term in loss.auxiliary.items():
+        # With the weight 1 a batch is one item of it, as for a balance loss.
+        once = not isinstance(term.weight, Tensor) and term.weight == 1
+        if not once and isinstance(term.total, Tensor) and is_mean(term.total, term.weight):
+            raise InputError(
+                f"the auxiliary term {name} is a mean where its sum belongs. Give Loss.from_mean(term, weight), or the weight 1 "
+                "to count it once for each batch."
+            )

@@ -65,14 +65,9 @@ class Step:
                 break
         self._read = True
 
-    def backward(self, total: Tensor | Loss, weight: Weight | None = None) -> None:
-        """Add one batch: the SUM of its losses and the WEIGHT of that sum, never a mean."""
-        if not isinstance(total, Loss):
-            if weight is None:
-                raise InputError(
-                    "step.backward needs a sum and its weight: step.backward(losses.sum(), len(losses)), or a paceline.Loss."
-                )
-            total = Loss(total, weight)
+    def backward(self, loss: Tensor | Loss, weight: Weight | None = None) -> None:
+        """Add one batch: one loss for each item, or a `Loss`, or the SUM of its losses and the WEIGHT of that sum."""
+        total = loss if isinstance(loss, Loss) else _loss_of(loss, weight)
         if self._broken:
             return
         try:
@@ -139,3 +134,15 @@ class Step:
         entry = torch.tensor([float(sum(totals)), float(max(share, 1))])  # a worker may have had no sample
         self.result = StepResult(self.number, self.work.size, entry, {}, again=True)
         return self.result
+
+
+def _loss_of(loss: Tensor, weight: Weight | None) -> Loss:
+    """Return what a loop of its own gave as a `Loss`: a vector is summed and counted, a number needs its weight."""
+    if weight is not None:
+        return Loss(loss, weight)
+    if isinstance(loss, Tensor) and loss.dim():
+        return Loss.mean(loss)
+    raise InputError(
+        "step.backward needs one loss for each item (reduction='none'), a sum and its weight: "
+        "step.backward(losses.sum(), len(losses)), or a paceline.Loss."
+    )

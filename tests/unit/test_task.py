@@ -1,0 +1,126 @@
+"""A loss is a sum and a weight: a mean under the name of a sum is found, and a sum is never taken for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from paceline import Loss
+from paceline.errors import InputError
+from paceline.reduction import is_mean
+from paceline.strategies.sequential import check_loss
+from tests.unit.training.own_runs import data, losses, opened, prepared
+
+LABELS = torch.tensor([0, 1, 2, 0])
+TARGET = torch.linspace(0.1, 0.9, 12).reshape(4, 3)
+
+MEANS: dict[str, Callable[[Tensor], Tensor]] = {
+    "cross_entropy": lambda x: F.cross_entropy(x, LABELS),
+    "weighted": lambda x: F.cross_entropy(x, LABELS, weight=torch.ones(3)),
+    "smoothed": lambda x: F.cross_entropy(x, LABELS, label_smoothing=0.1),
+    "probabilities": lambda x: F.cross_entropy(x, TARGET),
+    "pictures": lambda x: F.cross_entropy(x.T.reshape(1, 3, 2, 2), LABELS.reshape(1, 2, 2)),
+    "mse": lambda x: F.mse_loss(x, TARGET),
+    "l1": lambda x: F.l1_loss(x, TARGET),
+    "smooth_l1": lambda x: F.smooth_l1_loss(x, TARGET),
+    "huber": lambda x: F.huber_loss(x, TARGET),
+    "bce": lambda x: F.binary_cross_entropy(x.sigmoid(), TARGET),
+    "bce_with_logits": lambda x: F.binary_cross_entropy_with_logits(x, TARGET),
+    "kl": lambda x: F.kl_div(x.log_softmax(1), TARGET, reduction="batchmean"),
+    "gaussian": lambda x: F.gaussian_nll_loss(x, TARGET, torch.ones(4, 3)),
+    "poisson": lambda x: F.poisson_nll_loss(x, TARGET),
+    "margin": lambda x: F.multi_margin_loss(x, LABELS),
+    "mean": lambda x: x.square().mean(),
+    "mean of means": lambda x: x.square().mean(1).mean(0),
+    "divided": lambda x: x.square().mean(1).sum() / len(x),
+    "divided by all": lambda x: x.square().sum() / x.numel(),
+    "half": lambda x: F.cross_entropy(x.bfloat16(), LABELS).float(),
+    "with a term": lambda x: F.mse_loss(x, TARGET) + 0.1 * x.square().sum(),
+}
+
+SUMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "cross_entropy": lambda x: F.cross_entropy(x, LABELS, reduction="sum"),
+    "mse": lambda x: F.mse_loss(x, TARGET, reduction="sum"),
+    "sum": lambda x: x.sum(),
+    "of means": lambda x: x.mean(1).sum(),
+    "times the count": lambda x: F.mse_loss(x, TARGET) * len(x),
+    "over a temperature": lambda x: x.square().sum() / 2.5,
+    "one addend an item": lambda x: sum((F.mse_loss(x[i], TARGET[i]) for i in range(4)), torch.zeros(())),
+    "no graph": lambda x: x.detach().mean(),
+}
+
+
+def scores() -> Tensor:
+    return torch.linspace(-1, 1, 12).reshape(4, 3).requires_grad_()
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_a_mean_is_found(name: str) -> None:
+    made = MEANS[name](scores())
+    for weight in (4, torch.tensor(4), 1):
+        assert is_mean(made, weight)
+        with pytest.raises(InputError, match=r"a mean where its sum belongs.*Loss.from_mean"):
+            check_loss(Loss(made, weight))
+        check_loss(Loss.from_mean(made, weight))
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_sum_is_left_alone(name: str) -> None:
+    assert not is_mean(SUMS[name](scores()), 4)
+
+
+def test_an_auxiliary_mean_counts_once_or_says_how_often() -> None:
+    x = scores()
+    check_loss(Loss.mean(x.square().sum(1), balance=Loss(x.mean(), 1)))
+    check_loss(Loss.mean(x.square().sum(1), balance=Loss.from_mean(x.mean(), 4)))
+    with pytest.raises(InputError, match="auxiliary term balance is a mean"):
+        check_loss(Loss.mean(x.square().sum(1), balance=Loss(x.mean(), 4)))
+
+
+def test_a_mean_is_taken_back_to_its_sum() -> None:
+    x = scores()
+    made = Loss.from_mean(F.cross_entropy(x, LABELS), 4)
+    assert made.weight == 4
+    assert torch.allclose(made.total, F.cross_entropy(x, LABELS, reduction="sum"))
+    with pytest.raises(InputError, match=r"shape \(4,\), not a mean"):
+        Loss.from_mean(F.cross_entropy(x, LABELS, reduction="none"), 4)
+
+
+def test_a_number_has_no_mean() -> None:
+    with pytest.raises(InputError, match="a mean of means"):
+        Loss.mean(F.cross_entropy(scores(), LABELS))
+    for alone in (F.cross_entropy(scores(), LABELS).unsqueeze(0), F.mse_loss(scores(), TARGET).reshape(1)):
+        with pytest.raises(InputError, match="a mean where its sum belongs"):
+            check_loss(Loss.mean(alone))
+    check_loss(Loss.mean(F.cross_entropy(scores()[:1], LABELS[:1], reduction="none")))
+    assert Loss.mean(F.cross_entropy(scores()[:1], LABELS[:1], reduction="none")).weight == 1
+
+
+def trained(way: str) -> Tensor:
+    with opened(shards=2) as run:
+        model, _ = prepared(run)
+        for step in run.steps(data(), batch_size=8, epochs=1):
+            for batch in step:
+                found = losses(model, batch)
+                if way == "vector":
+                    step.backward(found)
+                elif way == "mean":
+                    step.backward(found.mean(), len(found))
+                elif way == "scalar":
+                    step.backward(found.mean())
+                else:
+                    step.backward(found.sum(), len(found))
+            step.apply()
+        return model.weight.detach()  # type: ignore[return-value]
+
+
+def test_a_loop_of_its_own() -> None:
+    assert torch.equal(trained("vector"), trained("sum"))
+    with pytest.raises(InputError, match="a mean where its sum belongs"):
+        trained("mean")
+    with pytest.raises(InputError, match="one loss for each item"):
+        trained("scalar")
