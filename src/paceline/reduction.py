@@ -85,7 +85,7 @@ def _divides_by_count(node: Any, weight: object) -> bool:
     sizes = tuple(summed._saved_self_sym_sizes)  # noqa: SLF001
     counts = {sizes[0], _product(sizes)} if sizes else set()
     if isinstance(weight, int | float):
-        counts.add(weight)  # type: ignore[arg-type]
+        counts.add(weight)
     return divisor.item() in counts - {1}
 
 
