@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 STAMP  := $(VENV)/.set-up
 
-.PHONY: help setup demo test lint clean
+.PHONY: help setup demo test zoo lint clean
 help:            ## what can be made here
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
@@ -20,6 +20,9 @@ demo: $(STAMP)   ## train a digits classifier on two processes
 
 test: $(STAMP)   ## every test
 	@$(VENV)/bin/python -m pytest --numprocesses 2
+
+zoo: $(STAMP)    ## every task of the zoo on every strategy: 20 minutes; writes docs/support.md
+	@$(VENV)/bin/python -m tests.zoo --write
 
 lint: $(STAMP)   ## ruff, mypy --strict and the order of the rooms
 	@$(VENV)/bin/ruff check .

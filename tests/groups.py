@@ -20,6 +20,7 @@ _LONGEST_FIRST = (
     "namespaces",  # waits for the most part: what is computed beside it has both cores
     "documents",
     "contract",
+    "tests/zoo/test_zoo.py",
     "tests/fault/test_survive.py",
     "tests/dist/verify/test_tasks.py",
     "tests/dist/strategies/test_tensor.py",

@@ -1,0 +1,78 @@
+"""A loop from a textbook: what a run of one shard must agree with. Only the batches and their seeds are paceline's."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import paceline
+from paceline.checkpoint import weights_sha256
+from paceline.data import Feed
+from paceline.data.step_data import StepData
+from paceline.training.reference import load_task
+from paceline.world import seeds
+
+if TYPE_CHECKING:
+    from tests.zoo.working import Job
+
+
+def train_plainly(run: paceline.Run, job: Job) -> dict[str, Any]:
+    """Train a task without paceline."""
+    task = load_task(job.task, {})
+    seeds.seed_everything(seeds.derive(task.seed, "model"))
+    model = task.model()
+    optimizer = task.optimizer(model)
+    feed = Feed(
+        task.train_data(),
+        batch_size=task.batch_size,
+        shards=1,
+        seed=task.seed,
+        owned=range(1),
+        micro_batch=task.micro_batch,
+        collate=task.collate,
+    )
+    per_epoch = feed.steps_per_epoch
+    scheduler = task.scheduler(optimizer, job.steps if per_epoch is None else task.epochs * per_epoch)
+    number, epoch = 0, 0
+    while number < job.steps:
+        for data in feed.epoch(epoch):
+            _step(task, model, optimizer, data, number)
+            if scheduler is not None:
+                scheduler.step()
+            number += 1
+            if number == job.steps:
+                break
+        epoch += 1
+    feed.close()
+    state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    return {"model": state, "weights": weights_sha256(state), "steps": number, "exactness": "bitwise"}
+
+
+def _step(task: paceline.Task, model: nn.Module, optimizer: Optimizer, data: StepData, number: int) -> None:
+    """Take one step over the whole batch: the gradient of a sum, divided by its weight."""
+    optimizer.zero_grad()
+    (shard,) = data.shards
+    seeds.seed_everything(seeds.derive(task.seed, "shard", number, 0))
+    half = torch.autocast("cpu", torch.bfloat16) if task.precision == "bf16" else contextlib.nullcontext()
+    weight: Any = 0
+    for batch in shard.batches:
+        with half:
+            loss = task.loss(model, batch)
+        value: Tensor = loss.total
+        if len(shard.batches) == 1:
+            value = value / loss.weight
+            for term in loss.auxiliary.values():
+                value = value + term.total / term.weight
+        value.backward()
+        weight = weight + loss.weight
+    if len(shard.batches) > 1:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= weight
+    if task.clip is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), task.clip)
+    optimizer.step()
