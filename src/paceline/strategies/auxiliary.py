@@ -48,6 +48,12 @@ class Auxiliary:
             made.append(ledger_entry(loss))
         self._held = add(self._held, made) if self._held else made
 
+    def over(self, parameters: Sequence[nn.Parameter]) -> Auxiliary:
+        """Return the same terms over other parameters, with no gradients yet."""
+        made = Auxiliary(parameters)
+        made.names, made.settled = self.names, self.settled
+        return made
+
     def take(self) -> Gradients:
         """Give the flat list gathered since the last call."""
         held, self._held = self._held, []

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.errors import InputError
 from paceline.strategies.buffers import Rule
+from paceline.strategies.guards import check_optimizer, check_scheduler
 from paceline.strategies.pieces import Catalogue, Held, Read
 from paceline.strategies.precision import Precision
 from paceline.strategies.result import StepResult
@@ -93,17 +93,16 @@ class Parts:
         made = (
             self.kept.optimizer if self.kept is not None and self.kept.whole else self.make_optimizer(model)
         )
-        if not isinstance(made, Optimizer):
-            raise InputError(
-                f"the optimizer is a {type(made).__name__}, not a torch.optim.Optimizer. Return one."
-            )
+        check_optimizer(made)
         return made
 
     def scheduler(self, optimizer: Optimizer) -> LRScheduler | None:
         """Give the schedule over the optimizer."""
         if self.kept is not None and self.kept.whole:
             return self.kept.scheduler
-        return self.make_scheduler(optimizer)
+        made = self.make_scheduler(optimizer)
+        check_scheduler(made, optimizer)
+        return made
 
 
 @dataclass(frozen=True, slots=True)

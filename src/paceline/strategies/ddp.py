@@ -80,28 +80,45 @@ class _Carried(nn.Module):
 class DdpReplica(SequentialReplica):
     """One worker's model, wired to those of the others."""
 
+    adapts = True
+
     def __init__(self, parts: Parts, world: World) -> None:
         super().__init__(parts, world)
         self._allow_unused = parts.allow_unused
+        self._compressed = parts.tuning.compress != "none"
         self._owned = owned_shards(world.rank, world.size, parts.shards, world.shares)
         self._combination = Combination(TreeSum(parts.shards), self._owned.start, self._owned, parts.shards)
-        self._places = {id(parameter): place for place, parameter in enumerate(self.tracked)}
         self._last_bucket_seen = False
         self.exchange = _open_exchange(parts, world)
+        self._bucket_mb = _bucket_mb(parts.tuning, self.exchange)
         self._row_sums = TreeSum(parts.shards, sparse.add)
         """Gradients that are rows: they go past DDP."""
+        self._ddp: DistributedDataParallel | None = None
+        self._wire(agreed=parts.agreed)
+
+    def _wire(self, *, agreed: bool) -> None:
+        """Have torch's reducer sum what trains now; without a message where all workers are known to hold the same weights."""
+        self._places = {id(parameter): place for place, parameter in enumerate(self.tracked)}
         carried = _Carried(self.model, self.ledger)
         if self.sparse:
-            self._leave_rows_out(carried, agreed=parts.agreed)
+            self._leave_rows_out(carried, agreed=agreed)
+        self._ddp = None  # the hooks of the reducer before go with it
         self._ddp = DistributedDataParallel(
             carried,
-            process_group=world.comm.group,
+            process_group=self.world.comm.group,
             gradient_as_bucket_view=True,
-            find_unused_parameters=parts.allow_unused,
-            init_sync=not parts.agreed,
-            bucket_cap_mb=_bucket_mb(parts.tuning, self.exchange),
+            find_unused_parameters=self._allow_unused,
+            init_sync=not agreed,
+            bucket_cap_mb=self._bucket_mb,
         )
         self._ddp.register_comm_hook(self, _sum_bucket)
+
+    def _rewire(self) -> None:
+        """Have another reducer, for what trains now."""
+        if self._compressed:
+            self.trained.check("--compress")  # it remembers what it left out, by the place of a parameter
+        super()._rewire()
+        self._wire(agreed=True)
 
     def _leave_rows_out(self, carried: nn.Module, *, agreed: bool) -> None:
         apart = {id(parameter) for parameter in self.sparse}
@@ -121,6 +138,8 @@ class DdpReplica(SequentialReplica):
         """Let the coming backward pass reduce: what DDP.forward does, without going through it."""
         if self._tree.nodes or not self._combination.trivial:
             self._combination = Combination(self._tree, last, self._owned, self._shards)
+        if self._ddp is None:
+            raise RuntimeError("a step in a group that is gone")
         reducer = self._ddp.reducer
         reducer._rebuild_buckets()  # noqa: SLF001  (DDP.forward calls it just here)
         reducer.prepare_for_forward()
@@ -168,6 +187,7 @@ class DdpReplica(SequentialReplica):
     def _combined(self) -> None:
         """Refuse to go on with gradients that were never reduced."""
         if not self._last_bucket_seen:
+            self._check_unchanged()
             unused = [
                 name
                 for name, value in self.model.named_parameters()
@@ -184,7 +204,8 @@ class DdpReplica(SequentialReplica):
         It holds this replica through torch's C++ side, where no garbage collector sees the circle.
         """
         super().abandon()
-        self._ddp = self.exchange = None  # type: ignore[assignment]
+        self._ddp = None
+        self.exchange = None  # type: ignore[assignment]
 
     def _close_shard(self, work: ShardWork) -> None:
         """Keep a finished shard's gradients; the last one's have gone out to the others already."""

@@ -76,6 +76,14 @@ class _Copy:
             for copied, original in zip(self.model.buffers(), master.buffers(), strict=True):
                 copied.copy_(original, non_blocking=True)
 
+    def check(self, master: nn.Module) -> None:
+        """Refuse what a loss changed on the copy that it was given: it would be gone with the next step."""
+        for (name, mine), theirs in zip(self.model.named_parameters(), master.parameters(), strict=True):
+            if mine.requires_grad != theirs.requires_grad:
+                raise InputError(
+                    f"loss() changed requires_grad of {name} in the middle of a step. Change what trains between two steps."
+                )
+
     def take(self) -> Gradients:
         """Give the gradients gathered since the last call, and the ledger's entry behind them."""
         taken: Gradients = [parameter.grad for parameter in self.parameters]
@@ -89,16 +97,22 @@ class _Copy:
 class ThreadedReplica(SequentialReplica):
     """Deals the shards of a step over threads; a loop of the user's own gets them in turn."""
 
+    adapts = True
+
     def __init__(self, parts: Parts, world: World) -> None:
         super().__init__(parts, world)
-        devices = _devices(world.device, parts.threads)
         # torch.compile is not safe to call from several threads at once, so copies run eagerly.
-        self._copies = [_Copy(self.model, device) for device in devices]
+        self._copies = [_Copy(self.model, device) for device in _devices(world.device, parts.threads)]
         self._pool = ThreadPoolExecutor(len(self._copies), thread_name_prefix="paceline-dp")
         # Generators belong to the whole process. A model that draws has its shards take turns, each with streams of its
         # own, the backward pass included (recomputed activations draw again). The first step is taken in turns to see.
         self._turn: threading.Lock | None = threading.Lock()
         self._draws = False
+
+    def _rewire(self) -> None:
+        """Make the copies anew: gradients of what trains now are wanted from them."""
+        super()._rewire()
+        self._copies = [_Copy(self.model, copy_.device) for copy_ in self._copies]
 
     def step(self, work: StepWork, loss: LossFunction, clip: float | None) -> StepResult:
         """Compute all shards on the threads, gather, and update the master."""
@@ -114,6 +128,8 @@ class ThreadedReplica(SequentialReplica):
         self._sent = True
         for node, gradients in nodes:
             self._tree.add(node, [None if one is None else one.to(self.world.device) for one in gradients])
+        for copy_ in self._copies:
+            copy_.check(self.model)
         # A thread without a sample has seen no names.
         self.auxiliary.names = max((copy_.auxiliary.names for copy_ in self._copies), key=len)
         return self.apply(clip)

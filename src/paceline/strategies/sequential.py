@@ -26,6 +26,7 @@ from paceline.strategies.pieces import Box, Catalogue, Held, Read, hold, unite
 from paceline.strategies.recompute import check_passes, recompute_blocks
 from paceline.strategies.result import StepResult
 from paceline.strategies.state import load_optimizer_state, optimizer_state, plain
+from paceline.strategies.trained import Trained, agree_on_change, check_held
 from paceline.strategies.tree import Gradients, TreeSum, add
 from paceline.task import Loss
 from paceline.world import World, seeds
@@ -37,6 +38,12 @@ class SequentialReplica:
 
     whole = True
     reads_whole = False
+    adapts = True
+    """Whether it goes on where other parameters begin to train; a subclass that does says so itself."""
+
+    def __init_subclass__(cls) -> None:
+        """Have a strategy refuse what it does not say that it can do."""
+        cls.adapts = vars(cls).get("adapts", False)
 
     def __init__(self, parts: Parts, world: World) -> None:
         self.world = world
@@ -54,6 +61,11 @@ class SequentialReplica:
         self.ledger = nn.Parameter(torch.zeros(2, device=world.device))
         self.tracked = [*self.parameters, self.ledger]
         self.auxiliary = Auxiliary(self.parameters)
+        if self.adapts:
+            check_held(self.model, self.optimizer)
+        self.trained = Trained(self.model, self.optimizer)
+        """What was wired up; a subclass that gives the optimizer other tensors afterwards renews it."""
+        self._buffer_rules = parts.buffer_rules
         self.buffers = Buffers(self.model, parts.buffer_rules, parts.shards)
         self.totals: list[tuple[int, Tensor]] = []
         """The loss of each batch of this step with its shard, to find where a bad one came from."""
@@ -83,8 +95,9 @@ class SequentialReplica:
     # The same step piece by piece, for a loop of the user's own.
 
     def begin(self, work: StepWork) -> None:
-        """Start a step with no gradients."""
+        """Start a step with no gradients, wired up for what trains now."""
         self._work = work
+        self._follow()
         self._left = sum(len(shard.batches) for shard in work.shards)
         self._sent = False
         self._tree = TreeSum(self._shards, self._adding)
@@ -151,6 +164,7 @@ class SequentialReplica:
         if self.auxiliary.names:
             self.auxiliary.merge(self._work.size, factor)
             factor = 1.0
+        self._check_unchanged()
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         held = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
@@ -166,6 +180,32 @@ class SequentialReplica:
         self._tree = TreeSum(self._shards, self._adding)
         for parameter in self.tracked:
             parameter.grad = None
+
+    # What trains may change between two steps.
+
+    def _follow(self) -> None:
+        """Take up what has begun or ceased to train since the last step, or refuse to go on without it."""
+        self.trained.check_hooks()
+        if not self.trained.changed:
+            return
+        if not self.adapts:
+            self.trained.check("this strategy")
+        agree_on_change(self.world, self._work.number, self.trained)
+        check_held(self.model, self.optimizer)
+        for parameter in self.model.parameters():
+            parameter.grad = None  # of the step before: nobody else takes it from what has ceased to train
+        self._rewire()
+        self.trained.renew()
+
+    def _rewire(self) -> None:
+        """Train what requires gradients now."""
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        check_trainable(self.parameters)
+        self.tracked = [*self.parameters, self.ledger]
+        self.auxiliary = self.auxiliary.over(self.parameters)
+        self.sparse = sparse.sparse_parameters(self.model)
+        self._adding = sparse.add if self.sparse else add
+        self.buffers = Buffers(self.model, self._buffer_rules, self._shards)
 
     # What a strategy of several workers does otherwise.
 
@@ -214,6 +254,14 @@ class SequentialReplica:
         return rows
 
     # Small parts.
+
+    def _check_unchanged(self) -> None:
+        """Refuse what changed since the step began: some of its gradients were never summed."""
+        if self.trained.changed:
+            raise InputError(
+                f"step {self._work.number}: {self.trained.words()} in the middle of a step, when some of its gradients had been "
+                "made. Change what trains between two steps: before `for batch in step`."
+            )
 
     def _take(self) -> Gradients:
         """Give the gradients gathered since the last call, auxiliary ones behind the main ones."""

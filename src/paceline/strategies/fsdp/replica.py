@@ -55,6 +55,7 @@ class FsdpReplica(SequentialReplica):
         """What a user should know of how the model was made."""
         self.local = LocalState(self.model)
         self.local.rewire(self.optimizer, made.originals)
+        self.trained.renew()
         order = {id(value): place for place, value in enumerate(self.parameters)}
         named = [(name, value) for name, value in self.local.named_parameters() if value.requires_grad]
         self._names, self.parameters = [name for name, _ in named], [value for _, value in named]

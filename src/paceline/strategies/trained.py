@@ -1,0 +1,177 @@
+"""What trains, looked at before every step: a parameter that begins or ceases to train must be wired up anew on all workers.
+
+A look is two passes over lists that are made once (some 30 ns for each parameter), because walking through a model
+costs ten times as much.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable
+from operator import attrgetter, is_
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.errors import InputError
+from paceline.strategies.guards import check_hooks
+from paceline.world import World
+from paceline.world.base import Comm
+from paceline.world.pulse import Phase
+
+WAIT_S = 30.0
+"""How long a worker on which something changed waits to hear the same from the others."""
+_POLL_S = 0.002
+_FLAG = attrgetter("requires_grad")
+_VERSION = attrgetter("_version")
+_HOOKS = attrgetter("_post_accumulate_grad_hooks")
+_turns: WeakKeyDictionary[Comm, int] = WeakKeyDictionary()
+
+
+class Trained:
+    """Which parameters of a model require gradients and which the optimizer holds, as they were when they were wired up."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self.renew()
+
+    def renew(self) -> None:
+        """Take what is there now as what is wired up."""
+        named = dict(self._model.named_parameters())
+        check_hooks(named.items())
+        self._names, self._parameters = list(named), list(named.values())
+        self._flags = list(map(_FLAG, self._parameters))
+        self._held = self._holds()
+
+    @property
+    def changed(self) -> bool:
+        """Whether something else trains than what was wired up."""
+        held = self._holds()
+        return (
+            list(map(_FLAG, self._parameters)) != self._flags
+            or len(held) != len(self._held)
+            or not all(map(is_, held, self._held))
+        )
+
+    def check(self, strategy: str) -> None:
+        """Raise where something has changed, for a strategy that cannot take it up, or in the middle of a step."""
+        if self.changed:
+            raise InputError(
+                f"{self.words()} after the model was prepared, and {strategy} was wired up for what trained then. "
+                "Set requires_grad and the optimizer's groups before run.prepare, or change them between two steps under single, "
+                "dp or ddp."
+            )
+
+    def check_hooks(self) -> None:
+        """Raise where a hook was put on a parameter that no strategy can serve."""
+        if any(map(_HOOKS, self._parameters)):
+            check_hooks(zip(self._names, self._parameters, strict=True))
+
+    def words(self) -> str:
+        """Return what has changed, for an error."""
+        for name, parameter, before in zip(self._names, self._parameters, self._flags, strict=True):
+            if parameter.requires_grad != before:
+                return f"{name} {'began' if parameter.requires_grad else 'ceased'} to train (requires_grad)"
+        return "the optimizer's parameters changed (add_param_group)"
+
+    def signature(self) -> str:
+        """Return what trains now in a form that workers can compare; of what is new its values too."""
+        before = {id(one) for one, flag in zip(self._parameters, self._flags, strict=True) if flag}
+        before &= {id(one) for one in self._held}
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        told = hashlib.sha256()
+        for name, parameter in self._model.named_parameters():
+            told.update(f"{name} {tuple(parameter.shape)} {parameter.requires_grad}\n".encode())
+            if parameter.requires_grad and id(parameter) not in before:
+                told.update(str(checksum(parameter)).encode())
+        for group in self._optimizer.param_groups:
+            told.update(repr([names.get(id(one), "?") for one in group["params"]]).encode())
+        return told.hexdigest()
+
+    def _holds(self) -> list[Tensor]:
+        groups = self._optimizer.param_groups
+        if len(groups) == 1:
+            return list(groups[0]["params"])
+        return [parameter for group in groups for parameter in group["params"]]
+
+
+class Writes:
+    """Finds parameters that a forward pass writes to: replicas that see other samples would part."""
+
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        held = dict(named)
+        self._names, self._parameters = list(held), list(held.values())
+        self._before: list[int] = []
+
+    def begin(self) -> None:
+        """Note how often each was written to when the step begins."""
+        self._before = list(map(_VERSION, self._parameters))
+
+    def check(self, number: int) -> None:
+        """Raise where one was written to since, before the optimizer did."""
+        if self._before and list(map(_VERSION, self._parameters)) != self._before:
+            changed = next(
+                name
+                for name, parameter, before in zip(self._names, self._parameters, self._before, strict=True)
+                if parameter._version != before  # noqa: SLF001  (torch's own count of writes in place)
+            )
+            raise InputError(
+                f"step {number}: the forward or backward pass wrote to the weights of {changed} (an nn.Embedding with max_norm "
+                "does), and each worker sees other samples, so their weights would part. Change weights after step.apply(), "
+                "or use --strategy single."
+            )
+
+
+def check_held(model: nn.Module, optimizer: Optimizer) -> None:
+    """Raise where the optimizer holds a parameter that the model has not."""
+    known = {id(parameter) for parameter in model.parameters()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in known:
+                raise InputError(
+                    f"the optimizer holds a parameter of shape {tuple(parameter.shape)} that the model has not: its gradients "
+                    "would be summed by nobody, and no checkpoint would hold it. Make it an attribute of the model: "
+                    "self.scale = nn.Parameter(...)."
+                )
+
+
+def checksum(tensor: Tensor) -> int:
+    """Return a number that tells different values apart, in one pass and without a copy."""
+    plain = tensor.detach()
+    plain = torch.view_as_real(plain) if plain.is_complex() else plain
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[plain.element_size()]
+    return int(plain.contiguous().view(whole).sum(dtype=torch.int64))
+
+
+def agree_on_change(world: World, number: int, trained: Trained) -> None:
+    """Wait until every worker has seen the same change before this step, or raise.
+
+    Workers on which nothing changed are in the step already and wait for this one, so no collective may be used here: each
+    writes what it sees where the workers met.
+    """
+    if world.size == 1 or world.store is None:
+        return
+    turn = _turns[world.comm] = _turns.get(world.comm, 0) + 1
+    mine = trained.signature()
+    key = f"trained/{turn}"
+    world.store.set(f"{key}/{world.rank}", f"{number} {mine}")
+    before = world.pulse.enter(Phase.COMMUNICATION)
+    limit = time.monotonic() + WAIT_S
+    for rank in range(world.size):
+        while not world.store.check([f"{key}/{rank}"]):
+            world.interruption.check()
+            if time.monotonic() > limit:
+                raise InputError(
+                    f"step {number}: {trained.words()} on rank {world.rank}, but not on rank {rank}. "
+                    "Change what trains on every worker before the same step."
+                )
+            time.sleep(_POLL_S)
+        if world.store.get(f"{key}/{rank}").decode() != f"{number} {mine}":
+            raise InputError(
+                f"step {number}: {trained.words()} on rank {world.rank}, but otherwise on rank {rank}, or with other "
+                "values. Change the same on every worker before the same step, and seed torch before making new parameters."
+            )
+    world.pulse.enter(before)
