@@ -38,6 +38,7 @@ from paceline.training.evaluation import evaluate
 from paceline.training.handover import BEGINNING, CHECKPOINT, Source
 from paceline.training.journal import Journal
 from paceline.training.listeners import Listeners
+from paceline.training.loop_guard import LoopGuard
 from paceline.training.membership import EVALUATE, FixedMembership, Membership
 from paceline.training.options import RunOptions, SaveEvery
 from paceline.training.position import Position
@@ -86,6 +87,8 @@ class Run:
         """Of the model, on all workers together."""
         self._parts: Parts | None = None
         self._replica: OpenReplica | None = None
+        self.guard = LoopGuard()
+        """Finds what a loop does that is done for it."""
         self._journal = Journal(self.emit, world.device)
         self._feeds: list[Feed] = []
         self._meta: dict[str, Any] = {}
@@ -166,6 +169,7 @@ class Run:
         if self.options.resume and not joins:
             self.position, self._meta = resuming.load(replica, self.options, self.world, self.emit)
             self.started_at = self.position.number
+            self.guard.watch(replica)  # its schedule stands elsewhere now
         self.cut.note_checkpoint(self.position, self._journal)
         return replica
 
@@ -317,6 +321,7 @@ class Run:
         `position` is where the run goes on: behind a step that others finished and this worker has yet to count.
         """
         self._replica = replica
+        self.guard.watch(replica)
         for feed in self._feeds:
             feed.own(self._owned)
         if self._listeners is not None:
@@ -353,6 +358,7 @@ class Run:
     def adopt_replica(self, replica: OpenReplica) -> None:
         """Work with this one from now on."""
         self._replica = replica
+        self.guard.watch(replica)
         self.parameters = self.cut.survey(replica, self.world)
 
     def _copy(self) -> None:
@@ -399,9 +405,12 @@ class Run:
         """Measure a data set exactly; a metric is a sum and a weight, as in `Task.metrics`."""
         feed = data if isinstance(data, Feed) else self.feed(data, batch_size=batch_size, shuffle=False)
         self._copy()
-        return self._recovery.together(
-            EVALUATE, lambda: evaluate(feed, metrics, self.replica, self.world, self.options.seed)
-        )
+
+        def measure() -> dict[str, float]:
+            with self.guard.updating():
+                return evaluate(feed, metrics, self.replica, self.world, self.options.seed)
+
+        return self._recovery.together(EVALUATE, measure)
 
     # Keeping and telling.
 

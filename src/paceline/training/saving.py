@@ -30,12 +30,14 @@ class Saving:
         run, saver = self._run, self._saver
         if saver is None:
             raise InputError("run.save needs a folder. Give out= to paceline.launch, or --out.")
-        problem, disk = self._recovery.together(
-            SAVE,
-            lambda: resuming.save(
-                run.replica, run.options, run.position, run.world, meta, self._records, saver, last=last
-            ),
-        )
+
+        def write() -> tuple[str, bool]:
+            with run.guard.updating():  # workers that have gone their own ways are brought to one state
+                return resuming.save(
+                    run.replica, run.options, run.position, run.world, meta, self._records, saver, last=last
+                )
+
+        problem, disk = self._recovery.together(SAVE, write)
         if problem:
             raise (DiskFaultError if disk else CheckpointError)(problem)
         self._saved_at = run.position.number

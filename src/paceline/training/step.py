@@ -12,6 +12,7 @@ from paceline.errors import InputError, NonFiniteLossError
 from paceline.strategies.base import LossFunction, OpenReplica, StepWork
 from paceline.strategies.result import StepResult
 from paceline.task import Loss, Weight
+from paceline.training.loop_guard import LoopGuard
 from paceline.training.membership import STEP
 from paceline.training.nonfinite import explain
 from paceline.world import World, determinism
@@ -32,6 +33,7 @@ class Step:
         clip: float | None,
         applied: Callable[[Step], None],
         recovery: Recovery,
+        guard: LoopGuard,
     ) -> None:
         self.work = work
         self.epoch = epoch
@@ -41,12 +43,17 @@ class Step:
         self._clip = clip
         self._applied = applied
         self._recovery = recovery
+        self._guard = guard
         self._generation = world.generation
         self._broken = False
         self.again = False
         """Whether the group broke in the middle: the run gives this step once more, over another share."""
         self._totals: list[tuple[int, Tensor]] = []
         self._read = False
+        self._out = False
+        """Whether the loop has a batch in hand."""
+        self._added = 0
+        """How many batches have gone backward."""
 
     @property
     def number(self) -> int:
@@ -55,10 +62,18 @@ class Step:
 
     def __iter__(self) -> Iterator[Any]:
         """Give this worker's batches, shard by shard, each on the device and with its own random streams."""
+        if self._added:
+            raise InputError(
+                f"step {self.number}: the loop goes through the batches a second time, and the gradients of the first are lost. "
+                "Call step.backward in one of them only, the last."
+            )
         self._replica.begin(self.work)
         for shard in self.work.shards:
             for batch in self._replica.shard(shard):
+                self._guard.hand_over()
+                self._out = True
                 yield batch
+                self._out = False
                 if self._broken:
                     break
             if self._broken:
@@ -70,6 +85,12 @@ class Step:
         total = loss if isinstance(loss, Loss) else _loss_of(loss, weight)
         if self._broken:
             return
+        if not self._out:
+            raise InputError(
+                f"step {self.number}: step.backward was called outside of `for batch in step`. Call it inside, once a batch."
+            )
+        self._guard.take_back()
+        self._added += 1
         try:
             self._replica.backward(total)
         except Exception as error:
@@ -108,13 +129,15 @@ class Step:
         if self._broken or self._recovery.generation != self._generation:
             return self._recover()
         try:
-            self.result = action()
+            with self._guard.updating():
+                self.result = action()
         except NonFiniteLossError as error:
             raise explain(error, self.work, self._replica.totals, self._world, untouched=True) from None
         except Exception as error:  # noqa: BLE001  (raised again unless it is a broken group)
             if self._recovery.survives(error):
                 return self._recover()
             raise (determinism.named(error) if isinstance(error, RuntimeError) else None) or error from None
+        self._guard.applied()
         self._totals = self._replica.totals
         self._recovery.finish(self.result)
         self._applied(self)

@@ -56,6 +56,7 @@ class Stepping:
                     raise InputError(
                         f"step {step.number} was left without step.apply(), so its batch would be lost. Call apply once a step."
                     )
+                run.guard.end_step()
                 if not step.again and run.position.number < last and self.due.after_step(run.position.number):
                     self.saving.on_the_way()
             if run.position.number == last and run.position.step != self.feed.steps_per_epoch:
@@ -111,7 +112,14 @@ class Stepping:
         ]
         work = StepWork(number, data.size, shards)
         step = Step(
-            work, run.position.epoch, run.replica, run.world, self.clip, run.stand_behind, self.recovery
+            work,
+            run.position.epoch,
+            run.replica,
+            run.world,
+            self.clip,
+            run.stand_behind,
+            self.recovery,
+            run.guard,
         )
         run.note_begun(step)
         return step
