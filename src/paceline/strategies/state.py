@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
+from weakref import ref
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -56,18 +62,37 @@ def _names(model: nn.Module, optimizer: Optimizer) -> list[str]:
     ]
 
 
-def plain(value: Any) -> Any:
-    """Keep what a checkpoint can hold: numbers, strings, tensors, lists and dicts; functions are rebuilt, not saved."""
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial, type, ref)
+_KEPT_MAPPINGS: tuple[type, ...] = (Counter, OrderedDict)
+
+
+def plain(value: Any, where: str = "the state") -> Any:
+    """Return what a checkpoint can hold: numbers, strings, tensors, lists and dicts.
+
+    Functions in a dict are left out: whoever makes the schedule again makes them again. Numbers of numpy become Python's, its
+    arrays tensors. Anything else would be lost, so it is refused by name.
+    """
+    if value is None or isinstance(value, bool | int | float | str | Tensor):
+        return value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, np.generic):
+        return plain(value.item(), where)
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items() if _is_plain(item)}
-    if isinstance(value, (list, tuple)):
-        return (
-            type(value)(plain(item) for item in value)
-            if type(value) in (list, tuple)
-            else list(map(plain, value))
-        )
-    return value
+        kept = {
+            key: plain(item, f"{where}, {key!r}") for key, item in value.items() if not _is_made_again(item)
+        }
+        return type(value)(kept) if type(value) in _KEPT_MAPPINGS else kept
+    if isinstance(value, list | tuple):
+        items = [plain(item, where) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    raise CheckpointError(
+        f"cannot hold {where}: it is a {type(value).__name__}, and a checkpoint holds only tensors, numbers, strings, lists and "
+        "dicts. Keep it out of state_dict(), or give it as one of those."
+    )
 
 
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str, Tensor, dict, list, tuple))
+def _is_made_again(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return bool(value) and all(isinstance(item, _FUNCTIONS) for item in value)
+    return isinstance(value, _FUNCTIONS)

@@ -110,3 +110,75 @@ def test_plain_keeps_what_a_checkpoint_can_hold() -> None:
     fresh = LambdaLR(torch.optim.SGD(model().parameters(), lr=0.1), lambda step: 0.5**step)
     fresh.load_state_dict(plain(schedule.state_dict()))
     assert fresh.last_epoch == 1
+
+
+def test_numbers_of_numpy_are_kept_and_what_cannot_be_is_named() -> None:
+    from collections import Counter, deque
+    from functools import partial
+
+    import numpy as np
+
+    state = {
+        "rate": np.float32(0.5),
+        "double": np.float64(0.25),
+        "count": np.int64(3),
+        "flag": np.bool_(True),
+        "table": np.arange(3.0),
+        "nested": [{"rate": np.float64(2.0)}, (np.int32(1),)],
+        "milestones": Counter({3: 1}),
+        "function": lambda step: step,
+        "functions": [len, partial(max, 1)],
+        "kind": nn.Linear,
+    }
+    kept = plain(state)
+    assert {name: kept[name] for name in ("rate", "double", "count", "flag", "nested", "milestones")} == {
+        "rate": 0.5,
+        "double": 0.25,
+        "count": 3,
+        "flag": True,
+        "nested": [{"rate": 2.0}, (1,)],
+        "milestones": Counter({3: 1}),
+    }
+    assert [type(kept[name]) for name in ("rate", "double", "count", "flag")] == [float, float, int, bool]
+    assert type(kept["milestones"]) is Counter
+    assert torch.equal(kept["table"], torch.arange(3.0, dtype=torch.float64))
+    assert {"function", "functions", "kind"}.isdisjoint(kept)
+    for lost in (deque([1]), {1, 2}, object(), nn.Linear(1, 1)):
+        with pytest.raises(CheckpointError, match=f"cannot hold .*'window'.*{type(lost).__name__}"):
+            plain({"groups": [{"window": lost}]})
+
+
+def test_every_schedule_of_torch_comes_back() -> None:
+    from torch.optim import lr_scheduler as schedules
+
+    def made(kind: str) -> tuple[torch.optim.Optimizer, schedules.LRScheduler]:
+        optimizer = torch.optim.SGD(model().parameters(), lr=0.1, momentum=0.9)
+        steps = {
+            "lambda": lambda: LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+            "multi": lambda: schedules.MultiStepLR(optimizer, [2, 3]),
+            "cyclic": lambda: schedules.CyclicLR(optimizer, 0.01, 0.1, 2, scale_fn=lambda x: 1 / (1 + x)),
+            "one": lambda: schedules.OneCycleLR(optimizer, 0.1, total_steps=9),
+            "restarts": lambda: schedules.CosineAnnealingWarmRestarts(optimizer, 2),
+            "chain": lambda: schedules.ChainedScheduler(
+                [schedules.ConstantLR(optimizer), schedules.ExponentialLR(optimizer, 0.9)]
+            ),
+            "sequence": lambda: schedules.SequentialLR(
+                optimizer, [schedules.LinearLR(optimizer), schedules.StepLR(optimizer, 2)], [3]
+            ),
+            "swa": lambda: torch.optim.swa_utils.SWALR(optimizer, 0.01, anneal_epochs=3),
+        }
+        return optimizer, steps[kind]()
+
+    for kind in ("lambda", "multi", "cyclic", "one", "restarts", "chain", "sequence", "swa"):
+        (optimizer, schedule), (other, resumed) = made(kind), made(kind)
+        for _ in range(3):
+            optimizer.step()
+            schedule.step()
+        resumed.load_state_dict(copy.deepcopy(plain(schedule.state_dict())))
+        other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        for _ in range(4):
+            for each in (optimizer, other):
+                each.step()
+            for one in (schedule, resumed):
+                one.step()
+            assert other.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"], kind
