@@ -109,16 +109,57 @@ def test_a_worker_given_notice_leaves_at_a_step_and_is_replaced(tmp_path, undist
     assert "rank 1 leaves" in events(tmp_path, "regrouped")[0]["reason"]
 
 
-def test_an_exception_of_one_worker_once_is_a_fault(tmp_path, undisturbed):
-    results = run(tmp_path, [("forward", 6, 1, "raise")])
-    assert {result["weights"] for result in results} == {undisturbed}
-    assert events(tmp_path, "worker_lost")[0]["rank"] == 1
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_exception_is_retried_in_its_place_and_the_others_wait(rank, tmp_path, undisturbed, capfd):
+    faults = [
+        ("forward", 6, rank, "raise"),
+        ("metrics", 7, rank, "raise"),
+        ("backward", 12, rank, "exit well"),
+        ("loop", 14, rank, "leave well"),
+        ("metrics", 15, 2, "raise"),
+    ]
+    results = run(tmp_path, faults)
+    assert [result["weights"] for result in results] == [undisturbed] * 3
+    assert {change["workers"] for result in results for change in result["recoveries"]} == {3}
+    assert [result["given"][0] > 0 for result in results] == [one == rank for one in range(3)]
+    told = events(tmp_path, "worker_lost")
+    assert [(event["rank"], event["step"]) for event in told if event["trace"]] == [(rank, 6), (rank, 8), (2, 16)]
+    assert all("ValueError: a passing trouble" in event["trace"] for event in told if event["trace"])
+    assert ["exited with status 0 before its part was done" in event["reason"] for event in told] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert capfd.readouterr().err.count("ValueError: a passing trouble") == 3
 
 
-@pytest.mark.parametrize("rank", [1, None])
-def test_an_exception_that_comes_again_is_a_bug_and_is_shown(rank, tmp_path):
+@pytest.mark.parametrize(
+    ("where", "rank", "action", "times", "says"),
+    [
+        ("forward", 1, "raise", 2, "ValueError: a passing trouble"),
+        ("forward", None, "raise", 1, "ValueError: a passing trouble"),
+        ("metrics", 1, "raise", 2, "ValueError: a passing trouble"),
+        ("metrics", None, "raise", 1, "ValueError: a passing trouble"),
+        ("forward", 1, "exit well", 2, "exited with status 0 before its part was done"),
+        ("loop", None, "leave well", 1, "exited with status 0 before its part was done"),
+    ],
+)
+def test_what_comes_again_is_a_bug_and_is_shown_once(where, rank, action, times, says, tmp_path, capfd):
     with pytest.raises(WorkerFailedError) as caught:
-        run(tmp_path, [("forward", 6, rank, "raise")] * (2 if rank is not None else 1))
+        run(tmp_path, [(where, 6, rank, action)] * times)
+    assert says in caught.value.trace or says in str(caught.value)
+    assert events(tmp_path, "run_failed")
+    assert not any(event["workers"] != 3 for event in events(tmp_path, "regrouped"))
+    if rank is None:
+        assert "a passing trouble" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("options", [{"max_restarts": 0}, {"elastic": False}])
+def test_an_exception_ends_a_run_in_which_nobody_may_be_replaced(options, tmp_path):
+    with pytest.raises(WorkerFailedError) as caught:
+        run(tmp_path, [("forward", 6, 1, "raise")], **options)
     assert "ValueError: a passing trouble" in caught.value.trace
 
 

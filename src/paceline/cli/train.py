@@ -292,7 +292,8 @@ def train(
     if outcome.led_by is not None:
         show_follower(outcome.led_by, options.workers, as_json=json_)
     elif status == 0 and (identity is None or identity.rank == 0):
-        show({**outcome.results[0], "restarts": outcome.restarts}, typed=task, as_json=json_)
+        launched = {"restarts": outcome.restarts, "errors": [asdict(one) for one in outcome.errors]}
+        show({**outcome.results[0], **launched}, typed=task, as_json=json_)
     return status
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.errors import DiskFaultError, InputError, WorkerFailedError
+from paceline.launch.code_errors import CodeError
 from paceline.launch.failures import Failure
 from paceline.launch.job import Call, Job
 from paceline.launch.membership import Policy
@@ -86,6 +87,8 @@ class Outcome:
     results: tuple[Any, ...]
     """What each rank returned, by rank; those that were lost are left out."""
     failure: Failure | None = None
+    errors: tuple[CodeError, ...] = ()
+    """Where the user's own code failed and was tried once more."""
     restarts: int = 0
     """How many workers were started in place of lost ones."""
     interrupted: int | None = None

@@ -6,8 +6,10 @@ import codecs
 import sys
 from typing import Any
 
-from paceline.observe.events import Event, RunFinished, from_json
+from paceline.observe.events import Event, RunFinished, WorkerLost, from_json
+from paceline.observe.pace import Pace
 from paceline.observe.progress import Progress
+from paceline.observe.sentences import describe
 
 
 class Console:
@@ -44,6 +46,8 @@ class Console:
             self.result = event.result
         if self._progress is not None:
             self._progress.emit(event)
+        elif isinstance(event, WorkerLost) and event.trace:
+            sys.stderr.write(f"{describe(event, Pace())}\n")
 
     def close(self) -> None:
         """Take the progress line away."""

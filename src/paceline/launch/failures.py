@@ -41,6 +41,11 @@ class Failure:
         """Give the exit status that the command line ends with."""
         return 2 if self.kind == "input" else 1
 
+    @property
+    def of_code(self) -> bool:
+        """Whether the user's own code failed, or ended the process before its part was done."""
+        return self.kind in ("code", "exit")
+
     def cause(self) -> str:
         """Say in one clause what happened."""
         if self.kind in ("signal", "exit", "hang"):
@@ -68,12 +73,19 @@ def from_exception(error: BaseException, rank: int, host: str, step: int | None 
     )
 
 
-def from_status(status: int, rank: int, host: str) -> Failure:
-    """Describe a worker that ended without saying why."""
+def from_status(status: int, rank: int, host: str, step: int | None = None) -> Failure:
+    """Describe a worker that ended without saying why; one that ended well did so too early."""
     if status < 0:
         name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
         return Failure(rank=rank, host=host, kind="signal", message=f"was killed by {name}")
-    return Failure(rank=rank, host=host, kind="exit", message=f"exited with status {status}")
+    early = "" if status else " before its part was done"
+    message = f"exited with status {status}{early}"
+    return Failure(rank=rank, host=host, kind="exit", message=message, step=step)
+
+
+def nobody_finished(host: str) -> Failure:
+    """Describe a launch whose workers have all gone without a result."""
+    return Failure(rank=0, host=host, kind="few", message="no worker came to the end of its part")
 
 
 def user_traceback(error: BaseException) -> str:

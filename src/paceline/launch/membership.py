@@ -14,6 +14,7 @@ from enum import Enum, auto
 from paceline.data.shards import owned_shards
 from paceline.launch import failures
 from paceline.launch.actions import Action, Assign, Begin, Break, GiveUp, Release, Start, StartOver, Tell
+from paceline.launch.code_errors import CodeError, CodeErrors
 from paceline.launch.failures import Failure
 from paceline.strategies import Choice
 from paceline.training.membership import STEP, Standing
@@ -123,8 +124,7 @@ class Membership:
         """The shares that are wanted, and those of the present group."""
         self._failures: list[Failure] = []
         """What was lost since the last step that all finished: their causes, should it come to an end."""
-        self._raised_at: dict[int, Failure] = {}
-        """The user's own exceptions by the step they were raised in."""
+        self._code = CodeErrors()
 
     # What happens.
 
@@ -180,15 +180,26 @@ class Membership:
         if member.newcomer and was in (State.STARTING, State.WAITING):
             return self._lost_newcomer(failure)
         self._failures.append(failure)
-        if self._is_bug(failure, step):
-            first = self._raised_at.get(step) if step is not None else None
-            return [GiveUp(first or failures.first_cause(self._failures))]
         if any(one.state is State.STARTING and not one.newcomer for one in self.members.values()):
             # The first group never came to be.
             return self._start_over() if self._trains else [GiveUp(failure)]
         self._reasons.append(f"rank {member.rank} {failure.cause()}")
+        replacing = self._replace()
+        if failure.of_code and (end := self._end_of_retries(member, failure, step, replacing)) is not None:
+            return [GiveUp(end)]
         self._changing = True
-        return self._tell(at_once=True) + self._replace() + self._settle()
+        return self._tell(at_once=True) + replacing + self._settle()
+
+    def raised(self, number: int, failure: Failure, step: int | None) -> list[Action]:
+        """A worker's code has raised in an evaluation: the worker stays, and all do that once more."""
+        member = self.members[number]
+        first = self._code.before(step)
+        if first is not None or len(self._in_group()) == 1 or not self._pay():
+            return [GiveUp(first or failure)]
+        self._code.note(failure, step, retried=True)
+        self._reasons.append(f"rank {member.rank} {failure.cause()}")
+        self._changing = True
+        return self._tell(at_once=True)
 
     def ended(self, number: int) -> list[Action]:
         """A worker has done its part, or was let go."""
@@ -238,6 +249,11 @@ class Membership:
         return self._tell(at_once=False)
 
     @property
+    def errors(self) -> tuple[CodeError, ...]:
+        """The errors of the user's own code, in the order they came."""
+        return tuple(self._code.all)
+
+    @property
     def changing(self) -> bool:
         """Whether the next group has yet to form."""
         return self._changing
@@ -264,6 +280,7 @@ class Membership:
         self._changing = False
         self._reasons.clear()
         self._failures.clear()
+        self._code.vacant.clear()
         self._shares = self._dealt = None
 
     # What follows from it.
@@ -296,23 +313,39 @@ class Membership:
         return [Start(count)] if count else []
 
     def _spend(self) -> bool:
+        paid = self._pay()
+        self.restarts += paid
+        return paid
+
+    def _pay(self) -> bool:
+        """Take one attempt off the budget, if there is one left."""
         now = self._clock()
         self._tokens = min(self.policy.max_restarts, self._tokens + (now - self._counted) / REFILL_S)
         self._counted = now
         if self._tokens < 1:
             return False
         self._tokens -= 1
-        self.restarts += 1
         return True
 
-    def _is_bug(self, failure: Failure, step: int | None) -> bool:
-        """Tell the user's bug from a fault: it is raised on every worker, or again in the same step."""
-        if failure.kind not in ("code", "exit"):
-            return False
-        again = step in self._raised_at
-        if step is not None:
-            self._raised_at.setdefault(step, failure)
-        return again or not self._in_group()
+    def _end_of_retries(
+        self, member: Member, failure: Failure, step: int | None, replacing: list[Action]
+    ) -> Failure | None:
+        """Return what ends the run where an error of the user's code cannot be retried; else note that it is.
+
+        It is retried once, by another worker in the same place: the layout of a run does not change because of it.
+        """
+        first = self._code.before(step)
+        coming = sum(one.state in (State.STARTING, State.WAITING) for one in self.members.values())
+        coming += sum(action.count for action in replacing if isinstance(action, Start))
+        owed = 0 if member.leaving else 1 + len(self._code.vacant)
+        if first is not None:
+            return first
+        if self._complete or not self._in_group() or coming < owed:
+            return failures.first_cause(self._failures)
+        self._code.note(failure, step, retried=True)
+        if not member.leaving:
+            self._code.vacant.append(member.rank)
+        return None
 
     def _do_without(self, member: Member, failure: Failure) -> list[Action]:
         """Let the others go on as they are where they can; before all have met, everybody waits for everybody."""
@@ -322,13 +355,15 @@ class Membership:
         return [Tell(one.number, member.rank) for one in self._in_group()]
 
     def _lost_newcomer(self, failure: Failure) -> list[Action]:
-        if failure.kind == "code" and not self._in_group():
+        if failure.of_code and (self._code.vacant or not self._in_group()):
             return [GiveUp(failure)]
+        if failure.of_code:
+            self._code.note(failure, None, retried=True)
         return self._replace() + (self._settle() if self._changing else [])
 
     def _start_over(self) -> list[Action]:
         failure = failures.first_cause(self._failures)
-        if any(one.kind in ("code", "exit") for one in self._failures) or not self._spend():
+        if any(one.of_code for one in self._failures) or not self._spend():
             return [GiveUp(failure)]
         return [StartOver(failure)]
 
@@ -354,13 +389,26 @@ class Membership:
         if not staying:
             # Somebody has to hand the state on: whoever is furthest ahead leaves one change later.
             staying = [max(group, key=lambda one: one.standing.operation if one.standing else -1)]
+        again = self._code.place(max(one.standing.step for one in group if one.standing is not None))
+        if again is not None:
+            return [GiveUp(again)]
         waiting = [one for one in self.members.values() if one.state is State.WAITING] if at_step else []
         places = min(self.target, self.policy.most) - sum(not one.leaving for one in staying)
         entering = waiting[: max(0, min(places, self.policy.most - len(staying)))]
+        if len(entering) < len(self._code.vacant):
+            return self._await_replacement(at_step=at_step)
         there = self.policy.trainers(len(staying) + len(entering))
         if there < (self.policy.min_workers if at_step else 1):
             return self._too_few(group, there)
         return self._form(staying, entering, [one for one in group if one.leaving and one not in staying])
+
+    def _await_replacement(self, *, at_step: bool) -> list[Action]:
+        """Wait for whoever takes the place of a worker whose code failed; where nobody can come in, that is the end."""
+        coming = sum(one.state in (State.STARTING, State.WAITING) for one in self.members.values())
+        cause = self._code.latest
+        if cause is None or (at_step and coming >= len(self._code.vacant)):
+            return []
+        return [GiveUp(cause)]
 
     def _too_few(self, group: list[Member], there: int) -> list[Action]:
         """Wait for those who are on their way; nobody coming is the end."""
@@ -391,6 +439,9 @@ class Membership:
 
     def _form(self, staying: list[Member], entering: list[Member], leaving: list[Member]) -> list[Action]:
         self.generation += 1
+        for member, rank in zip(entering, self._code.vacant, strict=False):
+            member.rank, member.newcomer = rank, False
+        self._code.vacant.clear()
         serving = self._servers([*staying, *entering])
         members = sorted(
             [*staying, *entering],

@@ -15,7 +15,9 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from paceline.launch import failures
 from paceline.training.membership import LeaveRunError, Place, Standing
+from paceline.world import env
 from paceline.world.env import Identity
 
 if TYPE_CHECKING:
@@ -70,6 +72,10 @@ class Seat:
         self._generation, self._interruption = generation, interruption
         if self._broken >= generation:
             interruption.interrupt()
+
+    def report_error(self, error: Exception, step: int) -> None:
+        """Tell of an exception of the user's code, in an evaluation that all are to do once more."""
+        self.tell("raised", failures.from_exception(error, -1, env.host(), step))
 
     def next_place(self, standing: Standing | None) -> Place:
         """Say where this worker stands, and wait for its place in the next group."""

@@ -23,15 +23,17 @@ from paceline.launch.actions import (
     StartOver,
     Tell,
 )
+from paceline.launch.announcements import Announcements
 from paceline.launch.base import LaunchPlan, Outcome
 from paceline.launch.console import Console
 from paceline.launch.control import ControlSocket
 from paceline.launch.crew import STORE, Crew
 from paceline.launch.ending import Ending
 from paceline.launch.failures import Failure
+from paceline.launch.job import ScriptCall
 from paceline.launch.leading import Follower, Leading
 from paceline.launch.lookout import Lookout
-from paceline.launch.membership import Membership
+from paceline.launch.membership import Membership, State
 from paceline.launch.remote_crew import RemoteCrew
 from paceline.launch.roster import Entry, Roster
 from paceline.launch.sites import LEADER, Site, Sites
@@ -54,6 +56,7 @@ class Supervisor:
         self._crew = Crew(folder, console, self._selector, self)
         self._membership = membership = Membership(plan.policy, time.monotonic)
         self._roster, self._ending = Roster(), Ending()
+        self._announcements = Announcements(self._tell)
         own = Site(LEADER, env.host(), self._crew, plan.address, wanted=len(plan.jobs))
         self._sites = Sites(own)
         self._staffing = Staffing(plan, self._sites, self._roster, membership)
@@ -82,9 +85,14 @@ class Supervisor:
                 self._staffing.start_all()
             while self._busy():
                 self._turn()
+        results = self._roster.results()
+        if not results and not self._ending.under_way and self._staffing.started:
+            self._ending.begin(failures.nobody_finished(env.host()))
+        self._announcements.drop() if self._ending.under_way else self._announcements.tell_all()
         outcome = Outcome(
-            results=self._roster.results(),
+            results=results,
             failure=self._ending.cause,
+            errors=self._membership.errors,
             interrupted=self._ending.interrupted,
             restarts=self._membership.restarts,
             lost=tuple(sorted(self._without)),
@@ -118,7 +126,11 @@ class Supervisor:
         ending = self._ending
         look_at = None if ending.under_way else self._lookout.due
         far = None if self._leading is None else time.monotonic() + self._leading.tick()
-        times = [moment for moment in (ending.deadline, look_at, far) if moment is not None]
+        times = [
+            moment
+            for moment in (ending.deadline, look_at, far, self._announcements.due)
+            if moment is not None
+        ]
         wait = max(0.0, min(times) - time.monotonic()) if times else None
         for key, _ in self._selector.select(wait):
             # A callback before this one may have closed the descriptor, and even have opened another of that number.
@@ -126,6 +138,8 @@ class Supervisor:
                 key.data[0]() if isinstance(key.data, tuple) else key.data()
         if self._leading is not None:
             self._leading.tick()
+        if not ending.under_way:
+            self._announcements.tell_due()
         if ending.due:
             if ending.interrupted is not None and self._crew.unstarted:
                 self._crew.kill_server()  # it still loads torch: waiting for that only to end its workers helps nobody
@@ -190,6 +204,9 @@ class Supervisor:
                 self._do(membership.broken(number, Standing(**value)))
             case "leaving":
                 self._do(membership.wants_to_leave(number))
+            case "raised":
+                self._do(membership.raised(number, value, value.step))
+                self._announce(entry, dataclasses.replace(value, rank=entry.rank))
             case "failure":
                 entry.reported = value
             case "result":
@@ -205,7 +222,7 @@ class Supervisor:
         entry = self._roster[number]
         entry.running = False
         failure = entry.reported
-        if failure is None and status != 0:
+        if failure is None and (status != 0 or self._ended_early(entry)):
             failure = failures.from_status(status, entry.rank, self._sites[entry.site].host)
             failure = dataclasses.replace(failure, message=f"was lost: {why.rstrip('.')}") if why else failure
             if number in self._verdicts:
@@ -218,6 +235,18 @@ class Supervisor:
         else:
             self._lost(entry, dataclasses.replace(failure, rank=entry.rank))
 
+    def _ended_early(self, entry: Entry) -> bool:
+        """Return whether a worker ended without a word before its part was done; a script says nothing at its end."""
+        member = self._membership.members.get(entry.number)
+        let_go = member is not None and member.state is State.RELEASED
+        return not (entry.returned or let_go or isinstance(self._plan.jobs[0].call, ScriptCall))
+
+    def _announce(self, entry: Entry, failure: Failure) -> None:
+        """Have it told that the user's code failed on a worker, with its traceback, should the run go on."""
+        host = self._sites[entry.site].host if self._sites.get(entry.site) is not None else failure.host
+        reason, step = f"{failure.cause()}, and is tried once more", failure.step
+        self._announcements.add(WorkerLost(failure.rank, host, reason, step, failure.trace))
+
     def _lost(self, entry: Entry, failure: Failure) -> None:
         entry.running = False
         if (site := self._sites.get(entry.site)) is not None:
@@ -228,7 +257,10 @@ class Supervisor:
             return
         actions = self._membership.lost(entry.number, failure, failure.step)
         if not any(isinstance(action, GiveUp) for action in actions):
-            self._tell(WorkerLost(rank=failure.rank, host=failure.host, reason=failure.cause()))
+            if failure.of_code and self._membership.policy.elastic:
+                self._announce(entry, failure)
+            else:
+                self._tell(WorkerLost(rank=failure.rank, host=failure.host, reason=failure.cause()))
             if entry.rank in self._membership.policy.expendable and not entry.returned:
                 self._without.append(entry.rank)
         self._do(actions)

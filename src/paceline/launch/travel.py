@@ -61,4 +61,4 @@ def pack_said(kind: str, value: Any) -> Any:
 
 def unpack_said(kind: str, value: Any) -> Any:
     """Read it back."""
-    return Failure(**value) if kind == "failure" else value
+    return Failure(**value) if kind in ("failure", "raised") else value

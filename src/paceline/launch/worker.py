@@ -30,7 +30,7 @@ from paceline.world.env import Identity
 from paceline.world.lifeline import die_with_parent
 from paceline.world.pulse import NoPulse, Pulse
 
-_STEP = "paceline_step"
+_STEP, _UNFINISHED = "paceline_step", "paceline_unfinished"
 HOLD_S = 0.5
 """How long a worker that is to join keeps still first: the others are just forming their group, and need the cores."""
 
@@ -127,13 +127,15 @@ def _attempt(job: Job, worker: Worker, launcher: Connection) -> int:
     except LeaveRunError:
         return 0
     except SystemExit as error:
-        if error.code in (None, 0):
+        if error.code in (None, 0) and not vars(error).get(_UNFINISHED):
             launcher.send_bytes(pickle.dumps(("result", None)))
             return 0
-        status = error.code if isinstance(error.code, int) else 1
+        status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)  # noqa: T201  (as the interpreter does)
-        launcher.send_bytes(pickle.dumps(("failure", failures.from_status(status, rank, env.host()))))
+        launcher.send_bytes(
+            pickle.dumps(("failure", failures.from_status(status, rank, env.host(), _step_of(error))))
+        )
         return status
     except BaseException as error:  # noqa: BLE001  (reported to the launcher, which shows it)
         failure = failures.from_exception(error, rank, env.host(), _step_of(error))
@@ -155,8 +157,8 @@ def open_run(worker: Worker, options: Mapping[str, Any]) -> Iterator[Run]:
     )
     try:
         yield run
-    except Exception as error:
-        vars(error)[_STEP] = run.position.number
+    except BaseException as error:
+        vars(error)[_STEP], vars(error)[_UNFINISHED] = run.position.number, run.in_training
         raise
     finally:
         run.close()

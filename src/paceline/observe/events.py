@@ -130,6 +130,10 @@ class WorkerLost(Event):
     rank: int
     host: str
     reason: str
+    step: int | None = None
+    """The step in which its code failed, where that is known."""
+    trace: str = ""
+    """The traceback of its code, where that is why."""
 
 
 @dataclass(frozen=True, slots=True)

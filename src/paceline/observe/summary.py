@@ -56,7 +56,7 @@ def _rows(result: Mapping[str, Any]) -> list[tuple[str, Text]]:
         slow = result.get("step_ms_p95")
         tail = f", p95 {formats.milliseconds(slow)}" if slow is not None else ""
         rows.append(("step", Text(f"p50 {formats.milliseconds(result['step_ms_p50'])}{tail}")))
-    if result.get("recoveries") or result.get("restarts"):
+    if result.get("recoveries") or result.get("restarts") or result.get("errors"):
         rows.append(("failures", Text(_failures(result), style="yellow")))
     if result.get("weights_sha256"):
         rows.append(("weights", Text(f"sha256 {result['weights_sha256'][:16]}…", style="dim")))
@@ -70,6 +70,8 @@ def _what(result: Mapping[str, Any]) -> Text:
     text = Text(f"{formats.plural(parameters, 'parameter')}, " if parameters is not None else "")
     workers, shards = result.get("workers", 1), result.get("shards")
     text.append(f"{result.get('strategy', 'single')} on {formats.plural(workers, 'worker')}")
+    if result.get("workers_at_start", workers) != workers:
+        text.append(f" (of {formats.count(result['workers_at_start'])} at the start)")
     if shards is not None:
         text.append(f", {formats.plural(shards, 'shard')}")
     return text
@@ -106,6 +108,9 @@ def _failures(result: Mapping[str, Any]) -> str:
         seconds = sum(each["seconds"] for each in recoveries)
         times = formats.plural(len(recoveries), "recovery", "recoveries")
         parts.append(f"{times} in {formats.duration(seconds)}")
+    for error in result.get("errors") or []:
+        step = "" if error["step"] is None else f" in step {formats.count(error['step'])}"
+        parts.append(f"rank {error['rank']} failed{step} ({error['message']}) and was tried once more")
     if result.get("restarts"):
         parts.append(formats.plural(result["restarts"], "restart"))
     return ", ".join(parts)

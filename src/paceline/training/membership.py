@@ -68,6 +68,9 @@ class Membership(Protocol):
     def attach(self, generation: int, interruption: Interruption) -> None:
         """Have a group's interruption raised when that group is to be left at once."""
 
+    def report_error(self, error: Exception, step: int) -> None:
+        """Tell of an exception of the user's code, in an evaluation that all are to do once more."""
+
     def next_place(self, standing: Standing | None) -> Place:
         """Say where this worker stands (a newcomer: nowhere), and wait for its place in the next group."""
 
@@ -85,6 +88,9 @@ class FixedMembership:
 
     def attach(self, generation: int, interruption: Interruption) -> None:
         """Nobody will raise it."""
+
+    def report_error(self, error: Exception, step: int) -> None:
+        """Nobody is there to tell."""
 
     def next_place(self, standing: Standing | None) -> Place:  # noqa: ARG002
         """There is none."""

@@ -132,7 +132,7 @@ class Recovery:
             try:
                 value = action()
             except Exception as error:
-                if not self.survives(error):
+                if not (self.survives(error) or self._tries_again(kind, error)):
                     raise
                 missed, outcome = self.regroup(kind)
                 if self._redone and (self._run.ended or self._apart):
@@ -147,6 +147,18 @@ class Recovery:
             self.finish(value)
             pulse.end()
             return value
+
+    def _tries_again(self, kind: str, error: Exception) -> bool:
+        """Return whether all are to repeat an evaluation in which the user's code raised: it has changed no state.
+
+        Whoever decides over the group knows of it, and ends the run where it is raised a second time.
+        """
+        if not (self._begun and self.membership.elastic and kind == EVALUATE) or isinstance(
+            error, PacelineError
+        ):
+            return False
+        self.membership.report_error(error, self._run.position.number)
+        return True
 
     def finish(self, outcome: Any) -> None:
         """Count an operation that is done, and keep what it came to for one that may have missed it."""

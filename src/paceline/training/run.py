@@ -75,7 +75,7 @@ class Run:
         self.position = Position()
         self.started_at = 0
         """The step this process started from: above 0 in a resumed run."""
-        self.workers = options.workers if self.strategy.threaded else world.size - self.world.mesh.servers
+        self.workers = self.present_workers
         """How many the run began with, on all machines; servers are not counted."""
         self.name = "run"
         self._listeners = listeners
@@ -184,6 +184,17 @@ class Run:
         if self._replica is None:
             raise InputError("run.steps was called before run.prepare(model, optimizer). Prepare first.")
         return self._replica
+
+    @property
+    def present_workers(self) -> int:
+        """How many there are now, on all machines; servers are not counted."""
+        world = self.world
+        return self.options.workers if self.strategy.threaded else world.size - world.mesh.servers
+
+    @property
+    def in_training(self) -> bool:
+        """Whether steps have been asked for and not all were taken."""
+        return self._begun is not None and not self.ended
 
     # Data and steps.
 

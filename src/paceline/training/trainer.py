@@ -121,7 +121,8 @@ class Trainer:
         return {
             "task": run.name,
             "strategy": options.strategy,
-            "workers": run.workers,
+            "workers": run.present_workers,
+            "workers_at_start": run.workers,
             "shards": options.total_shards,
             "exactness": str(run.exactness),
             "steps": run.position.number,

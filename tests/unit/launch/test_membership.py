@@ -1,5 +1,7 @@
 """The decisions about who belongs to the group, without a process in sight."""
 
+from dataclasses import asdict, replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -194,20 +196,145 @@ def test_nobody_starts_over_what_somebody_has_finished():
     assert not of(StartOver, made.lost(1, killed(1)))
 
 
-def test_an_exception_is_a_bug_when_all_raise_it():
-    made = training(2)
-    assert not of(GiveUp, made.lost(0, raised(0), step=4))
-    (end,) = of(GiveUp, made.lost(1, raised(1), step=4))
-    assert end.failure.rank == 0
+class TestExceptions:
+    """An error of the user's code is retried once in the same place; it never changes the layout of the run."""
 
+    def test_the_others_wait_for_the_replacement_which_takes_the_same_rank(self):
+        made = training(3)
+        actions = made.lost(1, raised(1), step=4)
+        assert of(Start, actions) == [Start(1)]
+        assert len(of(Break, actions)) == 2
+        made.add(7, rank=None)
+        assert not of(Assign, regroup(made, 0, 2))
+        assert made.group() == []
+        placed = of(Assign, made.ready(7))
+        assert [(one.member, one.rank, one.size) for one in placed] == [(0, 0, 3), (7, 1, 3), (2, 2, 3)]
+        assert [asdict(one) for one in made.errors] == [
+            {"rank": 1, "step": 4, "message": "ValueError: no", "retried": True}
+        ]
 
-def test_an_exception_is_a_bug_when_the_step_raises_it_again():
-    made = training(3)
-    made.lost(1, raised(1), step=4)
-    regroup(made, 0, 2)
-    (end,) = of(GiveUp, made.lost(2, raised(1), step=4))
-    assert end.failure.trace == "a trace"
-    assert not of(GiveUp, training(3).lost(1, raised(1), step=5))
+    @pytest.mark.parametrize("rank", [0, 2, 3])
+    def test_a_server_and_any_rank_come_back_where_they_were(self, rank):
+        made = training(4, choice=replace(choice("ps"), servers=1).pinned(3), shards=3)
+        made.lost(rank, raised(rank), step=4)
+        made.add(7, rank=None)
+        regroup(made, *{0, 1, 2, 3} - {rank})
+        assert {one.member: one.rank for one in of(Assign, made.ready(7))}[7] == rank
+
+    def test_raised_by_all_it_is_the_end(self):
+        made = training(2)
+        assert not of(GiveUp, made.lost(0, raised(0), step=4))
+        (end,) = of(GiveUp, made.lost(1, raised(1), step=4))
+        assert end.failure.rank == 0
+
+    def test_raised_again_in_the_same_step_it_is_the_end(self):
+        made = training(3)
+        made.lost(1, raised(1), step=4)
+        made.add(7, rank=None)
+        regroup(made, 0, 2)
+        made.ready(7)
+        (end,) = of(GiveUp, made.lost(7, raised(1), step=4))
+        assert end.failure.trace == "a trace"
+
+    def test_in_another_step_it_is_retried_again(self):
+        made = training(3)
+        made.lost(1, raised(1), step=4)
+        made.add(7, rank=None)
+        regroup(made, 0, 2)
+        made.ready(7)
+        assert not of(GiveUp, made.lost(7, raised(1), step=5))
+
+    @pytest.mark.parametrize("policy", [{"max_restarts": 0}, {"elastic": False}])
+    def test_where_nobody_may_be_started_it_is_the_end(self, policy):
+        failure = raised(1)
+        assert of(GiveUp, training(3, **policy).lost(1, failure, step=4)) == [GiveUp(failure)]
+
+    def test_where_the_budget_is_spent_it_is_the_end(self):
+        made = training(3, max_restarts=1)
+        made.lost(2, killed(2))
+        made.add(7, rank=None)
+        regroup(made, 0, 1)
+        made.ready(7)
+        regroup(made, 0, 1)
+        assert len(made.group()) == 3
+        assert of(GiveUp, made.lost(1, raised(1), step=4))
+
+    def test_a_replacement_that_fails_as_well_is_the_end(self):
+        made = training(3)
+        made.lost(1, raised(1), step=4)
+        made.add(7, rank=None)
+        regroup(made, 0, 2)
+        assert of(GiveUp, made.lost(7, raised(-1)))
+
+    def test_a_replacement_that_is_killed_is_replaced_as_far_as_the_budget_goes(self):
+        made = training(3, max_restarts=2)
+        made.lost(1, raised(1), step=4)
+        made.add(7, rank=None)
+        regroup(made, 0, 2)
+        assert of(Start, made.lost(7, killed())) == [Start(1)]
+        made.add(8, rank=None)
+        (end,) = of(GiveUp, made.lost(8, killed()))
+        assert end.failure.trace == "a trace"
+
+    def test_where_the_others_are_not_at_a_step_nobody_can_come_in_and_it_is_the_end(self):
+        made = training(3)
+        made.lost(1, raised(1), step=4)
+        made.add(7, rank=None)
+        assert of(GiveUp, regroup(made, 0, 2, kind=EVALUATE))[0].failure.trace == "a trace"
+
+    def test_raised_where_others_have_come_to_the_end_it_is_the_end(self):
+        made = training(2)
+        made.ended(0)
+        assert of(GiveUp, made.lost(1, raised(1), step=4))
+
+    def test_an_exit_without_a_known_step_counts_for_the_step_of_the_others(self):
+        exited = Failure(rank=1, host="here", kind="exit", message="exited with status 0")
+        made = training(3)
+        made.lost(1, exited)
+        made.add(7, rank=None)
+        regroup(made, 0, 2, operation=4)
+        made.ready(7)
+        assert made.errors[0].step == 4
+        made.lost(7, exited)
+        assert of(GiveUp, regroup(made, 0, 2, operation=4))
+
+    def test_one_that_a_worker_tries_again_by_itself_is_counted(self):
+        made = training(3)
+        assert made.raised(1, raised(1), step=4) == [Break(one, 0, at_once=True) for one in range(3)]
+        placed = of(Assign, regroup(made, 0, 1, 2, kind=EVALUATE))
+        assert [one.member for one in placed] == [0, 1, 2]
+        assert placed[0].reason == "rank 1 failed"
+        assert made.restarts == 0
+        assert of(GiveUp, made.raised(2, raised(2), step=4))
+        assert not of(GiveUp, training(3).raised(1, raised(1), step=4))
+        assert of(GiveUp, training(1).raised(0, raised(0), step=4))
+        assert of(GiveUp, training(3, max_restarts=0).raised(1, raised(1), step=4))
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.lists(st.tuples(st.sampled_from("xbr"), st.integers(0, 9)), max_size=40))
+    def test_whatever_raises_the_size_of_the_group_never_changes(self, happenings):
+        made = training(3, max_restarts=50)
+        for step, (what, which) in enumerate(happenings):
+            member = made.members[which % len(made.members)]
+            alive = member.state in (State.TRAINING, State.BROKEN)
+            actions = (
+                (made.lost(member.number, raised(member.rank), step=step) if alive else [])
+                if what == "x"
+                else happen(made, what, member, which)
+            )
+            if not carry_out(made, actions):
+                return
+            assert {one.size for one in of(Assign, actions)} <= {3}
+            assert len(made.group()) in (0, 3)
+
+    def test_a_kill_beside_it_still_makes_the_group_smaller_by_one(self):
+        made = training(4, max_restarts=1)
+        made.lost(1, raised(1), step=4)
+        made.add(7, rank=None)
+        made.lost(2, killed(2))
+        regroup(made, 0, 3)
+        placed = of(Assign, made.ready(7))
+        assert [(one.member, one.rank) for one in placed] == [(0, 0), (7, 1), (3, 2)]
 
 
 @pytest.mark.parametrize("trains", [False, True])

@@ -1,0 +1,41 @@
+"""Events that wait a moment before they are told: should the run end because of them, its last words say it all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from paceline.launch.ending import FIRST_CAUSE_WAIT_S
+from paceline.observe.events import Event
+
+
+class Announcements:
+    """What is to be told shortly; a bug that all workers raise would else be shown twice."""
+
+    def __init__(self, tell: Callable[[Event], None]) -> None:
+        self._tell = tell
+        self._waiting: list[tuple[float, Event]] = []
+
+    @property
+    def due(self) -> float | None:
+        """When the next is to be told; None where none waits."""
+        return self._waiting[0][0] if self._waiting else None
+
+    def add(self, event: Event) -> None:
+        """Tell this one in a moment."""
+        self._waiting.append((time.monotonic() + FIRST_CAUSE_WAIT_S, event))
+
+    def tell_due(self) -> None:
+        """Tell those whose time has come."""
+        while self._waiting and time.monotonic() >= self._waiting[0][0]:
+            self._tell(self._waiting.pop(0)[1])
+
+    def drop(self) -> None:
+        """Leave the rest to the run's last words."""
+        self._waiting.clear()
+
+    def tell_all(self) -> None:
+        """Tell everything that waits."""
+        for _, event in self._waiting:
+            self._tell(event)
+        self._waiting.clear()
