@@ -123,7 +123,11 @@ def test_an_exception_is_retried_in_its_place_and_the_others_wait(rank, tmp_path
     assert {change["workers"] for result in results for change in result["recoveries"]} == {3}
     assert [result["given"][0] > 0 for result in results] == [one == rank for one in range(3)]
     told = events(tmp_path, "worker_lost")
-    assert [(event["rank"], event["step"]) for event in told if event["trace"]] == [(rank, 6), (rank, 8), (2, 16)]
+    assert [(event["rank"], event["step"]) for event in told if event["trace"]] == [
+        (rank, 6),
+        (rank, 8),
+        (2, 16),
+    ]
     assert all("ValueError: a passing trouble" in event["trace"] for event in told if event["trace"])
     assert ["exited with status 0 before its part was done" in event["reason"] for event in told] == [
         False,
