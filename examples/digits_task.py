@@ -9,6 +9,7 @@ from paceline.tasks.digits import read_digits
 
 class Digits(paceline.Task):
     batch_size = 64  # the global batch: it does not change with the number of workers
+    shards = 8  # logical shards of it: what the bits depend on, like the seed
     epochs = 5
 
     def __init__(self, lr: float = 3e-3):

@@ -26,5 +26,5 @@ def main(run: paceline.Run, lr: float):
     return run.evaluate(data, error)["error"]
 
 
-results = paceline.launch(main, 0.1, workers=2)
+results = paceline.launch(main, 0.1, workers=2, shards=8)  # the same bits for 1 to 8 workers
 print("error on each worker:", *(f"{result:.4f}" for result in results))

@@ -85,6 +85,9 @@ class Task:
 
     batch_size: int = 32
     """The GLOBAL batch: it does not change with the number of workers."""
+    shards: int | None = None
+    """Logical shards of a global batch: what the bits depend on, like the seed. None is one per worker, and then another
+    number of workers gives other bits unless `--shards` says otherwise."""
     epochs: int = 1
     seed: int = 0
     clip: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -42,7 +43,10 @@ def chaos(
     ] = False,
     steps: Annotated[int | None, typer.Option(help="Steps of each run. Default: 10 a fault.")] = None,
     shards: Annotated[
-        int | None, typer.Option(help="Logical shards of a global batch. Default: one a worker.")
+        int | None,
+        typer.Option(
+            help="Logical shards of a global batch. Default: the task's; one per worker where it has none."
+        ),
     ] = None,
     strategy: Annotated[str, typer.Option(help="A strategy of several processes.")] = "ddp",
     batch_size: BatchSize = None,
@@ -58,6 +62,7 @@ def chaos(
     json_: AsJson = False,
 ) -> int:
     """Kill, stop and slow down workers, fill the disk; then compare with a run in which nothing happened."""
+    from paceline.launch import api
     from paceline.observe.progress import open_progress
     from paceline.training.spec import TrainSpec
     from paceline.verify.chaos import ChaosRequest
@@ -66,14 +71,15 @@ def chaos(
 
     reference, name = resolve(task)
     total = steps if steps is not None else STEPS_A_FAULT * (max(1, faults) + 2)
+    spec = TrainSpec(
+        task=reference,
+        name=name,
+        settings=dict(setting(text) for text in set_ or []),
+        steps=total,
+        batch_size=batch_size,
+    )
     request = ChaosRequest(
-        spec=TrainSpec(
-            task=reference,
-            name=name,
-            settings=dict(setting(text) for text in set_ or []),
-            steps=total,
-            batch_size=batch_size,
-        ),
+        spec=spec,
         folder=out or new_folder(f"{name}-chaos"),
         plan=PlanRequest(
             faults=faults,
@@ -90,6 +96,8 @@ def chaos(
         threads=threads,
         assert_same=assert_same,
     )
+    if shards is None and (asked := api.task_shards(spec)) is not None:
+        request = replace(request, plan=replace(request.plan, shards=asked))
     try:
         found, outcome = run_chaos(request, open_progress)
     except WorkerFailedError as error:

@@ -59,7 +59,8 @@ def train(
     shards: Annotated[
         int | None,
         typer.Option(
-            help="Logical shards of a global batch, fixed for the life of a run. Default: one a worker."
+            help="Logical shards of a global batch, fixed for the life of a run: the bits depend on it, as on the seed, "
+            "and on nothing else of the layout. Default: the task's; one per worker where it has none."
         ),
     ] = None,
     exact: Annotated[

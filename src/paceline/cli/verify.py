@@ -31,7 +31,9 @@ def verify(
     steps: Annotated[int, typer.Option(help="Steps to compare.")] = 20,
     shards: Annotated[
         int | None,
-        typer.Option(help="Logical shards of a global batch, for all runs. Default: the most workers."),
+        typer.Option(
+            help="Logical shards of a global batch, for all runs. Default: the task's, or the most workers."
+        ),
     ] = None,
     exact: Annotated[
         str | None, typer.Option(help="Verify the runs at this level. Default: the strategy's own.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from paceline.launch.local import LocalLauncher
 from paceline.launch.membership import Policy
 from paceline.remote import reach
 from paceline.training import folder
-from paceline.training.options import RunOptions
+from paceline.training.options import OPTION, TASK, WORKERS, RunOptions
+from paceline.training.spec import TrainSpec
 from paceline.world import env
 
 TRAINER = "paceline.training.trainer:main"
@@ -78,7 +79,7 @@ def plan(
     record: dict[str, Any] | None = None,
 ) -> LaunchPlan:
     """Say what would be started."""
-    options = settle_shards(launcher.adopt(options))
+    options = launcher.adopt(options)
     rendezvous = machines.meeting(
         options.rendezvous,
         options.nodes,
@@ -87,6 +88,8 @@ def plan(
     )
     if rendezvous is None or rendezvous.is_here():
         folder.check(options)  # one that follows may well come to a run under way
+    spec = next((one for one in args if isinstance(one, TrainSpec)), None)
+    options = settle_shards(options, lambda: task_shards(spec, launcher))
     if rendezvous is not None and options.total_servers:
         reach.chosen(machines.interface(rendezvous))
     return launcher.plan(
@@ -128,15 +131,45 @@ def _modules(options: RunOptions) -> tuple[str, ...]:
     return tuple(dict.fromkeys(needed))
 
 
-def settle_shards(options: RunOptions) -> RunOptions:
-    """Fix the number of shards: as asked, as the run being resumed has it, or one a worker."""
-    shards = options.shards
-    if shards is None and options.resume and options.out is not None:
-        shards = folder.read_spec(options.out).get("options", {}).get("shards")
-        workers = options.workers * options.max_nodes
+@dataclass(frozen=True)
+class ReadShards:
+    """Return the shards that a task asks for, read where torch is loaded: the launcher imports no code of the user's."""
+
+    spec: TrainSpec
+
+    def __call__(self, worker: object) -> int | None:  # noqa: ARG002  (it joins no group)
+        """Make the task and look."""
+        from paceline.training.reference import load_task
+
+        return load_task(self.spec.task, self.spec.settings).shards
+
+
+def task_shards(spec: TrainSpec | None, launcher: Launcher | None = None) -> int | None:
+    """Return the shards that a task asks for; None where it leaves them to the workers, or cannot be made.
+
+    One that cannot be made says why in the workers, which make it again.
+    """
+    if spec is None:
+        return None
+    found: int | None = (launcher or choose()).ask(ReadShards(spec))
+    return found
+
+
+def settle_shards(options: RunOptions, ask: Callable[[], int | None]) -> RunOptions:
+    """Fix the number of shards: as the command line has it, as the run being resumed, as the task (`ask`), or one per worker."""
+    if options.shards is not None:
+        return options
+    if options.resume and options.out is not None:
+        before = folder.read_spec(options.out).get("options", {})
+        shards, workers = before.get("shards"), options.workers * options.max_nodes
         if shards is not None and workers > shards:
             raise InputError(
                 f"the run in {options.out} has {shards} shards, so at most {shards} workers can share it, "
                 f"not {workers}."
             )
-    return replace(options, shards=shards or options.total_shards)
+        if shards is not None:
+            return replace(options, shards=shards, shards_from=before.get("shards_from", OPTION))
+    asked = ask()
+    if asked is not None:
+        return replace(options, shards=asked, shards_from=TASK)
+    return replace(options, shards=options.total_shards, shards_from=WORKERS)

@@ -70,6 +70,8 @@ class LaunchPlan:
     def describe(self) -> str:
         """Give one line a worker."""
         lines = [f"{self.launcher}: {len(self.jobs)} worker(s), {self.jobs[0].threads} thread(s) each"]
+        if self.policy.trains:
+            lines[0] += f", {self.policy.shards} shard(s)"
         if self.rendezvous is not None:
             part = "leads" if self.rendezvous.is_here() else "follows"
             lines[0] += f"; {self.rendezvous.nodes} machines at {self.rendezvous.endpoint}, this one {part}"
@@ -129,6 +131,9 @@ class Launcher(Protocol):
 
     def adopt(self, options: RunOptions) -> RunOptions:
         """Let the world that is there already have its say about the options."""
+
+    def ask(self, call: Call) -> Any:
+        """Return what a call returns in a process that joins no group; None where it fails."""
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Say what would be started, and start nothing."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from paceline import strategies
 from paceline.errors import InputError
 from paceline.launch import forkserver
 from paceline.launch.base import LaunchPlan, LaunchSpec, Outcome
-from paceline.launch.job import Job
+from paceline.launch.job import Call, Job
 from paceline.launch.membership import Policy
 from paceline.training import folder
 from paceline.training.options import RunOptions
@@ -46,6 +47,15 @@ class JoinedLauncher:
             if strategies.entry(options.strategy).threaded
             else replace(options, workers=size - options.total_servers)
         )
+
+    def ask(self, call: Call) -> Any:
+        """Make the call here: this process is a worker."""
+        from paceline.launch import lazy_dynamo
+        from paceline.launch.worker import Worker
+
+        lazy_dynamo.install()
+        identity = env.identity()
+        return None if identity is None else call(Worker(identity=identity))
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """There is one job: this process's."""

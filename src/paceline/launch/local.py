@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from paceline.launch import forkserver
 from paceline.launch.base import LaunchPlan, LaunchSpec, Outcome
 from paceline.launch.console import Console
 from paceline.launch.failures import Failure
 from paceline.launch.follower import Follower
-from paceline.launch.job import Job
+from paceline.launch.job import Call, Job
 from paceline.launch.membership import Policy
 from paceline.launch.run_folder import RunFolder
 from paceline.launch.supervisor import Supervisor
@@ -38,6 +39,14 @@ class LocalLauncher:
     def adopt(self, options: RunOptions) -> RunOptions:
         """Leave them as they are: this launcher makes the world."""
         return options
+
+    def ask(self, call: Call) -> Any:
+        """Make the call in a worker of its own, silently: what fails here fails in the run's workers again, aloud."""
+        quiet = LocalLauncher(_Silence())
+        outcome = quiet.launch(quiet.plan(LaunchSpec(call=call, workers=1, threads=1)))
+        if outcome.interrupted is not None:
+            raise KeyboardInterrupt
+        return outcome.results[0] if outcome.results else None
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Lay out one job a worker; ranks and the store's port are filled in when they start."""
@@ -109,6 +118,13 @@ class LocalLauncher:
             finally:
                 follower.close()
                 self._console.close()
+
+
+class _Silence(Console):
+    """Shows nothing of what a worker writes."""
+
+    def output(self, stream: str, chunk: bytes) -> None:
+        """Drop it."""
 
 
 def _record_failure(out: Path, failure: Failure) -> None:

@@ -16,7 +16,15 @@ from paceline.training.options import RunOptions
 from paceline.version import __version__
 from paceline.world import interfaces
 
-_EACH_HAS_ITS_OWN = ("out", "rendezvous", "join_timeout", "machine_timeout", "nodes", "tensorboard")
+_EACH_HAS_ITS_OWN = (
+    "out",
+    "rendezvous",
+    "join_timeout",
+    "machine_timeout",
+    "nodes",
+    "tensorboard",
+    "shards_from",
+)
 """Options that may differ between machines, or that the rendezvous itself compares."""
 
 

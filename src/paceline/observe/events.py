@@ -44,6 +44,8 @@ class RunStarted(Event):
     epochs: int | None
     start_step: int
     out: str
+    shards_from: str = "option"
+    """Who said how many shards: option, task or workers."""
 
 
 @dataclass(frozen=True, slots=True)

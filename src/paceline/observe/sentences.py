@@ -17,6 +17,7 @@ from paceline.observe.events import (
     WorkerLost,
 )
 from paceline.observe.pace import Pace
+from paceline.observe.promise import promise
 
 GAP = "  "
 
@@ -103,7 +104,7 @@ def _started(run: RunStarted) -> str:
     where = f"{formats.plural(run.workers, 'worker')} ({run.device}, {run.backend})"
     parts = [
         f"{run.task}: {run.strategy} on {where}",
-        f"{formats.plural(run.shards, 'shard')}, {run.exactness}",
+        f"{run.exactness}: {promise(run.exactness, run.shards, run.shards_from)}",
         formats.plural(run.parameters, "parameter"),
     ]
     if run.samples is not None:

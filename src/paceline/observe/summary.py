@@ -13,13 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.observe import formats
-
-MEANING = {
-    "bitwise": "same bits for any workers",
-    "numeric": "same answer up to rounding",
-    "statistical": "same answer only in expectation",
-}
-"""What each level of exactness promises, in five words."""
+from paceline.observe.promise import promise
 
 
 def render(result: Mapping[str, Any]) -> Group:
@@ -81,7 +75,7 @@ def _exactness(result: Mapping[str, Any]) -> Text:
     level = result.get("exactness")
     if not level:
         return Text()
-    meaning = MEANING.get(level)
+    meaning = promise(level, result.get("shards"), result.get("shards_from"))
     return Text(level, style="bold").append(f": {meaning}" if meaning else "", style="not bold")
 
 

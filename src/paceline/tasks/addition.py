@@ -39,6 +39,7 @@ class Addition(Task):
 
     name = "addition"
     batch_size = 128
+    shards = 8
     epochs = 5
     clip = 1.0
 

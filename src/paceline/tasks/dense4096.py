@@ -23,6 +23,7 @@ class Dense4096(Task):
 
     name = "dense4096"
     batch_size = 128
+    shards = 8
     epochs = 2
 
     def __init__(self, lr: float = 0.05) -> None:

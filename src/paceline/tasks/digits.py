@@ -31,6 +31,7 @@ class Digits(Task):
 
     name = "digits"
     batch_size = 64
+    shards = 8
     epochs = 10
 
     def __init__(self, lr: float = 4e-3, width: int = 32) -> None:

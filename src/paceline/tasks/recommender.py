@@ -31,6 +31,7 @@ class Recommender(Task):
 
     name = "recommender"
     batch_size = 512
+    shards = 8
     epochs = 3
 
     def __init__(

@@ -8,7 +8,7 @@ from paceline import strategies
 from paceline.data import Feed
 from paceline.errors import InputError
 from paceline.strategies.base import Exactness, Strategy
-from paceline.training.options import RunOptions
+from paceline.training.options import OPTION, TASK, RunOptions
 
 
 def promise(strategy: Strategy, options: RunOptions) -> Exactness:
@@ -30,6 +30,18 @@ def promise(strategy: Strategy, options: RunOptions) -> Exactness:
             f"Use --exact {level}, or --strategy single."
         )
     return asked
+
+
+def check_shards(asked: int | None, options: RunOptions) -> None:
+    """Refuse other shards than the task asks for where nobody else has said how many: the answer would be another."""
+    if options.shards_from == OPTION or options.resume:
+        return
+    read = options.shards if options.shards_from == TASK else None
+    if asked != read:
+        raise InputError(
+            f"the task says shards = {asked}, but {read} when it was read before the workers started. "
+            f"Let it say the same each time, or give --shards {asked or options.total_shards}."
+        )
 
 
 def last_step(feed: Feed, epochs: int | None, steps: int | None) -> float:

@@ -15,6 +15,8 @@ DEVICES = ("auto", "cpu", "cuda")
 BACKENDS = ("auto", "gloo", "nccl")
 LANES = ("auto", "memory", "gloo")
 PRECISIONS = ("fp32", "bf16", "fp16")
+OPTION, TASK, WORKERS = "option", "task", "workers"
+"""Who said how many shards a run has; WORKERS: nobody did, and it is one per worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,9 @@ class RunOptions:
     servers: int | None = None
     """Processes beside them that hold parameters, for strategies that have such; None is the strategy's own number."""
     shards: int | None = None
+    """Logical shards of a global batch; None leaves it to the task, or makes one per worker."""
+    shards_from: str = ""
+    """Who said so: option, task or workers. Filled in when the run is planned."""
     exact: str | None = None
     seed: int = 0
     precision: str = "fp32"
@@ -100,6 +105,8 @@ class RunOptions:
     def __post_init__(self) -> None:
         if isinstance(self.tuning, dict):  # it comes so from a file, or from another process
             object.__setattr__(self, "tuning", Tuning(**self.tuning))
+        if not self.shards_from:
+            object.__setattr__(self, "shards_from", WORKERS if self.shards is None else OPTION)
         strategies.entry(self.strategy)
         self._check_names()
         self._check_numbers()
@@ -122,6 +129,7 @@ class RunOptions:
         _one_of("backend", self.backend, BACKENDS)
         _one_of("lane", self.lane, LANES)
         _one_of("precision", self.precision, PRECISIONS)
+        _one_of("origin of the shards", self.shards_from, (OPTION, TASK, WORKERS))
         if self.exact is not None:
             _one_of("exactness", self.exact, LEVELS)
 

@@ -91,6 +91,8 @@ class Receipt:
     seed: int
     shards: int
     batch_size: int
+    shards_from: str = ""
+    """Who said how many shards: option, task or workers; nothing in receipts of older versions."""
     history: tuple[Start, ...]
     checkpoints: Mapping[int, Point] = field(default_factory=dict)
     """By the number of steps taken; those that have been deleted since are kept here."""
@@ -158,6 +160,7 @@ class Receipt:
             "name": self.name,
             "seed": self.seed,
             "shards": self.shards,
+            "shards_from": self.shards_from,
             "batch_size": self.batch_size,
             **{key: value for key, value in vars(self.last).items() if key not in _OF_ONE_START},
             "steps": self.steps,
@@ -191,6 +194,7 @@ class Receipt:
                 seed=document["seed"],
                 shards=document["shards"],
                 batch_size=document["batch_size"],
+                shards_from=document.get("shards_from", ""),
                 history=_restored(document["history"]),
                 checkpoints={int(step): Point(**point) for step, point in document["checkpoints"].items()},
                 finished=document["finished"],

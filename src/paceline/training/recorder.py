@@ -122,6 +122,7 @@ class Records(NoRecords):
             seed=seed,
             shards=self._options.total_shards,
             batch_size=batch_size,
+            shards_from=self._options.shards_from,
             history=(replace(start, generation=max(used, default=-1) + 1),),
         )
         self._chain = Chain(self._folder, receipt)

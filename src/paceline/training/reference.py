@@ -28,6 +28,10 @@ def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise InputError(f"there is no file {path}. Give the path of a Python file: path.py:Class.")
     name = path.stem
+    # A process may make its task twice, and what a module registers with torch it can register only once.
+    there, state = sys.modules.get(name), _state_of(path)
+    if there is not None and getattr(there, _READ, None) == state:
+        return there
     # Beside the script, as `python path.py` would have it.
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(name, path.resolve())
@@ -35,8 +39,18 @@ def _from_file(path: Path) -> ModuleType:
         raise InputError(f"{path} cannot be imported as Python.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    vars(module)[_READ] = state
     spec.loader.exec_module(module)
     return module
+
+
+_READ = "__paceline_read__"
+
+
+def _state_of(path: Path) -> tuple[str, int, int]:
+    """Return which file it is, and as of when."""
+    found = path.stat()
+    return str(path.resolve()), found.st_mtime_ns, found.st_size
 
 
 def _from_package(name: str) -> ModuleType:

@@ -408,6 +408,7 @@ class Run:
             epochs=epochs,
             start_step=self.position.number,
             out=str(options.out or ""),
+            shards_from=options.shards_from,
         )
 
     def evaluate(

@@ -9,6 +9,7 @@ from typing import Any
 from paceline.data.loaders import is_loader
 from paceline.observe import Evaluated, RunFinished
 from paceline.task import Task
+from paceline.training.checks import check_shards
 from paceline.training.preparing import structure_of
 from paceline.training.recorder import about_task
 from paceline.training.recovery import RolledBackError
@@ -21,6 +22,7 @@ def main(run: Run, spec: TrainSpec) -> dict[str, Any]:
     """Train a task from where the run stands to its end, and give the result."""
     started = time.perf_counter()
     task = load_task(spec.task, spec.settings)
+    check_shards(task.shards, run.options)
     chosen = {name: spec.overrides.get(name, getattr(task, name)) for name in OVERRIDES}
     run.with_options(**chosen)
     run.name = spec.name
@@ -124,6 +126,7 @@ class Trainer:
             "workers": run.present_workers,
             "workers_at_start": run.workers,
             "shards": options.total_shards,
+            "shards_from": options.shards_from,
             "exactness": str(run.exactness),
             "steps": run.position.number,
             "samples": self._samples(),

@@ -34,6 +34,8 @@ def verify(request: Request) -> Report:
         raise InputError(
             "verify starts its own workers, but this process is one of another launcher's. Run it by itself."
         )
+    if request.shards is None:
+        request = replace(request, shards=api.task_shards(request.spec))
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as folder:
         check = _Check(request, Path(folder))
         try:

@@ -62,7 +62,7 @@ def train(command, *arguments):
 def test_dense4096_on_four_workers_is_32_steps_of_32_samples_each(command, folder):
     result = train(command, "--workers", 4, "--epochs", 1, "--out", "run")
     assert result["steps"] * 32 * result["workers"] == result["samples"] == 4096
-    assert (result["strategy"], result["shards"], result["exactness"]) == ("ddp", 4, "bitwise")
+    assert (result["strategy"], result["shards"], result["exactness"]) == ("ddp", 8, "bitwise")
     assert (result["restarts"], result["recoveries"]) == (0, [])
     run = folder / "run"
     names = {path.name for path in run.iterdir()}
@@ -84,7 +84,7 @@ def test_ten_steps_and_ten_more_on_other_workers_are_twenty(command, folder):
     resumed = train(command, "--workers", 1, "--steps", 20, "--out", "run", "--resume")
     assert resumed["steps"] == straight["steps"] == 20
     assert resumed["weights_sha256"] == straight["weights_sha256"]
-    assert (resumed["shards"], resumed["workers"]) == (2, 1)
+    assert (resumed["shards"], resumed["workers"]) == (8, 1)
 
     exported = command("export", "run", "--json")
     made = json.loads(exported.out)

@@ -153,7 +153,7 @@ DIGITS = TrainSpec(task="paceline.tasks.digits:Digits", name="digits")
 
 def test_digits_reaches_its_accuracy() -> None:
     results = paceline.launch(
-        trained, DIGITS, workers=2, threads=1, device="cpu", tuning={"compress": "powersgd:2"}
+        trained, DIGITS, workers=2, shards=2, threads=1, device="cpu", tuning={"compress": "powersgd:2"}
     )
     assert results[0]["exactness"] == "statistical"
     assert results[0]["metrics"]["accuracy"] >= 0.95

@@ -201,7 +201,7 @@ def digits(run: paceline.Run) -> dict[str, Any]:
 
 def test_digits_reaches_its_accuracy() -> None:
     results = paceline.launch(
-        digits, strategy="local-sgd", workers=3, threads=1, device="cpu", tuning={"local_steps": 8}
+        digits, strategy="local-sgd", workers=3, shards=3, threads=1, device="cpu", tuning={"local_steps": 8}
     )
     assert results[0]["metrics"]["accuracy"] >= 0.95
     assert results[0]["exactness"] == "statistical"
@@ -210,4 +210,4 @@ def test_digits_reaches_its_accuracy() -> None:
 
 def test_more_than_statistical_is_refused() -> None:
     with pytest.raises(paceline.InputError, match="numeric is more than --strategy local-sgd can give"):
-        paceline.launch(digits, strategy="local-sgd", workers=2, exact="numeric", device="cpu")
+        paceline.launch(digits, strategy="local-sgd", workers=2, shards=2, exact="numeric", device="cpu")

@@ -280,7 +280,7 @@ def digits(run: paceline.Run) -> dict[str, Any]:
 
 def test_digits_reaches_its_accuracy() -> None:
     results = paceline.launch(
-        digits, strategy="ps", workers=2, threads=1, device="cpu", tuning={"staleness": 2}
+        digits, strategy="ps", workers=2, shards=2, threads=1, device="cpu", tuning={"staleness": 2}
     )
     assert results[0]["metrics"]["accuracy"] >= 0.95
     assert results[0]["exactness"] == "statistical"

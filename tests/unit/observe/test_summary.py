@@ -3,7 +3,8 @@ import io
 import pytest
 from rich.console import Console
 
-from paceline.observe.summary import MEANING, render, show
+from paceline.observe.promise import promise
+from paceline.observe.summary import render, show
 
 RESULT = {
     "task": "digits",
@@ -36,7 +37,7 @@ def test_the_summary_says_what_a_person_asks():
     lines = shown(RESULT)
     assert [" ".join(line.split()) for line in lines[2:]] == [
         "trained 30,634 parameters, ddp on 2 workers, 4 shards",
-        "exactness bitwise: same bits for any workers",
+        "exactness bitwise: same bits for any number of workers (4 shards)",
         "work 230 steps, 14,370 samples",
         "train loss 0.0199",
         "eval accuracy 98.61 %",
@@ -106,5 +107,15 @@ def test_show_prints_it_to_a_stream_without_colour():
     assert f"paceline export runs/{'x' * 200}\n" in stream.getvalue()
 
 
-def test_each_meaning_has_five_words():
-    assert {level: len(words.split()) for level, words in MEANING.items()} == dict.fromkeys(MEANING, 5)
+@pytest.mark.parametrize(
+    ("level", "shards_from", "words"),
+    [
+        ("bitwise", "task", "same bits for any number of workers (8 shards)"),
+        ("bitwise", "option", "same bits for any number of workers (8 shards)"),
+        ("bitwise", "workers", "same bits for any number of workers with --shards 8"),
+        ("numeric", "workers", "same answer up to rounding for any number of workers with --shards 8"),
+        ("statistical", "workers", "same answer only in expectation"),
+    ],
+)
+def test_a_promise_says_what_it_rests_on(level, shards_from, words):
+    assert promise(level, 8, shards_from) == words
