@@ -58,9 +58,9 @@ def test_a_plain_log_reads_well():
             RunFailed(1, "node", "ValueError: no"),
         ]
     )
+    promise = "bitwise: same bits for any number of workers (4 shards)"
     assert lines == [
-        "digits: ddp on 2 workers (cpu, gloo) · bitwise: same bits for any number of workers (4 shards) · "
-        "21 parameters · 1,437 samples · batch 64",
+        f"digits: ddp on 2 workers (cpu, gloo) · {promise} · 21 parameters · 1,437 samples · batch 64",
         "step 1/230  epoch 1/10  loss 0.5000  6,400 samples/s  10.0 ms/step  2 s left",
         "epoch 1/10 done at step 23: loss 0.2500",
         "evaluated at step 23: accuracy 98.61 %, loss 0.0500 (360 samples in 50.0 ms)",
