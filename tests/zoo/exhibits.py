@@ -12,6 +12,10 @@ Made = TypeVar("Made", bound=type)
 
 ALL = "*"
 """Stands for every strategy in `refused_by`."""
+NO_SPARSE = {"hybrid": "keeps embeddings with sparse=True on servers, and the model has none"}
+NO_ROW = {"pp": "finds no row of layers"}
+BY_ROWS = {"fsdp": "may look across rows"}
+NO_LINEAR = {"tp": "found no Linear layer"}
 EXHIBITS: dict[str, Exhibit] = {}
 
 
@@ -23,8 +27,8 @@ class Exhibit:
     about: str
     """What ordinary code it stands for; one phrase, for the page of what works with what."""
     made: type
-    refused_by: Mapping[str, str] = field(default_factory=dict)
-    """The strategies that may refuse it, each with a part of the line that says so; `ALL` is every strategy."""
+    refused_by: Mapping[str, str | None] = field(default_factory=dict)
+    """The strategies that refuse it, each with a part of the line that says so; `ALL` is every strategy but those with None."""
     meshes: bool = False
     """Whether it is also tried on meshes of two strategies."""
     resumes: bool = True
@@ -45,13 +49,21 @@ class Exhibit:
         return self.refused_by.get(strategy, self.refused_by.get(ALL))
 
 
-def exhibit(name: str, about: str, **declared: Any) -> Callable[[Made], Made]:
-    """Put a task (or a loop) into the zoo."""
+def exhibit(
+    name: str,
+    about: str,
+    refused_by: Mapping[str, str | None] | None = None,
+    *,
+    sparse: bool = False,
+    **declared: Any,
+) -> Callable[[Made], Made]:
+    """Put a task (or a loop) into the zoo; `sparse` where it has what `hybrid` is for."""
+    who = {**({} if sparse else NO_SPARSE), **(refused_by or {})}
 
     def enter(made: Made) -> Made:
         if name in EXHIBITS:
             raise ValueError(f"two exhibits are called {name}")
-        EXHIBITS[name] = Exhibit(name=name, about=about, made=made, **declared)
+        EXHIBITS[name] = Exhibit(name=name, about=about, made=made, refused_by=who, **declared)
         return made
 
     return enter
@@ -63,11 +75,6 @@ def load() -> dict[str, Exhibit]:
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
     return dict(sorted(EXHIBITS.items()))
-
-
-def refused(reasons: str, *strategies: str) -> dict[str, str]:
-    """Return a `refused_by` in which several strategies give the same reason."""
-    return dict.fromkeys(strategies, reasons)
 
 
 def chosen(names: Iterable[str]) -> list[Exhibit]:

@@ -34,9 +34,9 @@ def judge(reference: Result, ranks: list[Result], level: str, *, precision: str 
 
 def judge_plain(reference: Result, made: Result, precision: str = "fp32") -> Verdict:
     """Compare a run of one shard with a textbook loop: the same bits, or what rounding explains."""
-    if made["weights"] == reference["weights"]:
-        return Verdict("same")
-    return _within(reference, made, precision)
+    return _metrics(reference, made, bound(made["steps"], precision)) or (
+        Verdict("same") if made["weights"] == reference["weights"] else _within(reference, made, precision)
+    )
 
 
 def _bits(reference: Result, made: Result, precision: str) -> Verdict:
@@ -51,12 +51,16 @@ def _bits(reference: Result, made: Result, precision: str) -> Verdict:
 
 def _bound(reference: Result, made: Result, precision: str) -> Verdict:
     verdict = _within(reference, made, precision)
-    allowed = bound(made["steps"], precision)
-    for name, value in (reference["metrics"] or {}).items():
-        # A count of right answers may tip; a loss must not.
+    wrong = _metrics(reference, made, bound(made["steps"], precision))
+    return verdict if wrong is None or not verdict.good else wrong
+
+
+def _metrics(reference: Result, made: Result, allowed: float) -> Verdict | None:
+    """Return what is wrong with the metrics; a count of right answers may tip, a loss must not."""
+    for name, value in reference["metrics"].items():
         if "loss" in name and not math.isclose(value, made["metrics"][name], rel_tol=10 * allowed):
             return Verdict("WRONG", f"{name} is {made['metrics'][name]}, not {value}")
-    return verdict
+    return None
 
 
 def _band(reference: Result, made: Result, precision: str) -> Verdict:

@@ -6,7 +6,19 @@ from fnmatch import fnmatchcase
 
 OPEN = {
     "adagrad@fsdp-*": "state made in the optimizer's constructor",
-    "batch-norm@tp-*": "metrics differ by more than rounding",
+    "auxiliary-only@*": "parameters that an auxiliary term alone reaches",
+    "complex@*": "complex parameters with more shards than workers",
+    "direct@fsdp-*": "a loss that uses parameters directly",
+    "encoder-masked@*": "the fast path of evaluation",
+    "encoder@*": "the fast path of evaluation",
+    "experts@*": "auxiliary terms and unused parameters",
+    "gradient-hooks@*": "hooks of parameters",
+    "max-norm@*": "weights changed in the forward pass",
+    "methods@*": "a loss that calls other methods",
+    "outside@ps-*": "not refused",
+    "sparse*@*": "sparse gradients",
+    "stream@*:resume": "samples of a resumed stream",
+    "weight-norm-old@dp-*": "cannot be copied",
 }
 """Cells, patterns allowed, and what is wrong there."""
 

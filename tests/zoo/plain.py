@@ -13,6 +13,7 @@ import paceline
 from paceline.checkpoint import weights_sha256
 from paceline.data import Feed
 from paceline.data.step_data import StepData
+from paceline.task import as_float
 from paceline.training.reference import load_task
 from paceline.world import seeds
 
@@ -26,15 +27,7 @@ def train_plainly(run: paceline.Run, job: Job) -> dict[str, Any]:
     seeds.seed_everything(seeds.derive(task.seed, "model"))
     model = task.model()
     optimizer = task.optimizer(model)
-    feed = Feed(
-        task.train_data(),
-        batch_size=task.batch_size,
-        shards=1,
-        seed=task.seed,
-        owned=range(1),
-        micro_batch=task.micro_batch,
-        collate=task.collate,
-    )
+    feed = _feed(task, task.train_data(), shuffle=True)
     per_epoch = feed.steps_per_epoch
     scheduler = task.scheduler(optimizer, job.steps if per_epoch is None else task.epochs * per_epoch)
     number, epoch = 0, 0
@@ -46,10 +39,45 @@ def train_plainly(run: paceline.Run, job: Job) -> dict[str, Any]:
             number += 1
             if number == job.steps:
                 break
+        else:
+            _measured(task, model)
         epoch += 1
     feed.close()
+    metrics = _measured(task, model)
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    return {"model": state, "weights": weights_sha256(state), "steps": number, "exactness": "bitwise"}
+    return {"model": state, "weights": weights_sha256(state), "steps": number, "metrics": metrics}
+
+
+def _measured(task: paceline.Task, model: nn.Module) -> dict[str, float]:
+    """Measure the held-out samples, batch by batch."""
+    feed = _feed(task, task.eval_data(), shuffle=False)
+    sums: dict[str, tuple[float, float]] = {}
+    model.eval()
+    with torch.no_grad(), _autocast(task):
+        for batch in (batch for data in feed.epoch(0) for batch in data.shards[0].batches):
+            for name, mean in task.metrics(model, batch).items():
+                total, weight = sums.get(name, (0.0, 0.0))
+                sums[name] = total + as_float(mean.total), weight + as_float(mean.weight)
+    model.train()
+    feed.close()
+    return {name: total / weight for name, (total, weight) in sums.items()}
+
+
+def _feed(task: paceline.Task, data: Any, *, shuffle: bool) -> Feed:
+    return Feed(
+        data,
+        batch_size=task.batch_size,
+        shards=1,
+        seed=task.seed,
+        owned=range(1),
+        shuffle=shuffle,
+        micro_batch=task.micro_batch,
+        collate=task.collate,
+    )
+
+
+def _autocast(task: paceline.Task) -> contextlib.AbstractContextManager[Any]:
+    return torch.autocast("cpu", torch.bfloat16) if task.precision == "bf16" else contextlib.nullcontext()
 
 
 def _step(task: paceline.Task, model: nn.Module, optimizer: Optimizer, data: StepData, number: int) -> None:
@@ -57,10 +85,9 @@ def _step(task: paceline.Task, model: nn.Module, optimizer: Optimizer, data: Ste
     optimizer.zero_grad()
     (shard,) = data.shards
     seeds.seed_everything(seeds.derive(task.seed, "shard", number, 0))
-    half = torch.autocast("cpu", torch.bfloat16) if task.precision == "bf16" else contextlib.nullcontext()
     weight: Any = 0
     for batch in shard.batches:
-        with half:
+        with _autocast(task):
             loss = task.loss(model, batch)
         value: Tensor = loss.total
         if len(shard.batches) == 1:

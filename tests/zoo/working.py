@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,6 @@ from torch import Tensor
 import paceline
 from paceline.checkpoint import weights_sha256
 from paceline.training import trainer
-from paceline.training.reference import load_task
 from paceline.training.spec import TrainSpec
 from tests.zoo.plain import train_plainly
 
@@ -63,11 +63,12 @@ def work(run: paceline.Run, jobs: Sequence[Job], folder: Path) -> None:
 
 def _train(run: paceline.Run, job: Job) -> dict[str, Any]:
     own = paceline.Run(run.world, replace(run.options, shards=job.shards, out=job.out, resume=job.resume))
-    made = load_task(job.task, {})
+    module, _, name = job.task.partition(":")
+    made = getattr(importlib.import_module(module), name)
     try:
-        if isinstance(made, Loop):
+        if issubclass(made, Loop):
             own.with_options(**made.options)
-            metrics = made.train(own, job.steps)
+            metrics = made().train(own, job.steps)
             result = {"metrics": metrics, "steps": own.position.number, "loss": own.journal.loss}
         else:
             result = trainer.main(own, job.spec())

@@ -1,15 +1,19 @@
-"""Layers that keep statistics, or that make their weights anew in each pass."""
+"""Layers that keep statistics, buffers that change, and weights that are made anew in each pass."""
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Mapping
+from typing import Any
 
-from tests.zoo.exhibits import exhibit
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from tests.zoo.exhibits import NO_ROW, exhibit
 from tests.zoo.tasks.base import CLASSES, FEATURES, Small
-from tests.zoo.tasks.weights import NO_SPARSE
 
 
-@exhibit("batch-norm", "BatchNorm", refused_by=NO_SPARSE)
+@exhibit("batch-norm", "BatchNorm", meshes=True)
 class BatchNorm(Small):
     """Running statistics; no shard has fewer than two samples."""
 
@@ -17,3 +21,95 @@ class BatchNorm(Small):
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, CLASSES))
+
+
+@exhibit("group-norm", "a small convolutional network with GroupNorm")
+class GroupNorm(Small):
+    """Six features as a picture."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 2, 3)),
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.GroupNorm(2, 8),
+            nn.ReLU(),
+            nn.Conv2d(8, 4, 1),
+            nn.InstanceNorm2d(4, affine=True),
+            nn.Flatten(),
+            nn.Linear(4 * 6, CLASSES),
+        )
+
+
+@exhibit("weight-norm-old", "`nn.utils.weight_norm`, the old form")
+class WeightNormOld(Small):
+    """A hook makes the weight before each pass."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(FEATURES, 16)), nn.Tanh(), nn.Linear(16, CLASSES))
+
+
+@exhibit("weight-norm", "`parametrizations.weight_norm`")
+class WeightNorm(Small):
+    """A parametrization makes the weight whenever it is asked for."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(
+            parametrizations.weight_norm(nn.Linear(FEATURES, 16)), nn.Tanh(), nn.Linear(16, CLASSES)
+        )
+
+
+@exhibit("spectral-norm-old", "`nn.utils.spectral_norm`, the old form")
+class SpectralNormOld(Small):
+    """Each pass moves the vectors of its power iteration."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.utils.spectral_norm(nn.Linear(FEATURES, 16)), nn.Tanh(), nn.Linear(16, CLASSES)
+        )
+
+
+@exhibit("spectral-norm", "`parametrizations.spectral_norm`")
+class SpectralNorm(Small):
+    """The same as a parametrization."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(
+            parametrizations.spectral_norm(nn.Linear(FEATURES, 16)), nn.Tanh(), nn.Linear(16, CLASSES)
+        )
+
+
+class _Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+        self.chosen: Tensor
+        self.register_buffer("chosen", torch.zeros(CLASSES))
+
+    def forward(self, features: Tensor) -> Tensor:
+        scores: Tensor = self.layer(features)
+        if self.training:
+            self.chosen += torch.bincount(scores.argmax(1), minlength=CLASSES)
+        return scores
+
+
+@exhibit("counting", "a buffer that the forward pass changes, with a rule in `Task.buffers`", NO_ROW)
+class Counting(Small):
+    """How often each class was the answer."""
+
+    def model(self) -> nn.Module:
+        return _Counting()
+
+    def buffers(self) -> Mapping[str, Any]:
+        return {"chosen": "sum"}
+
+
+@exhibit(
+    "counting-unsaid",
+    "the same without a rule",
+    {"*": "buffer", "single": None, **NO_ROW},
+)
+class CountingUnsaid(Counting):
+    """Nobody has said what becomes of it."""
+
+    def buffers(self) -> Mapping[str, Any]:
+        return {}

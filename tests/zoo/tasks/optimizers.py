@@ -7,22 +7,69 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim import lr_scheduler as schedules
+from torch.optim.lr_scheduler import LRScheduler
 
-from tests.zoo.exhibits import exhibit
+from tests.zoo.exhibits import BY_ROWS, exhibit
 from tests.zoo.tasks.base import Small
-from tests.zoo.tasks.weights import NO_SPARSE
 
 
-def _optimized(name: str, made: type[Optimizer], refused_by: dict[str, str], **options: Any) -> None:
+def _optimized(name: str, optimizer: str, refused_by: dict[str, str] | None = None, **options: Any) -> None:
+    """Put a task with an optimizer of torch's into the zoo, where this torch has it."""
+    made = getattr(torch.optim, optimizer, None)
+    if made is None:
+        return
+
     class Optimized(Small):
         def optimizer(self, model: nn.Module) -> Optimizer:
-            return made(model.parameters(), **options)
+            kept = [one for one in model.parameters() if optimizer != "Muon" or one.ndim == 2]
+            return made(kept, **options)
 
     Optimized.__name__ = Optimized.__qualname__ = name.title().replace("-", "")
-    globals()[Optimized.__name__] = exhibit(
-        name, f"`torch.optim.{made.__name__}`", refused_by={**NO_SPARSE, **refused_by}
-    )(Optimized)
+    globals()[Optimized.__name__] = exhibit(name, f"`torch.optim.{optimizer}`", refused_by)(Optimized)
 
 
-_optimized("adagrad", torch.optim.Adagrad, {}, lr=0.05)
-_optimized("momentum", torch.optim.SGD, {}, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01)
+_optimized("momentum", "SGD", lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01)
+_optimized("adam", "Adam", lr=0.01, amsgrad=True, weight_decay=0.01)
+_optimized("adagrad", "Adagrad", lr=0.05)
+_optimized("adadelta", "Adadelta", lr=0.5)
+_optimized("adamax", "Adamax", lr=0.01)
+_optimized("asgd", "ASGD", lr=0.05, t0=2)
+_optimized("nadam", "NAdam", lr=0.01)
+_optimized("radam", "RAdam", lr=0.01)
+_optimized("rmsprop", "RMSprop", lr=0.005, centered=True, momentum=0.5)
+_optimized("rprop", "Rprop", lr=0.01)
+_optimized("adafactor", "Adafactor", BY_ROWS, lr=0.01)
+_optimized("muon", "Muon", BY_ROWS, lr=0.01)
+_optimized("lbfgs", "LBFGS", {"*": "closure"}, lr=0.1)
+
+
+class _Scheduled(Small):
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+@exhibit("one-cycle", "`OneCycleLR`, which moves the momentum too", meshes=True)
+class OneCycle(_Scheduled):
+    """A schedule that needs the number of steps."""
+
+    def scheduler(self, optimizer: Optimizer, total_steps: int | None) -> LRScheduler:
+        return schedules.OneCycleLR(optimizer, max_lr=0.2, total_steps=total_steps)
+
+
+@exhibit("warm-restarts", "`CosineAnnealingWarmRestarts` behind a linear warm-up (`SequentialLR`)")
+class WarmRestarts(_Scheduled):
+    """Two schedules, one after the other."""
+
+    def scheduler(self, optimizer: Optimizer, total_steps: int | None) -> LRScheduler:
+        warm = schedules.LinearLR(optimizer, start_factor=0.1, total_iters=2)
+        waves = schedules.CosineAnnealingWarmRestarts(optimizer, T_0=2, T_mult=2)
+        return schedules.SequentialLR(optimizer, [warm, waves], milestones=[2])
+
+
+@exhibit("plateau", "`ReduceLROnPlateau`", {"*": "ReduceLROnPlateau"})
+class Plateau(_Scheduled):
+    """A schedule that wants to be told a number."""
+
+    def scheduler(self, optimizer: Optimizer, total_steps: int | None) -> LRScheduler:
+        return schedules.ReduceLROnPlateau(optimizer, patience=1)

@@ -1,19 +1,20 @@
-"""What parameters can be: tied, frozen, unused, in groups, of odd shapes and types."""
+"""What parameters can be: tied, frozen, unused, in groups, of odd shapes and types, made anew in each pass."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from tests.zoo.exhibits import exhibit
+from paceline import Loss
+from tests.zoo.exhibits import NO_ROW, exhibit
 from tests.zoo.tasks.base import CLASSES, FEATURES, WORDS, Small, Words
 
-NO_SPARSE = {"hybrid": "keeps embeddings with sparse=True on servers, and the model has none"}
-NO_ROW = {"pp": "finds no row of layers"}
 
-
-@exhibit("plain", "a small classifier with dropout", refused_by=NO_SPARSE, meshes=True)
+@exhibit("plain", "a small classifier with dropout", meshes=True)
 class Plain(Small):
     """Nothing special."""
 
@@ -30,7 +31,7 @@ class _Tied(nn.Module):
         return scores
 
 
-@exhibit("tied", "tied weights (embedding and head)", refused_by={**NO_SPARSE, **NO_ROW})
+@exhibit("tied", "tied weights (embedding and head)", NO_ROW)
 class Tied(Words):
     """One weight in two places."""
 
@@ -38,7 +39,7 @@ class Tied(Words):
         return _Tied()
 
 
-@exhibit("frozen", "a frozen part", refused_by=NO_SPARSE)
+@exhibit("frozen", "a frozen part", meshes=True)
 class Frozen(Small):
     """The first layer never trains, and the optimizer is not told."""
 
@@ -50,7 +51,7 @@ class Frozen(Small):
         return made
 
 
-@exhibit("groups", "several parameter groups with their own rates and decay", refused_by=NO_SPARSE)
+@exhibit("groups", "several parameter groups with their own rates and decay", meshes=True)
 class Groups(Small):
     """Biases without weight decay, and the head faster."""
 
@@ -65,3 +66,184 @@ class Groups(Small):
             lr=0.02,
             weight_decay=0.1,
         )
+
+
+@exhibit("half-optimized", "an optimizer that has only some of the parameters")
+class HalfOptimized(Small):
+    """The first layer gets gradients that nobody asked for."""
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return torch.optim.AdamW(model[3].parameters(), lr=0.02)
+
+
+class _Branches(nn.Module):
+    """A spare head that is never used, and one that only some batches use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(FEATURES, 16), nn.Linear(16, CLASSES)
+        self.spare, self.rare = nn.Linear(16, CLASSES), nn.Linear(16, CLASSES)
+
+    def forward(self, features: Tensor) -> Tensor:
+        made = torch.tanh(self.body(features))
+        scores: Tensor = self.head(made)
+        return scores + self.rare(made) if features[0, 0] > 0.8 else scores
+
+
+@exhibit("unused", "parameters unused in some steps, or in all (`allow_unused`)", NO_ROW)
+class Unused(Small):
+    """Weight decay must leave alone what has no gradient."""
+
+    allow_unused = True
+
+    def model(self) -> nn.Module:
+        return _Branches()
+
+
+@exhibit(
+    "unused-unsaid",
+    "the same without `allow_unused`",
+    {"*": "no gradient for", "single": None, "dp": None, "ps": None, **NO_ROW},
+)
+class UnusedUnsaid(Unused):
+    """What nobody has said may be unused."""
+
+    allow_unused = False
+
+
+class _Scaled(nn.Module):
+    """A number as a parameter, three of them, and layers whose sizes nothing divides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, 7), nn.Linear(7, CLASSES, bias=False)
+        self.scale, self.shift = nn.Parameter(torch.tensor(1.5)), nn.Parameter(torch.zeros(1))
+        self.odd = nn.Parameter(torch.ones(CLASSES, 1))
+
+    def forward(self, features: Tensor) -> Tensor:
+        scores: Tensor = self.second(torch.tanh(self.first(features)) * self.scale + self.shift)
+        return scores * self.odd.squeeze(1)
+
+
+@exhibit(
+    "odd-shapes",
+    "0-dimensional and odd-sized parameters",
+    {**NO_ROW, "fsdp": "which fsdp cannot cut into rows"},
+)
+class OddShapes(Small):
+    """Nothing that a number of workers divides."""
+
+    def model(self) -> nn.Module:
+        return _Scaled()
+
+
+@exhibit("double", "float64 parameters and data")
+class Double(Small):
+    """All in double precision."""
+
+    def model(self) -> nn.Module:
+        return super().model().double()
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        features, labels = batch
+        return super().loss(model, (features.double(), labels))
+
+
+class _Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, 16), nn.Linear(16, CLASSES).double()
+        self.norm = nn.LayerNorm(16).bfloat16()
+
+    def forward(self, features: Tensor) -> Tensor:
+        made = self.norm(torch.tanh(self.first(features)).bfloat16())
+        scores: Tensor = self.second(made.double())
+        return scores.float()
+
+
+@exhibit(
+    "mixed-types",
+    "parameters of three types (float32, float64, bfloat16)",
+    {**NO_ROW, "fsdp": "but fsdp gathers them together"},
+)
+class MixedTypes(Small):
+    """Each layer in another precision."""
+
+    def model(self) -> nn.Module:
+        return _Mixed()
+
+
+class _Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = nn.Parameter(torch.randn(FEATURES // 2 + 1, 5, dtype=torch.complex64) * 0.5)
+        self.head = nn.Linear(5, CLASSES)
+
+    def forward(self, features: Tensor) -> Tensor:
+        scores: Tensor = self.head((torch.fft.rfft(features) @ self.turn).abs())
+        return scores
+
+
+@exhibit("complex", "complex parameters", {**NO_ROW, "fsdp": "but fsdp gathers them together"})
+class Complex(Small):
+    """A filter in the frequency domain."""
+
+    def model(self) -> nn.Module:
+        return _Complex()
+
+
+@exhibit("direct", "a loss that uses parameters of the model directly")
+class Direct(Small):
+    """An L1 penalty on a weight, beside the loss."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        features, labels = batch
+        penalty = 0.01 * model[0].weight.abs().sum()
+        return Loss.mean(F.cross_entropy(model(features), labels, reduction="none") + penalty)
+
+
+class _Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh()), nn.Linear(16, CLASSES)
+
+    def encode(self, features: Tensor) -> Tensor:
+        made: Tensor = self.encoder(features)
+        return made
+
+    def forward(self, features: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.encode(features))
+        return scores
+
+
+@exhibit("methods", "a loss that calls other methods of the model", NO_ROW)
+class Methods(Small):
+    """`model.encode` and `model.head`, and never `model` itself."""
+
+    def model(self) -> nn.Module:
+        return _Encoder()
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        features, labels = batch
+        made = model.encode(features)
+        return Loss.mean(F.cross_entropy(model.head(made), labels, reduction="none") + made.square().mean(1))
+
+
+@exhibit(
+    "outside",
+    "a parameter that the optimizer has and the model has not",
+    {"*": "the optimizer holds a parameter of shape () that the model has not"},
+    plain=False,
+)
+class Outside(Small):
+    """A learned temperature that the task keeps."""
+
+    def __init__(self) -> None:
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return torch.optim.AdamW([*model.parameters(), self.temperature], lr=0.01)
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        features, labels = batch
+        return Loss.mean(F.cross_entropy(model(features) / self.temperature, labels, reduction="none"))
