@@ -138,6 +138,7 @@ ACTIONS = {
     "kill fork server": lambda _: os.kill(os.getppid(), signal.SIGKILL),
     "kill store": kill_store,
     "raise": fail,
+    "ctrl-c": lambda run: os.kill(int((run.options.out.parent / "launcher").read_text()), signal.SIGINT),
     "to 1": resize_to(1),
     "to 3": resize_to(3),
     "to 4": resize_to(4),

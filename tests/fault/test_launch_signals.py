@@ -52,3 +52,36 @@ def test_ctrl_c_while_torch_is_still_loading(tmp_path):
         assert (status, "Traceback" in err) == (130, False)
         assert command.left() == {}
         assert not list(tmp_path.glob("ready-*"))
+
+
+SLOW = """
+import time, torch, paceline
+class Slow(paceline.Task):
+    batch_size = 4
+    def model(self): return torch.nn.Linear(2, 1)
+    def optimizer(self, model): return torch.optim.SGD(model.parameters(), lr=0.1)
+    def train_data(self): return list(torch.ones(400, 2))
+    def loss(self, model, batch):
+        time.sleep(0.1)
+        return paceline.Loss.mean(model(batch).sum(-1))
+"""
+
+
+def test_ctrl_c_in_training_saves_and_says_how_to_go_on(tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    train = (*PACELINE, "train", "slow.py:Slow", "--workers", "2", "--out", "run")
+    with started(*train, folder=tmp_path) as command:
+        command.wait_until(lambda: '"step":2,' in read(tmp_path / "run" / "events.jsonl"))
+        command.interrupt()
+        status, out, err = command.end()
+        (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
+        number = saved.name.removeprefix("step-")
+        assert (status, out, command.left()) == (130, "", {})
+        assert err.endswith(
+            f"interrupted: all workers have ended. The newest checkpoint is of step {number}; --resume goes on from there.\n"
+        )
+        assert "Traceback" not in err
+
+
+def read(path):
+    return path.read_text() if path.exists() else ""

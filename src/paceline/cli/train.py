@@ -292,7 +292,7 @@ def train(
     identity = env.identity()
     if outcome.led_by is not None:
         show_follower(outcome.led_by, options.workers, as_json=json_)
-    elif status == 0 and (identity is None or identity.rank == 0):
+    elif outcome.results and outcome.failure is None and (identity is None or identity.rank == 0):
         launched = {"restarts": outcome.restarts, "errors": [asdict(one) for one in outcome.errors]}
         show({**outcome.results[0], **launched}, typed=task, as_json=json_)
     return status

@@ -28,6 +28,8 @@ class Assign:
     generation: int
     reason: str
     shares: tuple[int, ...] | None = None
+    stop: bool = False
+    """Whether the group only forms to save a checkpoint together, and to end."""
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,8 @@ class Outcome:
     """How many workers were started in place of lost ones."""
     interrupted: int | None = None
     """The signal that asked for the end, if one did."""
+    saved_at: int | None = None
+    """The step of the checkpoint that such an end left, where it left one."""
     lost: tuple[int, ...] = ()
     """The ranks that were lost on the way, where the others could do without them."""
     led_by: str | None = None

@@ -7,7 +7,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from paceline.launch import failures
 from paceline.launch.failures import Failure
@@ -18,6 +18,8 @@ ECHO_WAIT_S = 2.0
 """The same while all that is known are lost peers: the one that began it may still be closing its files."""
 TERMINATE_WAIT_S = 1.0
 """From SIGTERM to SIGKILL."""
+STOP_WAIT_S = 10.0
+"""How long a step, an evaluation or a checkpoint may take after a notice before the user is told how to leave at once."""
 
 
 class Ending:
@@ -26,7 +28,11 @@ class Ending:
     def __init__(self) -> None:
         self.deadline: float | None = None
         self.interrupted: int | None = None
-        """The signal that asked for the end, if one did."""
+        """The signal that asked for the end at once, if one did."""
+        self.notice: int | None = None
+        """The signal that asked for an end behind the next step, with a checkpoint, if one did."""
+        self.remind_at: float | None = None
+        """When to say that the end takes long, and how to leave at once."""
         self._failures: list[Failure] = []
         self._next = signal.SIGTERM
 
@@ -64,13 +70,22 @@ class Ending:
         # In training SIGTERM is a notice; these are to go now.
         return plain, signal.SIGUSR1 if plain == signal.SIGTERM else plain
 
+    def interrupt(self, number: int) -> None:
+        """End the launch at once, because a signal asks for it."""
+        self.interrupted = self.interrupted or number
+        self.deadline = time.monotonic()
+
     @contextlib.contextmanager
-    def on_signals(self, selector: selectors.BaseSelector) -> Iterator[None]:
-        """Turn SIGINT and SIGTERM into an orderly end, for as long as the workers run."""
+    def on_signals(
+        self, selector: selectors.BaseSelector, notices: Collection[signal.Signals] = ()
+    ) -> Iterator[None]:
+        """Turn SIGINT and SIGTERM into an orderly end, for as long as the workers run; the first of `notices` into a notice."""
 
         def interrupt(number: int, _: object) -> None:
-            self.interrupted = self.interrupted or number
-            self.deadline = time.monotonic()
+            if number in notices and self.notice is None and not self.under_way:
+                self.notice = number
+            else:
+                self.interrupt(number)
 
         try:
             before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -117,6 +117,8 @@ class Membership:
         self._formed = 0
         """How many the present group began with."""
         self._changing = False
+        self._stopping = False
+        """Whether the next group is the last: it saves a checkpoint and ends."""
         self._complete = False
         self._reasons: list[str] = []
         self._shares: tuple[int, ...] | None = None
@@ -137,7 +139,7 @@ class Membership:
         """A first worker has entered training."""
         self._trains = True
         self.members[number].state = State.TRAINING
-        return []
+        return self._tell(at_once=False) if self._stopping and not self._changing else []
 
     def met(self, number: int) -> list[Action]:
         """A worker of a role has met the others; nobody begins before all have, so nobody is lost in between."""
@@ -240,6 +242,12 @@ class Membership:
             self._reasons.append(f"rank {member.rank} leaves")
         return actions + (self._tell(at_once=False) if staying[workers:] else [])
 
+    def stop(self) -> list[Action]:
+        """End the run behind the next step that all have finished, with a checkpoint; nobody joins any more."""
+        self._stopping = True
+        self._reasons.append("the run is interrupted")
+        return [] if self._changing else self._tell(at_once=False)
+
     def reshare(self, shares: Sequence[int]) -> list[Action]:
         """Deal the shards out otherwise, from the next step on; not where workers share theirs, as in tp and pp."""
         if self._changing or not len(shares) == len(self._in_group()) == self.policy.hands(len(shares)):
@@ -252,6 +260,11 @@ class Membership:
     def errors(self) -> tuple[CodeError, ...]:
         """The errors of the user's own code, in the order they came."""
         return tuple(self._code.all)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run is to end behind the next step."""
+        return self._stopping
 
     @property
     def changing(self) -> bool:
@@ -301,7 +314,9 @@ class Membership:
         ]
 
     def _replace(self) -> list[Action]:
-        """Start a worker for each that is missing, as far as the budget goes."""
+        """Start a worker for each that is missing, as far as the budget goes; nobody where the run is to end."""
+        if self._stopping:
+            return []
         here = [
             one
             for one in self.members.values()
@@ -385,20 +400,21 @@ class Membership:
         at_step = all(
             one.standing.kind == STEP for one in group if one.standing and one.standing.operation == furthest
         )
-        staying = [one for one in group if not one.leaving]
+        staying = group if self._stopping else [one for one in group if not one.leaving]
         if not staying:
             # Somebody has to hand the state on: whoever is furthest ahead leaves one change later.
             staying = [max(group, key=lambda one: one.standing.operation if one.standing else -1)]
         again = self._code.place(max(one.standing.step for one in group if one.standing is not None))
         if again is not None:
             return [GiveUp(again)]
-        waiting = [one for one in self.members.values() if one.state is State.WAITING] if at_step else []
+        lets_in = at_step and (not self._stopping or self._code.vacant)
+        waiting = [one for one in self.members.values() if one.state is State.WAITING] if lets_in else []
         places = min(self.target, self.policy.most) - sum(not one.leaving for one in staying)
         entering = waiting[: max(0, min(places, self.policy.most - len(staying)))]
         if len(entering) < len(self._code.vacant):
             return self._await_replacement(at_step=at_step)
         there = self.policy.trainers(len(staying) + len(entering))
-        if there < (self.policy.min_workers if at_step else 1):
+        if there < (self.policy.min_workers if at_step and not self._stopping else 1):
             return self._too_few(group, there)
         return self._form(staying, entering, [one for one in group if one.leaving and one not in staying])
 
@@ -454,14 +470,20 @@ class Membership:
         actions: list[Action] = []
         for rank, member in enumerate(members):
             member.rank, member.state, member.newcomer, member.standing = rank, State.TRAINING, False, None
-            actions.append(Assign(member.number, rank, len(members), self.generation, reason, shares))
+            actions.append(
+                Assign(
+                    member.number, rank, len(members), self.generation, reason, shares, stop=self._stopping
+                )
+            )
         for member in leaving:
             member.state = State.RELEASED
             actions.append(Release(member.number))
         self._changing = False
         self._reasons.clear()
         self._failures.clear()
-        if entering and any(one.leaving for one in members):
+        if self._stopping:
+            self._reasons.append("the run is interrupted")
+        elif entering and any(one.leaving for one in members):
             self._reasons += [f"rank {one.rank} leaves" for one in members if one.leaving]
             actions += self._tell(at_once=False)
         elif any(one.state is State.WAITING for one in self.members.values()) and len(members) < self.target:

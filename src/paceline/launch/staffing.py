@@ -139,7 +139,8 @@ class Staffing:
             )
             seated[host] += 1
             order = {"do": "place", "identity": asdict(identity), "generation": place.generation}
-            self.send(place.member, order | {"shares": place.shares, "reason": place.reason})
+            order |= {"shares": place.shares, "reason": place.reason, "stop": place.stop}
+            self.send(place.member, order)
 
     def send(self, number: int, order: dict[str, Any]) -> None:
         """Send a worker an order; one whose machine is gone does not get it."""

@@ -28,7 +28,7 @@ from paceline.launch.base import LaunchPlan, Outcome
 from paceline.launch.console import Console
 from paceline.launch.control import ControlSocket
 from paceline.launch.crew import STORE, Crew
-from paceline.launch.ending import Ending
+from paceline.launch.ending import STOP_WAIT_S, Ending
 from paceline.launch.failures import Failure
 from paceline.launch.job import ScriptCall
 from paceline.launch.leading import Follower, Leading
@@ -45,6 +45,9 @@ from paceline.observe.verdict import Verdict
 from paceline.training import folder as run_folder
 from paceline.training.membership import Standing
 from paceline.world import env
+
+NOTICES = (signal.SIGINT,)
+"""The signals whose first one lets the run end behind a step, with a checkpoint."""
 
 
 class Supervisor:
@@ -75,7 +78,7 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Start the workers, and serve until every one has ended and every byte it wrote has been read."""
-        with self._ending.on_signals(self._selector):
+        with self._ending.on_signals(self._selector, NOTICES if self._can_stop else ()):
             self._staffing.open_store(self._crew)
             if self._leading is not None:
                 self._leading.open(self._crew, self._staffing.store_port)
@@ -85,15 +88,17 @@ class Supervisor:
                 self._staffing.start_all()
             while self._busy():
                 self._turn()
-        results = self._roster.results()
-        if not results and not self._ending.under_way and self._staffing.started:
+        results, ending = self._roster.results(), self._ending
+        noticed = ending.notice if ending.cause is None else None
+        if not results and noticed is None and not ending.under_way and self._staffing.started:
             self._ending.begin(failures.nobody_finished(env.host()))
         self._announcements.drop() if self._ending.under_way else self._announcements.tell_all()
         outcome = Outcome(
             results=results,
             failure=self._ending.cause,
             errors=self._membership.errors,
-            interrupted=self._ending.interrupted,
+            interrupted=ending.interrupted or noticed,
+            saved_at=run_folder.newest_step(self._plan.out) if noticed and self._plan.out else None,
             restarts=self._membership.restarts,
             lost=tuple(sorted(self._without)),
         )
@@ -126,11 +131,8 @@ class Supervisor:
         ending = self._ending
         look_at = None if ending.under_way else self._lookout.due
         far = None if self._leading is None else time.monotonic() + self._leading.tick()
-        times = [
-            moment
-            for moment in (ending.deadline, look_at, far, self._announcements.due)
-            if moment is not None
-        ]
+        moments = (ending.deadline, look_at, far, self._announcements.due, ending.remind_at)
+        times = [moment for moment in moments if moment is not None]
         wait = max(0.0, min(times) - time.monotonic()) if times else None
         for key, _ in self._selector.select(wait):
             # A callback before this one may have closed the descriptor, and even have opened another of that number.
@@ -140,6 +142,7 @@ class Supervisor:
             self._leading.tick()
         if not ending.under_way:
             self._announcements.tell_due()
+            self._heed_notice()
         if ending.due:
             if ending.interrupted is not None and self._crew.unstarted:
                 self._crew.kill_server()  # it still loads torch: waiting for that only to end its workers helps nobody
@@ -147,6 +150,32 @@ class Supervisor:
             self._end_all()
         elif not ending.under_way and look_at is not None and time.monotonic() >= look_at:
             self._look()
+
+    @property
+    def _can_stop(self) -> bool:
+        """Whether the run can end behind a step with a checkpoint: it has a folder, and its workers can regroup."""
+        return self._plan.out is not None and self._membership.policy.elastic
+
+    def _heed_notice(self) -> None:
+        """Have the workers save a checkpoint behind the next step and end; say so, and how to leave before."""
+        ending, now = self._ending, time.monotonic()
+        if ending.notice is None:
+            return
+        if not self._membership.stopping:
+            if not any(one.trains for one in self._roster.running()):
+                ending.interrupt(ending.notice)  # there is nothing to save yet
+                return
+            self._say(
+                "interrupted: finishing the step and saving a checkpoint. Ctrl-C again leaves at once, without."
+            )
+            ending.remind_at = now + STOP_WAIT_S
+            self._do(self._membership.stop())
+        elif ending.remind_at is not None and now >= ending.remind_at:
+            ending.remind_at = None
+            self._say(
+                f"the workers are still at it after {STOP_WAIT_S:g} s (a long step, an evaluation or a slow disk). "
+                "Ctrl-C again leaves at once, without a checkpoint."
+            )
 
     def _end_all(self) -> None:
         plain, training = self._ending.signals()
@@ -238,14 +267,15 @@ class Supervisor:
     def _ended_early(self, entry: Entry) -> bool:
         """Return whether a worker ended without a word before its part was done; a script says nothing at its end."""
         member = self._membership.members.get(entry.number)
-        let_go = member is not None and member.state is State.RELEASED
+        let_go = self._membership.stopping or (member is not None and member.state is State.RELEASED)
         return not (entry.returned or let_go or isinstance(self._plan.jobs[0].call, ScriptCall))
 
     def _announce(self, entry: Entry, failure: Failure) -> None:
         """Have it told that the user's code failed on a worker, with its traceback, should the run go on."""
         host = self._sites[entry.site].host if self._sites.get(entry.site) is not None else failure.host
-        reason, step = f"{failure.cause()}, and is tried once more", failure.step
-        self._announcements.add(WorkerLost(failure.rank, host, reason, step, failure.trace))
+        where = "" if failure.step is None else f" in step {failure.step}"
+        reason = f"{failure.cause()}{where}, which is tried once more"
+        self._announcements.add(WorkerLost(failure.rank, host, reason, failure.step, failure.trace))
 
     def _lost(self, entry: Entry, failure: Failure) -> None:
         entry.running = False
@@ -375,6 +405,10 @@ class Supervisor:
         self._sites.settle(Counter(one.site for one in staying))
         self._do(actions)
         return f"{before} -> {workers} workers"
+
+    def _say(self, text: str) -> None:
+        """Tell the user, whether or not there is a progress line."""
+        self._console.output("err", f"{text}\n".encode())
 
     def _tell(self, event: Event) -> None:
         """Say something about the run that no worker can say."""

@@ -46,9 +46,8 @@ def describe(event: Event, pace: Pace) -> str | None:  # noqa: PLR0911 - one ret
             if not waits_for:
                 return f"rank {rank} on {host} keeps up with the others again"
             return f"rank {rank} on {host} takes {times:.1f} times as long as the others, waiting for {waits_for}"
-        case WorkerLost(rank=rank, host=host, reason=reason, step=step, trace=trace):
-            where = "" if step is None else f" in step {formats.count(step)}"
-            return f"rank {rank} on {host} {reason}{where}" + (f":\n{trace.rstrip()}" if trace else "")
+        case WorkerLost(rank=rank, host=host, reason=reason, trace=trace):
+            return f"rank {rank} on {host} {reason}" + (f":\n{trace.rstrip()}" if trace else "")
         case Regrouped(workers=workers, step=step, reason=reason, seconds=seconds):
             who = f"{formats.plural(workers, 'worker')} from step {formats.count(step)} on"
             return f"{reason}: regrouped in {formats.duration(seconds)}, {who}{_handed_over(event)}"

@@ -21,6 +21,12 @@ def has_run(folder: Path) -> bool:
     return any((folder / CHECKPOINTS).glob("step-*"))
 
 
+def newest_step(folder: Path) -> int | None:
+    """Return the step of the newest checkpoint in a folder, if there is one."""
+    names = [path.name.removeprefix("step-") for path in (folder / CHECKPOINTS).glob("step-*")]
+    return max((int(name) for name in names if name.isdecimal()), default=None)
+
+
 def check(options: RunOptions) -> None:
     """Refuse a folder that holds a run already, and a resume where there is nothing."""
     if options.out is None:

@@ -44,6 +44,8 @@ class Place:
     """How many shards each rank carries, where they are not dealt out evenly."""
     reason: str = ""
     """Why there is a new group, in a few words."""
+    stop: bool = False
+    """Whether the group only forms to save a checkpoint together, and to end."""
 
 
 class Membership(Protocol):

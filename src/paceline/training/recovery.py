@@ -91,6 +91,8 @@ class Recovery:
         self._apart = False
         """Whether the workers were at different things when they went back."""
         self.recoveries: list[dict[str, Any]] = []
+        self.stopping = False
+        """Whether the group has formed only to save a checkpoint and to end."""
 
     @property
     def generation(self) -> int:
@@ -201,7 +203,9 @@ class Recovery:
                 if not broken:
                     raise
                 continue
-            self._note(place, self._position(kind), started)
+            self.stopping = place.stop
+            if not place.stop:
+                self._note(place, self._position(kind), started)
             missed, self._missed = self._missed, False
             return missed, self._outcome
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from paceline.data import Feed, StepData
 from paceline.errors import InputError
 from paceline.strategies.base import ShardWork, StepWork
-from paceline.training.membership import STEP
+from paceline.training.membership import STEP, LeaveRunError
 from paceline.training.options import SaveEvery
 from paceline.training.recovery import Recovery, RolledBackError
 from paceline.training.saving import Saving
@@ -86,6 +86,9 @@ class Stepping:
                 reach(DATA)
                 if self.recovery.membership.change_wanted:
                     self.recovery.regroup(STEP)
+                if self.recovery.stopping:
+                    self.saving.at_the_end()
+                    raise LeaveRunError
                 if run.world.generation == generation:
                     yield self._step(data)
                 if run.world.generation != generation:

@@ -196,6 +196,52 @@ def test_nobody_starts_over_what_somebody_has_finished():
     assert not of(StartOver, made.lost(1, killed(1)))
 
 
+class TestStopping:
+    """A run that is interrupted ends behind a step that all have finished."""
+
+    def test_all_leave_at_a_step_and_meet_once_more_to_save(self):
+        made = training(3)
+        assert made.stop() == [Break(one, 0, at_once=False) for one in range(3)]
+        placed = of(Assign, regroup(made, 0, 1, 2))
+        assert [(one.member, one.stop) for one in placed] == [(0, True), (1, True), (2, True)]
+        assert [made.ended(one) for one in range(3)] == [[], [], []]
+
+    def test_nobody_joins_or_is_replaced_any_more(self):
+        made = training(3, min_workers=3)
+        made.add(7, rank=None)
+        made.stop()
+        made.ready(7)
+        assert not of(Start, made.lost(1, killed(1)))
+        assert [one.member for one in of(Assign, regroup(made, 0, 2))] == [0, 2]
+
+    def test_a_death_in_the_last_checkpoint_begins_another_last_group(self):
+        made = training(3)
+        made.stop()
+        regroup(made, 0, 1, 2)
+        made.lost(1, killed(1))
+        placed = of(Assign, regroup(made, 0, 2, kind="save"))
+        assert [(one.member, one.stop) for one in placed] == [(0, True), (2, True)]
+
+    def test_one_that_begins_late_is_told_too(self):
+        made = Membership(Policy(workers=2, shards=2), Clock())
+        made.add(0, rank=0)
+        made.add(1, rank=1)
+        made.began(0)
+        assert made.stop() == [Break(0, 0, at_once=False)]
+        assert Break(1, 0, at_once=False) in made.began(1)
+
+    def test_asked_for_in_a_change_it_holds_for_the_next_group(self):
+        made = training(3)
+        made.lost(1, killed(1))
+        assert made.stop() == []
+        assert all(one.stop for one in of(Assign, regroup(made, 0, 2)))
+
+    def test_an_exception_meanwhile_ends_the_run(self):
+        made = training(3)
+        made.stop()
+        assert of(GiveUp, made.lost(1, raised(1), step=4))
+
+
 class TestExceptions:
     """An error of the user's code is retried once in the same place; it never changes the layout of the run."""
 
