@@ -210,13 +210,16 @@ def _judged(
         if size.kind in ("weight", "loss", "buffer")
         or (size.kind == "gradient" and size.step == difference.step)
     ]
+    if difference.kind == "optimizer state" and by_how_much is not None:
+        counted.append(by_how_much)
     inputs_differ = difference.kind in ("samples", "data", "learning rate")
     within = all(size.relative <= bound(size.step, precision) for size in counted)
     amount = f", by {by_how_much.relative:.2g} relative ({by_how_much.absolute:.2g})" if by_how_much else ""
     return Row(
         **facts,
-        found="numeric" if within and counted and not inputs_differ else "diverged",
-        relative=max((size.relative for size in counted), default=None),
+        found="numeric" if within and not inputs_differ else "diverged",
+        # Other bits of no size are zeros of another sign, or a gradient of zeros where one process has none.
+        relative=max((size.relative for size in counted), default=None if inputs_differ else 0.0),
         first=f"{difference}{amount}",
         step=difference.step,
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from paceline.checkpoint.fingerprint import raw_bytes
@@ -32,9 +33,14 @@ def of_values(tensors: Iterable[tuple[str, Tensor]]) -> Digests:
     A shard without samples adds nothing on one process and +0.0 on several, which turns a gradient's -0.0 into
     +0.0. No weight can tell; weights themselves are compared to the very bit.
     """
-    return {
-        name: of_tensor(tensor + 0.0 if tensor.is_floating_point() else tensor) for name, tensor in tensors
-    }
+    return {name: of_tensor(_unsigned(tensor)) for name, tensor in tensors}
+
+
+def _unsigned(tensor: Tensor) -> Tensor:
+    """Return a tensor without negative zeros."""
+    if tensor.is_complex():
+        return torch.view_as_complex(torch.view_as_real(tensor.resolve_conj()) + 0.0)
+    return tensor + 0.0 if tensor.is_floating_point() else tensor
 
 
 def of_optimizer(state: Mapping[str, Any]) -> Digests:

@@ -22,13 +22,14 @@ def measure(step: int, reference: Path, candidate: Path) -> list[Size]:
         for kind in ("gradient", "weight", "buffer")
         if (size := whole(step, kind, mine[kind], theirs[kind])) is not None
     ]
-    gap = abs(mine["loss"] - theirs["loss"])
-    if gap:
-        relative = gap / abs(mine["loss"]) if mine["loss"] else math.inf
-        found.append(
-            Size(step=step, kind="loss", name="of the global batch", relative=relative, absolute=gap)
-        )
-    return found
+    loss = of_number(step, "loss", "of the global batch", mine["loss"], theirs["loss"])
+    return found if loss is None else [*found, loss]
+
+
+def of_number(step: int, kind: str, name: str, mine: float, theirs: float) -> Size | None:
+    """Return the difference of two numbers; None where they are the same one."""
+    one, other = ({name: torch.tensor(value, dtype=torch.float64)} for value in (mine, theirs))
+    return whole(step, kind, one, other)
 
 
 def whole(step: int, kind: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Size | None:
@@ -36,7 +37,10 @@ def whole(step: int, kind: str, mine: Mapping[str, Tensor], theirs: Mapping[str,
 
     None where there is none. The name is that of the tensor which has the largest part in it.
     """
-    parts = {name: _squares(mine.get(name), theirs.get(name)) for name in {**mine, **theirs}}
+    parts = {
+        name: _squares(*_filled(kind, mine.get(name), theirs.get(name)))
+        for name in sorted({**mine, **theirs})
+    }
     apart = sum(part[0] for part in parts.values())
     if not apart:
         return None
@@ -61,12 +65,40 @@ def of_tensor(step: int, kind: str, name: str, reference: Path, candidate: Path)
     return whole(step, kind, one, other)
 
 
+def _filled(kind: str, mine: Tensor | None, theirs: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Put zeros where one side has no gradient: what an update makes of the two is compared by the weights."""
+    if kind != "gradient":
+        return mine, theirs
+    return (
+        torch.zeros_like(theirs) if mine is None and theirs is not None else mine,
+        torch.zeros_like(mine) if theirs is None and mine is not None else theirs,
+    )
+
+
 def _squares(mine: Tensor | None, theirs: Tensor | None) -> tuple[float, float, float]:
-    """Give the squared length of the difference and of the reference, and the largest single difference."""
-    if mine is None or theirs is None or mine.shape != theirs.shape:
+    """Return the squared length of the difference and of the reference, and the largest single difference.
+
+    What is the same bits counts as the same: infinities of a mask, and values that are no numbers. A length is that
+    of the finite values, and of no whole numbers: a counter in the millions would hide every difference beside it.
+    """
+    if mine is None or theirs is None or mine.shape != theirs.shape or _family(mine) != _family(theirs):
         return math.inf, 0.0, math.inf
-    left, right = mine.double(), theirs.double()
-    gap = left - right
-    apart = float(gap.square().sum())
+    left, right = (
+        torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in (mine, theirs)
+    )
+    apart = (left != right) & ~(left.isnan() & right.isnan())
+    gap = torch.where(apart, left.double() - right.double(), 0.0)
     largest = float(gap.abs().max()) if gap.numel() else 0.0
-    return (math.inf if math.isnan(apart) else apart), float(left.square().sum()), largest
+    if not left.is_floating_point():
+        return (math.inf if bool(apart.any()) else 0.0), 0.0, largest
+    squared = float(gap.square().sum())
+    if not math.isfinite(squared):
+        return math.inf, 0.0, math.inf
+    return squared, float(torch.nan_to_num(left.double(), 0.0, 0.0, 0.0).square().sum()), largest
+
+
+def _family(tensor: Tensor) -> str:
+    """Return what kind of number a tensor holds, whatever its precision."""
+    if tensor.is_complex():
+        return "complex"
+    return "real" if tensor.is_floating_point() else str(tensor.dtype)

@@ -30,6 +30,8 @@ def test_the_sign_of_a_zero_counts_in_weights_and_not_in_gradients() -> None:
     plus, minus = {"w": torch.tensor([0.0, 1.0])}, {"w": torch.tensor([-0.0, 1.0])}
     assert digests.of_named(plus.items()) != digests.of_named(minus.items())
     assert digests.of_values(plus.items()) == digests.of_values(minus.items())
+    one, other = ({"w": torch.tensor([complex(zero, zero)])} for zero in (0.0, -0.0))
+    assert digests.of_values(one.items()) == digests.of_values(other.items())
 
 
 @pytest.mark.parametrize(

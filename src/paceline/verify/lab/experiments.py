@@ -23,8 +23,9 @@ def bent(bench: Bench, shard: ShardWork, plain: Gradients) -> tuple[str, ...]:
     _, stretched = bench.attempt(shard, STRETCH)
     wrong = []
     for name, gradient in plain.items():
-        wanted = gradient.double() * STRETCH
-        got = stretched[name].double() if name in stretched else torch.zeros_like(wanted)
+        wide = torch.complex128 if gradient.is_complex() else torch.float64
+        wanted = gradient.to(wide) * STRETCH
+        got = stretched[name].to(wide) if name in stretched else torch.zeros_like(wanted)
         # Half precision overflows under the stretch, which says nothing about the task.
         if bool(torch.isfinite(got).all()) and not torch.allclose(got, wanted, rtol=1e-3, atol=1e-30):
             wrong.append(name)

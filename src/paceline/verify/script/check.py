@@ -135,14 +135,15 @@ def _sizes(seen: Seen, folder: Path) -> list[Size]:
 
 
 def _loss(seen: Seen, number: int) -> list[Size]:
+    from paceline.verify.sizes import of_number
+
     losses = [sight.steps[number].losses for sight in seen.many if number < len(sight.steps)]
     alone = seen.one.steps[number].losses
     if not alone or not all(losses):
         return []
     mine, theirs = statistics.fmean(alone), statistics.fmean(statistics.fmean(values) for values in losses)
-    gap = abs(mine - theirs)
-    relative = gap / abs(mine) if mine else gap
-    return [Size(step=number, kind="loss", name="", relative=relative, absolute=gap)] if gap else []
+    size = of_number(number, "loss", "", mine, theirs)
+    return [] if size is None else [size]
 
 
 def _renamed(alone: Mapping[str, Any], together: Mapping[str, Any]) -> Mapping[str, Any]:
