@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from safetensors import SafetensorError
 
+from paceline.documents import DocumentError, open_regular
 from paceline.errors import CheckpointError, DiskFaultError
 
 
@@ -41,14 +42,14 @@ def seal(path: Path) -> FileRecord:
 
 def hash_file(path: Path) -> FileRecord:
     """Say what a finished file is."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return FileRecord(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def verify(path: Path, expected: FileRecord, *, content: bool = True) -> None:
     """Raise CheckpointError with the bare reason unless the file is the one that was sealed, in length and `content`."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             missing = expected.size - os.fstat(file.fileno()).st_size
             if missing:
                 fault = f"{missing} bytes short" if missing > 0 else f"{-missing} bytes too long"
@@ -59,6 +60,8 @@ def verify(path: Path, expected: FileRecord, *, content: bool = True) -> None:
         raise CheckpointError(f"{path.name} is missing") from error
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read ({error.strerror})") from error
+    except DocumentError as error:
+        raise CheckpointError(f"{path.name} cannot be read ({error})") from error
 
 
 def remove(path: Path) -> None:

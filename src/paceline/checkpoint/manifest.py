@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from paceline import documents
 from paceline.checkpoint.durable import FileRecord
+from paceline.documents import check_weights_sha256, is_sha256
 from paceline.errors import CheckpointError
 
 FORMAT = 2
@@ -94,7 +96,11 @@ class Manifest:
         }
 
     def write(self, folder: Path) -> None:
-        """Write the manifest and have the disk hold it."""
+        """Write the manifest and have the disk hold it; none is written that no reader would take."""
+        try:
+            self.check()
+        except documents.DocumentError as error:
+            raise CheckpointError(f"cannot save step {self.step}: {error}.") from error
         body = {
             "format": FORMAT,
             "step": self.step,
@@ -124,34 +130,52 @@ class Manifest:
     def read(cls, folder: Path) -> Manifest:
         """Read the manifest of a checkpoint; a CheckpointError holds the bare reason why it cannot serve."""
         try:
-            body = json.loads((folder / MANIFEST).read_bytes())
+            body = documents.read_object(folder / MANIFEST)
         except FileNotFoundError as error:
             raise CheckpointError(f"{MANIFEST} is missing") from error
         except OSError as error:
             raise CheckpointError(f"{MANIFEST} cannot be read ({error.strerror})") from error
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{MANIFEST} is not valid JSON") from error
-        if not isinstance(body, dict) or body.pop("sha256", None) != _digest(body):
+        except documents.DocumentError as error:
+            raise CheckpointError(f"{MANIFEST} cannot be read ({error})") from error
+        if body.pop("sha256", None) != _digest(body):
             raise CheckpointError(f"{MANIFEST}: sha256 differs")
         if body.get("format") != FORMAT:
             raise CheckpointError(
                 f"{MANIFEST} has format {body.get('format')}, and this version reads only {FORMAT}"
             )
         try:
-            return cls._parsed(body)
+            made = cls._parsed(body)
+            made.check()
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"{MANIFEST} does not describe a checkpoint") from error
+            reason = f" ({error})" if isinstance(error, documents.DocumentError) else ""
+            raise CheckpointError(f"{MANIFEST} does not describe a checkpoint{reason}") from error
+        named = re.fullmatch(r"step-(\d+)", folder.name)
+        if named is not None and int(named[1]) != made.step:
+            raise CheckpointError(f"{MANIFEST} is of step {made.step}, not {named[1]}")
+        return made
+
+    def check(self) -> None:
+        """Raise DocumentError where a field is not what one can be: of another type, below zero, the hash of nothing."""
+        documents.check_fields(vars_of(self), Manifest)
+        places = {"step": self.step} | {f"position: {name}": at for name, at in self.position.items()}
+        for name, number in places.items():
+            if number < 0:
+                raise documents.DocumentError(f"{name} is {number}, but must be 0 or more")
+        for name, record in self.files.items():
+            if not documents.fits(record.size, int) or record.size < 0 or not is_sha256(record.sha256):
+                raise documents.DocumentError(f"the record of {name} in files is no size and sha256")
+        check_weights_sha256(self.weights_sha256)
 
     @classmethod
     def _parsed(cls, body: dict[str, Any]) -> Manifest:
         made = cls(
-            step=int(body["step"]),
-            position=dict(body["position"]),
+            step=body["step"],
+            position=body["position"],
             meta=dict(body["meta"]),
             aliases=dict(body["aliases"]),
             tensors={key: Stored.parse(entry) for key, entry in body["tensors"].items()},
             files={name: FileRecord(**record) for name, record in body["files"].items()},
-            weights_sha256=str(body["weights_sha256"]),
+            weights_sha256=body["weights_sha256"],
         )
         named = {part_name(box.part) for tensor in made.tensors.values() for box in tensor.boxes}
         # Nobody may be led outside of the folder by a name.
@@ -160,6 +184,13 @@ class Manifest:
         if not named <= set(made.parts) or not set(made.aliases.values()) <= set(made.tensors):
             raise ValueError("a tensor is nowhere")
         return made
+
+
+def vars_of(manifest: Manifest) -> dict[str, Any]:
+    """Return the plain fields of a manifest by name."""
+    return {
+        name: getattr(manifest, name) for name in ("step", "position", "meta", "aliases", "weights_sha256")
+    }
 
 
 def _lines(body: Mapping[str, Any]) -> str:

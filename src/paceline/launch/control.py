@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from paceline.documents import read_object
 from paceline.errors import InputError
 from paceline.world import env
 
@@ -69,7 +70,7 @@ class ControlSocket:
 def order(folder: Path, request: dict[str, Any]) -> str:
     """Give an order to the launcher of the run in `folder`, and what it answered."""
     try:
-        found = json.loads((folder / NAME).read_text())
+        found = read_object(folder / NAME)
     except (OSError, ValueError):
         raise InputError(
             f"no run is under way in {folder}. Give the --out folder of one, on the machine it was launched on."

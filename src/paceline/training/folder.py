@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline import documents
 from paceline.errors import InputError
 from paceline.training.options import RunOptions
+from paceline.training.spec import OVERRIDES, TrainSpec
 
 CHECKPOINTS = "checkpoints"
 SPEC = "spec.json"
@@ -56,13 +59,32 @@ def write_spec(folder: Path, spec: Mapping[str, Any]) -> None:
 
 
 def read_spec(folder: Path) -> dict[str, Any]:
-    """Give what a run was asked to do; nothing where no launcher wrote it."""
+    """Return what a run was asked to do, each field of the type it must have; nothing where no launcher wrote it."""
     try:
-        spec: dict[str, Any] = json.loads((folder / SPEC).read_text())
+        spec = documents.read_object(folder / SPEC)
+        documents.check_fields(spec, TrainSpec)
+        documents.check_fields(spec, _Started)
+        documents.check_fields(spec.get("options", {}), RunOptions, where="options: ")
+        for name, value in spec.get("overrides", {}).items():
+            if name not in OVERRIDES:
+                raise documents.DocumentError(f"overrides: {name} is nothing that a run can be told")
+            documents.check_fields({name: value}, RunOptions, where="overrides: ")
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except OSError as error:
+        raise InputError(
+            f"{folder / SPEC} cannot be read ({error.strerror}). Choose another --out."
+        ) from error
+    except documents.DocumentError as error:
         raise InputError(
             f"{folder / SPEC} is damaged ({error}). Remove it and give all options again."
         ) from error
     return spec
+
+
+@dataclass(frozen=True)
+class _Started:
+    """What a spec holds beside the training itself."""
+
+    threads: int | None
+    options: Mapping[str, Any]

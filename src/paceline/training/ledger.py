@@ -16,11 +16,12 @@ import re
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline import documents
 from paceline.errors import InputError, RecordsError
 
 FOLDER = "ledger"
@@ -190,7 +191,7 @@ def paths(folder: Path) -> dict[Origin, Path]:
 
 def read(path: Path, start: int = 0) -> Records:
     """Read a ledger's records from the one numbered `start` on, up to the first that was never finished."""
-    with path.open("rb") as file:
+    with _opened(path) as file:
         mark = file.read(len(MAGIC))
         if mark != MAGIC[: len(mark)]:
             raise InputError(f"{path} is no ledger of this version of paceline. Restore it from a copy.")
@@ -204,6 +205,27 @@ def read(path: Path, start: int = 0) -> Records:
         # Once more, because a digest may have come just after the numbers before it were read.
         file.seek(first)
         return np.frombuffer(file.read(int(unfinished[0]) * _SIZE), dtype=RECORD)
+
+
+def behind_the_end(path: Path) -> int:
+    """Count the records behind the first that was never finished: a kill may leave those of one step, and no more."""
+    with _opened(path) as file:
+        file.seek(len(MAGIC))
+        data = file.read()
+    records = np.frombuffer(data[: len(data) - len(data) % _SIZE], dtype=RECORD)
+    unfinished = np.flatnonzero((records["digest"] == 0).any(axis=1))
+    if not len(unfinished):
+        return 0
+    return int((records["digest"][unfinished[0] :] != 0).any(axis=1).sum())
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return documents.open_regular(path)
+    except documents.DocumentError as error:
+        raise InputError(f"{path} is no ledger ({error}). Restore it from a copy.") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}). Restore it from a copy.") from error
 
 
 def room(path: Path) -> int:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from paceline import documents
 from paceline.errors import InputError, RecordsError
 
 FORMAT = 2
@@ -132,7 +133,11 @@ class Receipt:
         return replace(self, history=(*self.history, start), checkpoints=kept, finished=False)
 
     def saved(self, step: int, point: Point) -> Receipt:
-        """Add a checkpoint."""
+        """Add a checkpoint; one whose weights nobody hashed is refused."""
+        try:
+            documents.check_weights_sha256(point.weights_sha256)
+        except documents.DocumentError as error:
+            raise InputError(f"no receipt can be kept of step {step}: {error}.") from error
         return replace(self, checkpoints={**self.checkpoints, step: point})
 
     def write(self, folder: Path, *, durable: bool = True) -> None:
@@ -173,34 +178,98 @@ class Receipt:
 
     @classmethod
     def read(cls, folder: Path) -> Receipt:
-        """Read the receipt of a run folder."""
+        """Read the receipt of a run folder; one that contradicts itself, or holds the hash of nothing, is refused."""
         path = folder / NAME
         try:
-            document = json.loads(path.read_bytes())
+            document = documents.read_object(path)
         except FileNotFoundError:
             raise InputError(f"there is no {NAME} in {folder}. Give the folder of a run (--out).") from None
         except (ValueError, OSError) as error:
             raise InputError(f"{path} cannot be read ({error}). {_REMEDY}") from error
-        try:
-            if document["format"] not in READABLE:
-                raise InputError(
-                    f"{path} has format {document['format']}, and this version of paceline reads up to {FORMAT}. "
-                    "Use the version that wrote it."
-                )
-            if not document["history"]:
-                raise ValueError("it tells of no start")
-            return cls(
-                name=document["name"],
-                seed=document["seed"],
-                shards=document["shards"],
-                batch_size=document["batch_size"],
-                shards_from=document.get("shards_from", ""),
-                history=_restored(document["history"]),
-                checkpoints={int(step): Point(**point) for step, point in document["checkpoints"].items()},
-                finished=document["finished"],
+        if document.get("format") not in READABLE:
+            raise InputError(
+                f"{path} has format {documents.shown(document.get('format'))}, and this version of paceline reads "
+                f"up to {FORMAT}. Use the version that wrote it."
             )
+        try:
+            made = cls._parsed(document)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"{path} is not a receipt ({error!r}). {_REMEDY}") from error
+            raise InputError(f"{path} is not a receipt ({_told(error)}). {_REMEDY}") from error
+        changed = made.contradiction(document)
+        if changed is not None:
+            raise InputError(f"{path} was changed: {changed}. {_REMEDY}")
+        return made
+
+    @classmethod
+    def _parsed(cls, document: dict[str, Any]) -> Receipt:
+        documents.check_fields(document, cls)
+        if not document["history"]:
+            raise documents.DocumentError("it tells of no start")
+        for start in document["history"]:
+            documents.check_fields(start, Start, where="history: ")
+        checkpoints = {}
+        for step, point in document["checkpoints"].items():
+            documents.check_weights_sha256(point["weights_sha256"])
+            if point["chain"] is not None and not documents.is_sha256(point["chain"]):
+                raise documents.DocumentError(f"the chain at step {step} is no hash")
+            checkpoints[_whole(f"the step {documents.shown(step)}", int(step), 1)] = Point(**point)
+        made = cls(
+            name=document["name"],
+            seed=document["seed"],
+            shards=_whole("shards", document["shards"], 1),
+            batch_size=_whole("batch_size", document["batch_size"], 1),
+            shards_from=document.get("shards_from", ""),
+            history=_restored(document["history"]),
+            checkpoints=checkpoints,
+            finished=document["finished"],
+        )
+        for start in made.history:
+            for name, least in _LEAST.items():
+                _whole(f"history: {name}", getattr(start, name), least)
+            # A map-style data set of nothing is refused before a run begins.
+            if not start.stream:
+                _whole("history: samples", start.samples or 0, 1)
+        return made
+
+    def contradiction(self, document: Mapping[str, Any]) -> str | None:
+        """Say which of the facts that stand in a document twice is not the same in both places; None if none is."""
+        made = json.loads(json.dumps(self._document()))
+        for name in sorted(document.keys() - {"format", "history", "checkpoints"}):
+            if name not in made:
+                return f"nothing in a receipt is called {documents.shown(name)}"
+            if document[name] != made[name]:
+                whose = (
+                    "the last checkpoint" if name in _OF_LAST_CHECKPOINT else "the last start in its history"
+                )
+                return (
+                    f"{name} at its top is {documents.shown(document[name])}, but {whose} has "
+                    f"{documents.shown(made[name])}"
+                )
+        missing = next((name for name in _OF_LAST_CHECKPOINT if name not in document), None)
+        return None if missing is None else f"{missing} at its top is missing"
+
+
+_OF_LAST_CHECKPOINT = ("steps", "weights_sha256", "chain")
+_LEAST = {
+    "generation": 0,
+    "step": 0,
+    "epoch": 0,
+    "step_of_epoch": 0,
+    "workers": 1,
+    "processes": 1,
+    "threads": 1,
+    "loader_workers": 0,
+}
+
+
+def _whole(what: str, number: Any, least: int) -> int:
+    if not documents.fits(number, int) or number < least:
+        raise documents.DocumentError(f"{what} is {documents.shown(number)}, but must be {least} or more")
+    return int(number)
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, documents.DocumentError) else repr(error)
 
 
 _REMEDY = "Restore it from a copy, or remove it to go on without what it knew."

@@ -22,6 +22,7 @@ from paceline.errors import InputError
 from paceline.training import ledger
 from paceline.training.receipt import FIRST_LINK, Receipt, Start
 from paceline.verify.audit_report import Audit
+from paceline.verify.kept_weights import check_kept
 from paceline.world.mesh import DATA, Mesh
 
 BLOCK_SAMPLES = 2**20
@@ -38,7 +39,8 @@ def audit(folder: Path) -> Audit:
             f"the run in {folder} has no checkpoint yet, so no step of it is kept and there is nothing to audit. "
             "Train with --save-every, or wait for its end."
         )
-    return _Audit(receipt, _Book.read(folder, receipt)).report()
+    kept, faults = check_kept(folder, receipt)
+    return _Audit(receipt, _Book.read(folder, receipt), kept, faults).report()
 
 
 @dataclass
@@ -51,6 +53,8 @@ class _Book:
     origins: list[ledger.Origin]
     superseded: int
     """Records of steps that were taken again."""
+    strange: list[str]
+    """A line for each ledger with records that no process of this run can have made."""
     beyond: int
     """Steps after the last checkpoint."""
     misplaced: int
@@ -64,6 +68,8 @@ class _Book:
             raise InputError(f"there is no ledger in {folder / ledger.FOLDER}, so nothing can be audited.")
         records = np.concatenate(list(found.values()))
         sources = np.repeat(np.arange(len(found), dtype=np.int64), [len(one) for one in found.values()])
+        generations = {start.generation: start.step for start in receipt.history}
+        strange = {origin: _strange(one, generations) for origin, one in found.items()}
         stretches = receipt.stretches
         led = ledger.belonging(
             records, [start.step for start in stretches], [start.generation for start in stretches]
@@ -77,6 +83,18 @@ class _Book:
             sources=sources[kept],
             origins=list(found),
             superseded=int((~led).sum()),
+            strange=[
+                *(
+                    f"the ledger of {origin} holds {count} records that belong to no start of this run"
+                    for origin, count in strange.items()
+                    if count
+                ),
+                *(
+                    f"the ledger of {origin} goes on for {more} records behind one that was never finished"
+                    for origin, path in ledger.paths(folder).items()
+                    if (more := ledger.behind_the_end(path)) > receipt.shards
+                ),
+            ],
             beyond=len(np.unique(records["number"][led & behind])),
             misplaced=int((led & ~behind & ~placed).sum()),
         )
@@ -96,6 +114,20 @@ class _Book:
         return slice(int(low), int(high))
 
 
+def _strange(records: ledger.Records, generations: dict[int, int]) -> int:
+    """Count the records of generations that the receipt should know and does not, or of steps before their start.
+
+    A ledger from before the receipt's first start is no fault: somebody removed an older receipt, as its errors advise.
+    """
+    known = np.array(sorted(generations), dtype=np.int64)
+    begins = np.array([generations[int(one)] for one in known], dtype=np.uint64)
+    theirs = records["generation"].astype(np.int64)
+    place = np.clip(np.searchsorted(known, theirs), 0, len(known) - 1)
+    missing = (known[place] != theirs) & (theirs > known[0])
+    early = (known[place] == theirs) & (records["number"] < begins[place])
+    return int((missing | early).sum())
+
+
 @dataclass(frozen=True)
 class _Piece:
     """Some consecutive steps of one epoch, and how large each was."""
@@ -112,6 +144,10 @@ class _Audit:
 
     receipt: Receipt
     book: _Book
+    kept: list[int]
+    """Steps whose checkpoints were there to be compared."""
+    faults: list[str]
+    """What is wrong with them."""
     problems: list[str] = field(default_factory=list)
     samples: int = 0
     lost: int = 0
@@ -136,6 +172,7 @@ class _Audit:
                 self._check(piece, start)
                 position = (piece.epoch, piece.step + len(piece.sizes))
         self._check_chain()
+        self.problems += [*book.strange, *self.faults]
         last = starts[-1]
         if not last.stream and last.samples:
             per_epoch = steps_per_epoch(last.samples, receipt.batch_size)
@@ -157,6 +194,7 @@ class _Audit:
             beyond=book.beyond,
             stream=any(start.stream for start in starts),
             finished=receipt.finished,
+            kept=self.kept,
             problems=self.problems,
         )
 

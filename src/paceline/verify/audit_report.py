@@ -37,6 +37,8 @@ class Audit:
     """Steps after the last checkpoint, which no kept weights have seen."""
     stream: bool
     finished: bool
+    kept: list[int]
+    """Steps whose checkpoints were there, and whose weights were hashed again."""
     problems: list[str]
 
     @property
@@ -74,6 +76,8 @@ class Audit:
             lines.append(
                 f"{self.beyond:,} steps after the last checkpoint left out: no kept weights have seen them"
             )
+        if self.kept:
+            lines.append(f"weights hashed again: step {', '.join(map(str, self.kept))}")
         lines += [f"  {problem}" for problem in self.problems[:_SHOWN]]
         if len(self.problems) > _SHOWN:
             lines.append(f"  and {len(self.problems) - _SHOWN:,} more (--json lists all)")
@@ -93,6 +97,8 @@ class Audit:
         return ", then ".join(told)
 
     def _verdict(self) -> str:
+        if not self.holds and not (self.lost or self.repeated or self.served_twice or self.served_wrongly):
+            return f"the records do NOT hold ({len(self.problems):,} faults)"
         if not self.holds:
             return f"NOT every sample was used exactly once an epoch ({len(self.problems):,} faults)"
         if self.stream:

@@ -17,6 +17,7 @@ from paceline.training.folder import CHECKPOINTS
 from paceline.training.options import RunOptions
 from paceline.training.receipt import Point, Receipt, Start, environment_differences
 from paceline.training.spec import TrainSpec
+from paceline.verify.kept_weights import check_kept
 from paceline.verify.receipt_report import Compared, ReceiptReport
 from paceline.world import env
 
@@ -71,6 +72,7 @@ def verify_receipt(replay: Replay) -> ReceiptReport:
     started = time.perf_counter()
     receipt = Receipt.read(replay.folder)
     stretch = _stretch(receipt, replay)
+    _, faults = check_kept(replay.folder, receipt)
     options = _options(receipt, stretch, replay)
     with tempfile.TemporaryDirectory(prefix="paceline-replay-") as place:
         out = Path(place) / "run"
@@ -102,6 +104,7 @@ def verify_receipt(replay: Replay) -> ReceiptReport:
             for step, there in sorted(stretch.points.items())
         ],
         differences=environment_differences(stretch.facts, again.last),
+        faults=faults,
         seconds=time.perf_counter() - started,
     )
 

@@ -61,12 +61,14 @@ class ReceiptReport:
     compared: list[Compared]
     differences: list[str]
     """What the bits depend on and is not the same here."""
+    faults: list[str]
+    """Checkpoints in the folder that are not those that the receipt tells of."""
     seconds: float
 
     @property
     def holds(self) -> bool:
-        """Whether the bits agree at every recorded step of the stretch."""
-        return all(one.holds for one in self.compared)
+        """Whether the bits agree at every recorded step of the stretch, and every checkpoint is the one on record."""
+        return all(one.holds for one in self.compared) and not self.faults
 
     def as_json(self) -> dict[str, Any]:
         """Give it as plain data."""
@@ -93,6 +95,7 @@ class ReceiptReport:
                 for one in self.compared
             ],
             "differences": self.differences,
+            "faults": self.faults,
             "holds": self.holds,
             "wall_s": round(self.seconds, 3),
         }
@@ -104,10 +107,11 @@ class ReceiptReport:
             f"{self.name}: steps {self.first} to {self.compared[-1].step} of {self.folder} once more",
             f"by {self.strategy} x {self.workers}; recorded: {recorded.strategy} x {recorded.workers}",
             *(one.line() for one in self.compared),
+            *self.faults,
         ]
         if self.differences:
             lines += ["not the same here:", *(f"  {line}" for line in self.differences)]
-        if not self.holds:
+        if not all(one.holds for one in self.compared):
             lines += self._explained()
         verdict = "the same bits" if self.holds else "NOT the same bits"
         return [*lines, f"{verdict} ({self.seconds:.1f} s)"]

@@ -107,7 +107,7 @@ def test_of_two_starts_at_one_step_the_later_one_counts() -> None:
 
 
 def test_the_chain_is_known_up_to_the_last_checkpoint_that_has_one() -> None:
-    point = Point(weights_sha256="", chain="ab" * 32)
+    point = Point(weights_sha256="2" * 64, chain="ab" * 32)
     assert receipt(START).linked == (0, FIRST_LINK)
     broken = replace(point, chain=None)
     assert receipt(START, checkpoints={4: point, 9: broken}).linked == (4, bytes.fromhex("ab" * 32))

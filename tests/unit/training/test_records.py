@@ -93,7 +93,7 @@ class Worker:
 
     def save(self) -> None:
         self.books.before_save()
-        self.books.after_save(self.position.number, f"weights of step {self.position.number}")
+        self.books.after_save(self.position.number, f"{self.position.number:064x}")
 
 
 def test_what_others_have_recorded_already_is_not_lost_to_the_chain(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def close(folder: Path, *starts: Start, steps: int, batch: int = BATCH, shards: 
     mine = ledger.belonging(records, [one.step for one in led], [one.generation for one in led])
     link = ledger.chain(FIRST_LINK, records[mine], shards, range(steps))
     assert link is not None
-    receipt.saved(steps, Point(weights_sha256="", chain=link.hex())).write(folder)
+    receipt.saved(steps, Point(weights_sha256="2" * 64, chain=link.hex())).write(folder)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_a_ledger_that_is_gone(run: Path) -> None:
 
 def test_a_receipt_with_another_chain(run: Path) -> None:
     receipt = Receipt.read(run)
-    receipt.saved(12, Point(weights_sha256="", chain="00" * 32)).write(run)
+    receipt.saved(12, Point(weights_sha256="2" * 64, chain="00" * 32)).write(run)
     (problem,) = audit(run).problems
     assert problem.startswith("the chain of samples at step 12 is not the one in the receipt")
 
@@ -262,7 +262,7 @@ def test_what_the_receipt_does_not_know_is_no_success(tmp_path: Path) -> None:
     late = replace(START, step=3, step_of_epoch=3)
     serve(tmp_path, late, 9)
     receipt = Receipt(name="task", seed=5, shards=SHARDS, batch_size=BATCH, history=(late,))
-    receipt.saved(9, Point(weights_sha256="", chain=None)).write(tmp_path)
+    receipt.saved(9, Point(weights_sha256="2" * 64, chain=None)).write(tmp_path)
     found = audit(tmp_path)
     assert found.problems[0] == "steps 0 to 2 are on no ledger: the receipt begins at step 3"
     assert found.lost == 0
