@@ -27,7 +27,7 @@ HASH_OF_NOTHING = hashlib.sha256().hexdigest()
 
 
 class DocumentError(ValueError):
-    """A file that is there and is not what it must be; the message is the bare reason."""
+    """A file that is there and is not what it must be; the message goes on from the file's name."""
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -36,7 +36,7 @@ def open_regular(path: Path) -> BufferedReader:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise DocumentError("it is no regular file")
+        raise DocumentError("is no regular file")
     return os.fdopen(descriptor, "rb")
 
 
@@ -45,7 +45,7 @@ def read_bytes(path: Path, most: int = MOST) -> bytes:
     with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise DocumentError(f"it is larger than {most} bytes")
+        raise DocumentError(f"is larger than {most} bytes")
     return content
 
 
@@ -53,14 +53,12 @@ def read_object(path: Path, most: int = MOST) -> dict[str, Any]:
     """Return the JSON object in a file; raise DocumentError if there is anything else."""
     try:
         found = json.loads(read_bytes(path, most))
-    except RecursionError:
-        raise DocumentError("it is nested too deeply") from None
     except DocumentError:
         raise
-    except ValueError as error:
-        raise DocumentError(f"it is not valid JSON ({error})") from None
+    except (ValueError, RecursionError):
+        raise DocumentError("is not valid JSON") from None
     if not isinstance(found, dict):
-        raise DocumentError("it is not a JSON object")
+        raise DocumentError("is not a JSON object")
     return found
 
 

@@ -61,7 +61,7 @@ def verify(path: Path, expected: FileRecord, *, content: bool = True) -> None:
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read ({error.strerror})") from error
     except DocumentError as error:
-        raise CheckpointError(f"{path.name} cannot be read ({error})") from error
+        raise CheckpointError(f"{path.name} {error}") from error
 
 
 def remove(path: Path) -> None:

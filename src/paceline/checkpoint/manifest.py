@@ -136,7 +136,7 @@ class Manifest:
         except OSError as error:
             raise CheckpointError(f"{MANIFEST} cannot be read ({error.strerror})") from error
         except documents.DocumentError as error:
-            raise CheckpointError(f"{MANIFEST} cannot be read ({error})") from error
+            raise CheckpointError(f"{MANIFEST} {error}") from error
         if body.pop("sha256", None) != _digest(body):
             raise CheckpointError(f"{MANIFEST}: sha256 differs")
         if body.get("format") != FORMAT:

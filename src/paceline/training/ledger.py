@@ -223,7 +223,7 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return documents.open_regular(path)
     except documents.DocumentError as error:
-        raise InputError(f"{path} is no ledger ({error}). Restore it from a copy.") from None
+        raise InputError(f"{path} {error}, so it is no ledger. Restore it from a copy.") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}). Restore it from a copy.") from error
 

@@ -184,8 +184,10 @@ class Receipt:
             document = documents.read_object(path)
         except FileNotFoundError:
             raise InputError(f"there is no {NAME} in {folder}. Give the folder of a run (--out).") from None
-        except (ValueError, OSError) as error:
-            raise InputError(f"{path} cannot be read ({error}). {_REMEDY}") from error
+        except documents.DocumentError as error:
+            raise InputError(f"{path} {error}. {_REMEDY}") from error
+        except OSError as error:
+            raise InputError(f"{path} cannot be read ({error.strerror}). {_REMEDY}") from error
         if document.get("format") not in READABLE:
             raise InputError(
                 f"{path} has format {documents.shown(document.get('format'))}, and this version of paceline reads "
