@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 
 import paceline
 from paceline.launch.control import order
@@ -64,6 +65,7 @@ def train(run, folder, faults=(), steps=STEPS, slow=None):
         lambda made: torch.optim.AdamW(made.parameters(), lr=0.05),
         lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
     )
+    average = run.register_state("average", AveragedModel(model))
     assert list(run.evaluate(Samples(), mean_output)) == ["mean"]  # alone, for a worker that is to join
     points.set_trap(lambda point: set_off(run, folder, faults, point))
     given = []
@@ -78,17 +80,26 @@ def train(run, folder, faults=(), steps=STEPS, slow=None):
             step.backward(losses.sum(), len(losses))
         result = step.apply(clip=1.0)
         assert result.again == step.again
+        if not result.again:
+            average.update_parameters(model)
         if step.number in (7, 15) and not step.again:
             run.evaluate(Samples(), partial(measured, run, folder, faults))
     points.set_trap(None)
-    hashed = hashlib.sha256(b"".join(value.cpu().numpy().tobytes() for value in model.state_dict().values()))
     return {
-        "weights": hashed.hexdigest(),
+        "weights": hashed(model),
+        "average": hashed(average),
         "given": given,
         "recoveries": run.recoveries,
         "size": run.world.size,
         "pid": os.getpid(),
     }
+
+
+def hashed(model):
+    """Give one number for a model's state."""
+    return hashlib.sha256(
+        b"".join(value.cpu().numpy().tobytes() for value in model.state_dict().values())
+    ).hexdigest()
 
 
 def set_off(run, folder, faults, point):

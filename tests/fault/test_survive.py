@@ -15,7 +15,12 @@ def undisturbed(tmp_path_factory):
     (result,) = paceline.launch(
         train, tmp_path_factory.mktemp("quiet"), strategy="single", shards=6, threads=1, device="cpu"
     )
+    averages.append(result["average"])
     return result["weights"]
+
+
+averages = []
+"""What a moving average that the loop keeps beside the weights comes to, where nothing happens."""
 
 
 def run(folder, faults, workers=3, **options):
@@ -37,6 +42,7 @@ def test_a_worker_killed_anywhere_in_a_step_changes_nothing(rank, lane, tmp_path
     faults = [(point, 3 + 4 * place, rank, "kill") for place, point in enumerate(POINTS)]
     results = run(tmp_path, faults, lane=lane)
     assert {result["weights"] for result in results} == {undisturbed}
+    assert {result["average"] for result in results} == set(averages)
     assert len(events(tmp_path, "worker_lost")) == len(faults)
     # Each step is finished once, whoever was there; an event of it may be lost with a killed rank 0.
     finished = [event["step"] for event in events(tmp_path, "step")]
@@ -47,6 +53,7 @@ def test_a_worker_killed_anywhere_in_a_step_changes_nothing(rank, lane, tmp_path
 def test_those_who_are_left_keep_their_processes(tmp_path, undisturbed):
     results = run(tmp_path, [("backward", 4, 1, "kill")], max_restarts=0)
     assert [result["weights"] for result in results] == [undisturbed] * 2
+    assert [result["average"] for result in results] == averages * 2
     assert [result["size"] for result in results] == [2, 2]
     assert [change["workers"] for change in results[0]["recoveries"]] == [2]
     for result in results:

@@ -45,16 +45,25 @@ def train(run, folder, faults=()):
         lambda made: torch.optim.AdamW(made.parameters(), lr=0.05),
         lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
     )
+    history = run.register_state("history", {"losses": []})
     points.set_trap(lambda point: set_off(run, folder, faults, point))
     given = []
     for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS, clip=1.0):
         given.append(step.number)
         set_off(run, folder, faults, "loop")
-        step.compute(loss)
+        result = step.compute(loss)
+        if not result.again:
+            history["losses"].append(result.loss)
         if step.number == 11 and not step.again:
             run.evaluate(Samples(), mean_output)
     points.set_trap(None)
-    return {"weights": run.weights_sha256(), "given": given, "size": run.world.size}
+    assert len(history["losses"]) == STEPS, history["losses"]
+    return {
+        "weights": run.weights_sha256(),
+        "given": given,
+        "size": run.world.size,
+        "losses": history["losses"],
+    }
 
 
 def run(folder, faults, workers, strategy, **options):
@@ -66,7 +75,12 @@ def run(folder, faults, workers, strategy, **options):
 def undisturbed(tmp_path_factory):
     """The weights of one process that nothing happened to."""
     (result,) = run(tmp_path_factory.mktemp("quiet"), (), 1, "single")
+    losses.extend(result["losses"])
     return result["weights"]
+
+
+losses = []
+"""What a loop notes of its steps, where nothing happens."""
 
 
 def changes(folder):
@@ -79,6 +93,7 @@ def test_a_replica_in_a_hybrid_mesh_hands_its_part_on(tmp_path, undisturbed):
     assert {result["weights"] for result in results} == {undisturbed}
     first = changes(tmp_path)[0]
     assert (first["source"], first["redone"], first["workers"], first["step"]) == ("workers", 0, 3, 5)
+    assert all(result["losses"] == losses for result in results)
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "pp"])
@@ -91,6 +106,7 @@ def test_a_copy_in_a_neighbours_memory_fills_in(strategy, tmp_path, undisturbed)
     assert (change["source"], change["redone"], change["step"]) == ("copies", 2, 4)
     assert audit(tmp_path / "run").holds
     assert results[0]["given"] == [*range(7), *range(4, STEPS)]
+    assert all(result["losses"] == losses for result in results)
 
 
 def test_without_copies_the_last_checkpoint_does(tmp_path, undisturbed):
@@ -99,6 +115,7 @@ def test_without_copies_the_last_checkpoint_does(tmp_path, undisturbed):
     first = changes(tmp_path)[0]
     assert (first["source"], first["redone"], first["step"]) == ("checkpoint", 2, 5)
     assert audit(tmp_path / "run").holds
+    assert all(result["losses"] == losses for result in results)
 
 
 def test_without_anything_the_state_is_made_anew(tmp_path, undisturbed):
@@ -107,6 +124,7 @@ def test_without_anything_the_state_is_made_anew(tmp_path, undisturbed):
     assert {result["weights"] for result in results} == {undisturbed}
     first = changes(tmp_path)[0]
     assert (first["source"], first["redone"], first["step"]) == ("beginning", 3, 0)
+    assert all(result["losses"] == losses for result in results)
 
 
 def test_kills_one_after_the_other_and_in_the_regroup(tmp_path, undisturbed):

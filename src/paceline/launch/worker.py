@@ -157,6 +157,7 @@ def open_run(worker: Worker, options: Mapping[str, Any]) -> Iterator[Run]:
     )
     try:
         yield run
+        run.finish()
     except BaseException as error:
         vars(error)[_STEP], vars(error)[_UNFINISHED] = run.position.number, run.in_training
         raise

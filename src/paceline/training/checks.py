@@ -72,10 +72,17 @@ def check_batch_size(there: int, here: int) -> None:
         )
 
 
-def check_steps_left(started_at: int, number: int, last: float) -> None:
-    """Refuse a second call for steps that have been taken."""
-    if started_at < number >= last:
+def check_ends(epochs: int | None, steps: int | None, clip: float | None) -> None:
+    """Raise for a loop that would take no step, or clip by no number."""
+    for name, value in (("epochs", epochs), ("steps", steps)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InputError(f"{name} is {value!r}, but must be a whole number of at least 1.")
+    check_clip(clip)
+
+
+def check_clip(clip: float | None) -> None:
+    """Raise for a largest norm that is no number above 0."""
+    if clip is not None and not 0 < clip < math.inf:
         raise InputError(
-            f"this run has taken its {number} steps: epochs and steps count from the beginning of the run. "
-            "Call run.steps once, or give a larger number."
+            f"clip is {clip!r}, but a largest norm must be a number above 0. Leave it out not to clip."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -69,6 +70,11 @@ class CutState:
         if self._copies is not None:
             self._copies.detach()
 
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether parts of the state are copied to neighbours at all."""
+        return self._copies is not None
+
     def due(self, position: Position) -> bool:
         """Say whether a copy is to be taken here."""
         return self._copies is not None and self._copies.due(position)
@@ -133,6 +139,18 @@ class CutState:
         if ahead:
             self._recent[position.number] = journal.state()
             self._recent.pop(position.number - ahead - 2, None)
+
+    def states_at(self, number: int) -> dict[str, Any] | None:
+        """Return the loop's own states as they were put aside with a copy of that step, if there is one."""
+        copy = None if self._copies is None else self._copies.kept.get(number)
+        states: dict[str, Any] | None = None if copy is None else copy.shared["states"]
+        return states
+
+    def renew_states(self, number: int, states: Callable[[], dict[str, Any]]) -> None:
+        """Put the loop's own states aside once more, when the loop has done with the step that a copy was taken in."""
+        copy = None if self._copies is None else self._copies.kept.get(number)
+        if copy is not None:
+            copy.shared["states"] = states()
 
     def go_back(self, position: Position) -> dict[str, float]:
         """Forget what came later, and give what the journal held then."""

@@ -86,6 +86,11 @@ class Journal:
         self._emit(EpochFinished(epoch=position.epoch - 1, step=position.number, loss=mean))
         self._epoch_total = self._epoch_weight = 0.0
 
+    def leave_epoch(self) -> None:
+        """Forget an epoch that was left in the middle."""
+        self.settle()
+        self._epoch_total = self._epoch_weight = 0.0
+
     def milliseconds(self, share: float) -> float:
         """Give a quantile of the step times, the first step of the process left out."""
         seen = sorted(self.seconds[1:] or self.seconds)

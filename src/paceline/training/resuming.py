@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from paceline.observe import CheckpointDamaged, CheckpointSaved, Event, Note
 from paceline.strategies.base import Replica
 from paceline.strategies.pieces import MODEL, Box, Form
 from paceline.training.folder import CHECKPOINTS
+from paceline.training.loop_state import KEY, LoopState, Values
 from paceline.training.options import RunOptions
 from paceline.training.position import Position
 from paceline.training.recorder import NoRecords
@@ -46,6 +47,7 @@ def save(
     meta: dict[str, Any],
     records: NoRecords,
     saver: Saver,
+    loop_state: LoopState,
     *,
     last: bool = False,
 ) -> tuple[str, bool]:
@@ -65,7 +67,10 @@ def save(
         "workers": options.workers if options.processes == 1 else world.size - world.mesh.servers,
     }
     moment = Moment(step=position.number, position=asdict(position), meta={**meta, **facts})
-    fault = saver.save(world, replica.held(), moment, background=background, unless_saved=last)
+    held = replica.held()
+    if loop_state:
+        held = replace(held, rest={**held.rest, KEY: loop_state.check_same(world)})
+    fault = saver.save(world, held, moment, background=background, unless_saved=last)
     return fault.message, fault.disk
 
 
@@ -77,8 +82,8 @@ def newest_step(options: RunOptions) -> int | None:
 
 def load(
     replica: Replica, options: RunOptions, world: World, emit: Callable[[Event], None]
-) -> tuple[Position, dict[str, Any]]:
-    """Take over the newest whole checkpoint and give the position it stands at, and what it says of its run.
+) -> tuple[Position, dict[str, Any], Values]:
+    """Take over the newest whole checkpoint; return the position it stands at, what it says of its run, the loop's own states.
 
     All workers call it together; each reads what it holds.
     """
@@ -96,7 +101,7 @@ def load(
     meta = found.manifest.meta
     _check_answer(options.out, options, meta)
     _take(replica, world, found)
-    return Position(**found.manifest.position), dict(meta)
+    return Position(**found.manifest.position), dict(meta), found.rest.get(KEY, {})
 
 
 def _check_answer(out: Path, options: RunOptions, meta: Mapping[str, Any]) -> None:

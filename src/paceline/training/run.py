@@ -23,7 +23,7 @@ from paceline import strategies
 from paceline.checkpoint import weights_sha256
 from paceline.data import Feed, owned_shards
 from paceline.data.loaders import is_loader, merged
-from paceline.errors import InputError
+from paceline.errors import InputError, PacelineError
 from paceline.observe import Event, Note, RunStarted
 from paceline.strategies.base import Exactness, MetricsFunction, OpenReplica, Parts
 from paceline.strategies.buffers import Rule
@@ -32,13 +32,14 @@ from paceline.strategies.precision import Precision
 from paceline.strategies.structure import Structure
 from paceline.training import cut_state, folder, resuming
 from paceline.training.autocast import autocast_forward
-from paceline.training.checks import check_batch_size, check_last_batch, check_steps_left, last_step, promise
+from paceline.training.checks import check_batch_size, check_ends, check_last_batch, last_step, promise
 from paceline.training.cut_state import CutState
 from paceline.training.evaluation import evaluate
-from paceline.training.handover import BEGINNING, CHECKPOINT, Source
+from paceline.training.handover import BEGINNING, CHECKPOINT, WORKERS, Source
 from paceline.training.journal import Journal
 from paceline.training.listeners import Listeners
 from paceline.training.loop_guard import LoopGuard
+from paceline.training.loop_state import LoopState, Values
 from paceline.training.membership import EVALUATE, FixedMembership, Membership
 from paceline.training.options import RunOptions, SaveEvery
 from paceline.training.position import Position
@@ -49,7 +50,7 @@ from paceline.training.recovery import Recovery
 from paceline.training.saving import Saving
 from paceline.training.step import Step
 from paceline.training.stepping import Stepping
-from paceline.world import Identity, World, connect, determinism, seeds
+from paceline.world import Identity, World, all_gather_object, connect, determinism, seeds
 from paceline.world.pulse import NoPulse, Phase
 
 STARTING, ENDED = Phase.STARTING, Phase.ENDED
@@ -93,6 +94,16 @@ class Run:
         self._feeds: list[Feed] = []
         self._meta: dict[str, Any] = {}
         self._begun: tuple[Feed, float | None] | None = None
+        self._calls = 0
+        """How often `steps` has been called."""
+        self._taken_back = False
+        """Whether the run has gone back into a call of `steps` that had ended."""
+        self._catches_up = False
+        """Whether this worker has joined a run that is in a later call of `steps`."""
+        self.loop_state = LoopState()
+        """What the loop has registered beside model, optimizer and schedule."""
+        self._states: Values = {}
+        """What that was where the run goes on, should it go back."""
         self._records = open_records(options, self.world)
         self._saving = Saving(self, self._recovery, self._records)
         self.about: dict[str, Any] = {}
@@ -155,6 +166,11 @@ class Run:
         structure: Structure | None = None,
     ) -> OpenReplica:
         """Do the same for a loop that hands the strategy its loss function instead of calling backward."""
+        if self._parts is not None:
+            raise InputError(
+                "run.prepare was called before, and its model would be trained no more. A run has one model and one optimizer: "
+                "put several models into one torch.nn.ModuleDict, and their parameters into groups of one optimizer."
+            )
         self._parts = parts = new_parts(
             self.options, self.exactness, self.world.device, model, optimizer, scheduler, buffers, structure
         )
@@ -167,11 +183,32 @@ class Run:
         for text in getattr(replica, "notes", ()):
             self.emit(Note(text=text))
         if self.options.resume and not joins:
-            self.position, self._meta = resuming.load(replica, self.options, self.world, self.emit)
+            self.position, self._meta, states = resuming.load(replica, self.options, self.world, self.emit)
             self.started_at = self.position.number
+            self._note_new(self.loop_state.resume(states))
             self.guard.watch(replica)  # its schedule stands elsewhere now
         self.cut.note_checkpoint(self.position, self._journal)
         return replica
+
+    def register_state(self, name: str, value: Any) -> Any:
+        """Save an object's state with the run, and return the object: a moving average of the weights, the best score so far.
+
+        It has `state_dict` and `load_state_dict`, or is a dict; what it holds are tensors, numbers, strings, lists and dicts,
+        the same on all workers. Call it on every worker before `run.steps`: a resumed run, and a worker that joins, take it over.
+        """
+        if self._begun is not None:
+            raise InputError(
+                f"run.register_state({name!r}) came after run.steps. Call it before, on every worker."
+            )
+        known = self.options.resume and self._replica is not None and not self._recovery.waiting_to_join
+        if self.loop_state.register(name, value) or not known:
+            return value
+        self._note_new([name])
+        return value
+
+    def _note_new(self, names: list[str]) -> None:
+        for name in names:
+            self.emit(Note(text=f"the checkpoint has no state {name!r} of the loop: it begins as it is"))
 
     @property
     def replica_or_none(self) -> OpenReplica | None:
@@ -227,16 +264,52 @@ class Run:
         clip: float | None = None,
         after_epoch: Callable[[int], None] | None = None,
     ) -> Iterator[Step]:
-        """Give one `Step` for each optimizer step, from where the run stands to its end."""
+        """Yield one `Step` for each optimizer step, from where the run stands to the end of this call.
+
+        A second call goes through other data, or the same once more: epochs and steps count from where it begins. A resumed run
+        skips the calls that were done. Leaving the loop with `break` ends the call; all workers must do so at the same step.
+        """
+        check_ends(epochs, steps, clip)
+        phase = self._next_phase()
+        if phase < self.position.phase and not self._recovery.waiting_to_join:
+            return  # done before the run was resumed
         feed = data if isinstance(data, Feed) else self.feed(data, batch_size=batch_size)
+        try:
+            yield from self._phase(phase, feed, epochs, steps, clip, after_epoch)
+        finally:
+            self._taken_back = False
+            if feed is not data:
+                self._close_feed(feed)
+
+    def _next_phase(self) -> int:
+        """Return which call of `steps` this is: the same once more where the run has gone back into it."""
+        if not self._taken_back:
+            self._calls += 1
+        return self._calls - 1
+
+    def _phase(
+        self,
+        phase: int,
+        feed: Feed,
+        epochs: int | None,
+        steps: int | None,
+        clip: float | None,
+        after_epoch: Callable[[int], None] | None,
+    ) -> Iterator[Step]:
         check_batch_size(self._meta.setdefault("batch_size", feed.batch_size), feed.batch_size)
-        last = last_step(feed, epochs, steps)
         self._begun = feed, clip
-        joined = self._recovery.waiting_to_join
+        self._catches_up |= self._recovery.waiting_to_join
+        joined = self._catches_up
+        self.loop_state.begin()
         self._recovery.begin()
-        if joined and self.position.number >= last:
+        if phase < self.position.phase:
             return  # the others are in a later call of `steps`
-        check_steps_left(self.started_at, self.position.number, last)
+        self._catches_up = False
+        if phase > self.position.phase:
+            self.position = self.position.next_phase()
+            self._journal.leave_epoch()
+        first = self.position
+        last = first.first_number + last_step(feed, epochs, steps)
         check_last_batch(feed, self.options, self.world.data_size)
         if not joined:
             self.emit(self._announcement(feed, epochs, last))
@@ -248,7 +321,7 @@ class Run:
             feed=feed,
             clip=clip,
             last=last,
-            epochs=epochs,
+            epochs=None if epochs is None else first.first_epoch + epochs,
             due=SaveEvery.parse(self.options.save_every) if self.options.save_every else SaveEvery(),
             after_epoch=after_epoch,
         )
@@ -263,6 +336,23 @@ class Run:
             # A worker may have been lost in that very checkpoint, and steps with it.
             self.ended = not stepping.left
         self._records.finish()
+
+    def finish(self) -> None:
+        """Save what a loop did that was left with `break`; for whoever started the run, when its function has returned."""
+        if self._begun is not None and not (self.ended or self._catches_up):
+            self._journal.settle()
+            self._saving.at_the_end()
+            self._records.finish()
+
+    def _close_feed(self, feed: Feed) -> None:
+        self._feeds.remove(feed)
+        feed.close()
+
+    def end_step(self) -> None:
+        """Note that the loop has done with a step, its own states included."""
+        self.guard.end_step()
+        if self.loop_state:
+            self.cut.renew_states(self.position.number, self.loop_state.snapshot)
 
     def note_begun(self, step: Step) -> None:
         """Enter a step in the books before any of it can reach another worker: others may finish it while this one is killed."""
@@ -339,7 +429,8 @@ class Run:
             self._listeners.listen(first=self.world.is_first)
         self._records.regroup(self.world, *self._description(position))
         self.cut.attach(self.world, replica)
-        self.cut.copy(position, self.shared_state(), replica)
+        if self.cut.keeps_copies:
+            self.cut.copy(position, self.shared_state(), replica)
 
     def await_saves(self) -> None:
         """Let a checkpoint that is being written come to its end: it may be what the others are to go on from."""
@@ -349,8 +440,10 @@ class Run:
         """Give a new replica its part of the state from where it is, and say where the run goes on."""
         position = source.position
         if source.kind == CHECKPOINT:
-            position, _ = resuming.load(replica, self.options, self.world, self.emit)
-        elif source.kind != BEGINNING:
+            position, _, self._states = resuming.load(replica, self.options, self.world, self.emit)
+            return position
+        self._states = self._gather_states(source)
+        if source.kind != BEGINNING:
             self.cut.fill(replica, self.world, source, held)
         elif self._parts is not None and not self._parts.remakes:
             raise InputError(
@@ -360,10 +453,33 @@ class Run:
             )
         return position
 
+    def _gather_states(self, source: Source) -> Values:
+        """Return what the loop's own states were where the run goes on; all workers call it."""
+        if not self.loop_state:
+            return {}
+        if source.kind == BEGINNING:
+            return self.loop_state.beginning
+        number = source.position.number
+        mine = self.cut.states_at(number)
+        if mine is None and source.kind == WORKERS and self.position.number == number:
+            mine = self.loop_state.snapshot()
+        everybody: list[Values | None] = all_gather_object(self.world.comm, mine)
+        return next((states for states in everybody if states is not None), {})
+
     def go_back(self, position: Position) -> None:
         """Stand at an earlier step again."""
+        if position.number < self.position.first_number:
+            raise PacelineError(
+                f"a worker was lost, and the newest state that is whole is that of step {position.number}, before this call of "
+                "run.steps began. Go on with --resume."
+            )
+        if position.phase < self.position.phase:
+            position = self.position.phase_start()  # the end of the call before is the beginning of this one
         self._journal.load(self.cut.go_back(position))
         self.position = position
+        self._taken_back = True
+        if self.loop_state:
+            self.loop_state.load(self._states)
         self._saving.go_back(position.number)
 
     def adopt_replica(self, replica: OpenReplica) -> None:
@@ -373,7 +489,9 @@ class Run:
         self.parameters = self.cut.survey(replica, self.world)
 
     def _copy(self) -> None:
-        self.cut.copy(self.position, self.shared_state(), self.replica)
+        self._journal.settle()
+        if self.cut.keeps_copies:
+            self.cut.copy(self.position, self.shared_state(), self.replica)
 
     def shared_state(self) -> dict[str, Any]:
         """Give what a worker that joins must know beside the model."""
@@ -382,6 +500,7 @@ class Run:
             "workers": self.workers,
             "meta": self._meta,
             "journal": self._journal.state(),
+            "states": self.loop_state.snapshot(),
         }
 
     def adopt(self, position: Position, shared: dict[str, Any]) -> None:
@@ -390,6 +509,7 @@ class Run:
         self.started_at, self._meta = shared["started_at"], shared["meta"]
         self.workers = shared["workers"]
         self._journal.load(shared["journal"])
+        self.loop_state.load(shared["states"])
 
     def _announcement(self, feed: Feed, epochs: int | None, last: float) -> RunStarted:
         world, options = self.world, self.options
@@ -415,6 +535,11 @@ class Run:
         self, data: Any, metrics: MetricsFunction, *, batch_size: int | None = None
     ) -> dict[str, float]:
         """Measure a data set exactly; a metric is a sum and a weight, as in `Task.metrics`."""
+        if self._catches_up and not self._recovery.waiting_to_join:
+            raise InputError(
+                "this worker joined the run in a later call of run.steps, so the others do not measure with it. Call "
+                "run.evaluate inside the loop, or in after_epoch."
+            )
         feed = data if isinstance(data, Feed) else self.feed(data, batch_size=batch_size, shuffle=False)
         self._copy()
 
@@ -422,7 +547,12 @@ class Run:
             with self.guard.updating():
                 return evaluate(feed, metrics, self.replica, self.world, self.options.seed)
 
-        return self._recovery.together(EVALUATE, measure)
+        try:
+            measured = self._recovery.together(EVALUATE, measure)
+        finally:
+            if feed is not data:
+                self._close_feed(feed)
+        return measured
 
     # Keeping and telling.
 
@@ -438,7 +568,7 @@ class Run:
         With --save-async training goes on as soon as the state is copied; the `last` one is always waited for.
         """
         self._journal.settle()
-        if self._recovery.waiting_to_join:
+        if self._recovery.waiting_to_join or self._catches_up:
             return  # the run is elsewhere still
         meta = {
             "task": self.name,

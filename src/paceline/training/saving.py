@@ -34,7 +34,15 @@ class Saving:
         def write() -> tuple[str, bool]:
             with run.guard.updating():  # workers that have gone their own ways are brought to one state
                 return resuming.save(
-                    run.replica, run.options, run.position, run.world, meta, self._records, saver, last=last
+                    run.replica,
+                    run.options,
+                    run.position,
+                    run.world,
+                    meta,
+                    self._records,
+                    saver,
+                    run.loop_state,
+                    last=last,
                 )
 
         problem, disk = self._recovery.together(SAVE, write)

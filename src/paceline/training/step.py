@@ -12,6 +12,7 @@ from paceline.errors import InputError, NonFiniteLossError
 from paceline.strategies.base import LossFunction, OpenReplica, StepWork
 from paceline.strategies.result import StepResult
 from paceline.task import Loss, Weight
+from paceline.training.checks import check_clip
 from paceline.training.loop_guard import LoopGuard
 from paceline.training.membership import STEP
 from paceline.training.nonfinite import explain
@@ -111,6 +112,7 @@ class Step:
                 f"step {self.number}: step.apply() came before the loop had gone through all its batches, and the rest "
                 "would be lost. Call it after `for batch in step`; to leave a batch out, do not call backward for it."
             )
+        check_clip(clip)
         return self._guarded(lambda: self._replica.apply(clip if clip is not None else self._clip))
 
     def compute(self, loss: LossFunction) -> StepResult:

@@ -56,7 +56,7 @@ class Stepping:
                     raise InputError(
                         f"step {step.number} was left without step.apply(), so its batch would be lost. Call apply once a step."
                     )
-                run.guard.end_step()
+                run.end_step()
                 if not step.again and run.position.number < last and self.due.after_step(run.position.number):
                     self.saving.on_the_way()
             if run.position.number == last and run.position.step != self.feed.steps_per_epoch:

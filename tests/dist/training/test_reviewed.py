@@ -75,16 +75,43 @@ def test_a_batch_goes_backward_once(workers: int) -> None:
         paceline.launch(two_backwards, workers=workers)
 
 
-def again(run: Run) -> None:
-    prepared(run, nn.Linear(4, 1))
-    for _ in range(2):
-        for step in run.steps(data(), batch_size=8, epochs=1):
+def two_calls(run: Run, leave_after: int | None) -> tuple[str, int]:
+    """Train on two data sets, one after the other, with a state of the loop's own; leave the second in the middle."""
+    model = prepared(run, nn.Linear(4, 1))
+    seen = run.register_state("seen", {"steps": 0, "loss": 0.0})
+    for call in range(2):
+        for step in run.steps(data(), batch_size=8, epochs=1 + call):
             step.compute(task_loss)
+            seen["steps"] += 1
+            seen["loss"] += step.result.loss if step.result is not None else 0.0
+            if step.number == leave_after:
+                break
+    assert seen["steps"] == run.position.number
+    return weights_sha256(model.state_dict()) + str(seen["loss"]), run.position.number
 
 
-def test_steps_that_are_all_taken_are_not_silently_none() -> None:
-    with pytest.raises(InputError, match="has taken its 3 steps"):
-        paceline.launch(again)
+def test_a_second_call_is_a_part_of_its_own_and_a_break_is_saved(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"shards": 2, "threads": 1, "device": "cpu"}
+    (whole,) = paceline.launch(two_calls, None, **options)
+    assert whole[1] == 9
+    broken = paceline.launch(two_calls, 4, workers=2, out=tmp_path / "run", **options)
+    assert [number for _, number in broken] == [5, 5]
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["step-3", "step-5"]
+    for found in paceline.launch(two_calls, None, workers=2, out=tmp_path / "run", resume=True, **options):
+        assert found == whole
+
+
+def differs(run: Run) -> None:
+    prepared(run, nn.Linear(4, 1))
+    seen = run.register_state("seen", {"rank": 0})
+    for step in run.steps(data(), batch_size=8, epochs=1):
+        step.compute(task_loss)
+        seen["rank"] = run.world.rank
+
+
+def test_a_state_that_is_not_the_same_on_all_workers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the state 'seen' of the loop differs between rank 1 and rank 0"):
+        paceline.launch(differs, workers=2, out=tmp_path / "run", threads=1, device="cpu")
 
 
 class Stream(IterableDataset[tuple[Tensor, Tensor]]):

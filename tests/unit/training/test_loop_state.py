@@ -1,0 +1,101 @@
+"""State of the loop's own is saved with the run, comes back with it, and is refused where it would be lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from paceline import Run
+from paceline.errors import CheckpointError, InputError
+from tests.unit.training.own_runs import data, losses, opened, prepared, resumed
+
+
+class Best:
+    def __init__(self) -> None:
+        self.loss, self.at = float("inf"), np.int64(-1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loss": self.loss, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loss, self.at = state["loss"], state["at"]
+
+
+def averaged(
+    run: Run, steps: int, *, late: bool = False
+) -> tuple[dict[str, Tensor], float, int, list[float]]:
+    """Keep a moving average, the best loss and a history beside the weights; `late` registers before run.prepare."""
+    best, history = Best(), {"losses": []}  # type: ignore[var-annotated]
+    if late:
+        run.register_state("best", best)
+    model, _ = prepared(run)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    assert run.register_state("average", average) is average
+    if not late:
+        run.register_state("best", best)
+    run.register_state("history", history)
+    for step in run.steps(data(), batch_size=8, steps=steps):
+        for batch in step:
+            step.backward(losses(model, batch))
+        result = step.apply()
+        average.update_parameters(model)
+        history["losses"].append(result.loss)
+        if result.loss < best.loss:
+            best.loss, best.at = result.loss, np.int64(step.number)
+    return average.state_dict(), best.loss, int(best.at), history["losses"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("save", [{}, {"save_every": "1", "save_async": True}])
+def test_it_comes_back_with_the_run(late: bool, save: dict[str, Any], tmp_path: Path) -> None:
+    with opened() as run:
+        wanted = averaged(run, 6)
+    with opened(out=tmp_path, **save) as run:
+        averaged(run, 3)
+    with resumed(tmp_path) as run:
+        found = averaged(run, 6, late=late)
+    assert found[1:] == wanted[1:]
+    assert all(torch.equal(found[0][name], wanted[0][name]) for name in wanted[0])
+
+
+def plain_loop(run: Run, **states: Any) -> None:
+    prepared(run)
+    for name, value in states.items():
+        run.register_state(name, value)
+    for step in run.steps(data(), batch_size=8, steps=run.position.number + 1):
+        for batch in step:
+            step.backward(losses(run.replica.model, batch))
+        step.apply()
+
+
+def test_what_a_checkpoint_holds_is_not_lost_without_a_word(tmp_path: Path) -> None:
+    with opened(out=tmp_path) as run:
+        plain_loop(run, best=Best())
+    with (
+        resumed(tmp_path) as run,
+        pytest.raises(InputError, match=r"holds the state 'best'.*nobody has registered"),
+    ):
+        plain_loop(run)
+    with resumed(tmp_path) as run:
+        plain_loop(run, best=Best(), more={})  # more begins as it is
+
+
+def test_what_no_checkpoint_holds_is_refused(tmp_path: Path) -> None:
+    for wrong, words in ((object(), "no state_dict"), ({1, 2}, "a set, which has no state_dict")):
+        with opened() as run, pytest.raises(InputError, match=words):
+            run.register_state("it", wrong)
+    with opened(out=tmp_path / "run") as run, pytest.raises(CheckpointError, match=r"'it'.model.*Linear"):
+        plain_loop(run, it={"model": torch.nn.Linear(1, 1)})
+    with opened() as run:
+        run.register_state("it", {})
+        with pytest.raises(InputError, match="called before"):
+            run.register_state("it", {})
+        plain_loop(run)
+        with pytest.raises(InputError, match=r"came after run\.steps"):
+            run.register_state("late", {})

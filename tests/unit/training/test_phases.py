@@ -1,0 +1,147 @@
+"""Several calls of `run.steps` in one run: each goes through all of its data, and a resumed run skips what was done."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from paceline import Mean, Run
+from paceline.checkpoint import Checkpoints
+from paceline.errors import InputError
+from paceline.verify.audit import audit
+from tests.unit.training.own_runs import data, losses, opened, prepared, resumed
+
+
+def go(run: Run, plan: list[tuple[int, dict[str, Any]]], *, leave: tuple[int, int] | None = None) -> Any:
+    """Take steps over data of given sizes, one call for each; `leave` breaks out of a call at a step."""
+    model, _ = prepared(run, momentum=0.9)
+    seen: list[list[torch.Tensor]] = []
+    for call, (samples, ends) in enumerate(plan):
+        seen.append([])
+        for step in run.steps(data(samples), batch_size=8, **ends):
+            for batch in step:
+                seen[-1].append(batch[0])
+                step.backward(losses(model, batch))
+            step.apply()
+            if leave == (call, step.number):
+                break
+        if leave is not None and leave[0] == call:
+            break
+    run.finish()
+    return model.state_dict(), seen, run.position
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(left[name], right[name]) for name in left)
+
+
+PLAN: list[tuple[int, dict[str, Any]]] = [(24, {"steps": 2}), (32, {"epochs": 2}), (32, {"epochs": 1})]
+
+
+def test_each_call_goes_through_all_of_its_data() -> None:
+    with opened() as run:
+        _, seen, position = go(run, PLAN)
+    assert [sum(len(batch) for batch in call) for call in seen] == [16, 64, 32]
+    assert position.number == 2 + 8 + 4
+    first, second, third = (
+        torch.cat(seen[1][:4]),
+        torch.cat(seen[1][4:]),
+        torch.cat(seen[2]),
+    )
+    everything = data(32).tensors[0]
+    for epoch in (first, second, third):
+        assert torch.equal(epoch.sort(0).values, everything.sort(0).values)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, third)  # an order of its own for each epoch of the run
+
+
+@pytest.mark.parametrize("leave", [(0, 0), (0, 1), (1, 2), (1, 6), (1, 9), (2, 11)])
+def test_a_run_left_anywhere_resumes_there(leave: tuple[int, int], tmp_path: Path) -> None:
+    with opened() as run:
+        wanted, _, _ = go(run, PLAN)
+    with opened(out=tmp_path) as run:
+        _, before, left = go(run, PLAN, leave=leave)
+        assert left.number == leave[1] + 1
+    (path,) = Checkpoints(tmp_path / "checkpoints").committed()[-1:]
+    assert path.name == f"step-{left.number}"
+    with resumed(tmp_path) as run:
+        found, after, position = go(run, PLAN)
+    assert same(found, wanted)
+    assert position.number == 14
+    assert [
+        sum(len(batch) for batch in (*one, *other))
+        for one, other in zip((*before, [], [])[:3], after, strict=True)
+    ] == [
+        16,
+        64,
+        32,
+    ]
+    assert audit(tmp_path).holds
+
+
+def test_another_batch_size_is_refused() -> None:
+    with opened() as run:
+        go(run, PLAN[:1])
+        with pytest.raises(InputError, match="batches of 8 samples, not of 4"):
+            next(iter(run.steps(data(), batch_size=4, epochs=1)))
+
+
+def test_an_exception_saves_nothing(tmp_path: Path) -> None:
+    with opened(out=tmp_path) as run:
+        model, _ = prepared(run)
+
+        def fail() -> None:
+            for step in run.steps(data(), batch_size=8, epochs=1):
+                for batch in step:
+                    step.backward(losses(model, batch))
+                step.apply()
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+    assert not list((tmp_path / "checkpoints").glob("step-*"))
+
+
+def test_a_second_model_is_refused() -> None:
+    with opened() as run:
+        prepared(run)
+        with pytest.raises(InputError, match=r"run.prepare was called before.*ModuleDict"):
+            prepared(run)
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [{"epochs": 0}, {"steps": -1}, {"steps": 2.0}, {"epochs": True}, {"steps": 1, "clip": float("nan")}],
+)
+def test_ends_that_are_none(ends: dict[str, Any]) -> None:
+    with opened() as run:
+        prepared(run)
+        with pytest.raises(InputError, match="must be a"):
+            next(iter(run.steps(data(), batch_size=8, **ends)))
+
+
+def test_loading_processes_end_with_what_they_loaded_for() -> None:
+    def measure(model: nn.Module, batch: Any) -> dict[str, Mean]:
+        return {"loss": Mean(losses(model, batch).sum(), len(batch[0]))}
+
+    with opened(loader_workers=1) as run:
+        prepared(run)
+        for _ in range(3):
+            for step in run.steps(data(), batch_size=8, epochs=1):
+                step.compute(_loss)
+                run.evaluate(data(), measure)
+                assert len(multiprocessing.active_children()) <= 1
+                if step.number % 3 == 1:
+                    break
+        assert not multiprocessing.active_children()
+
+
+def _loss(model: nn.Module, batch: Any) -> Any:
+    from paceline import Loss
+
+    return Loss.mean(losses(model, batch))
