@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline import strategies
 from paceline.cli import tuning
 from paceline.cli.folders import new_folder
 from paceline.cli.options import (
@@ -189,6 +188,7 @@ def train(
     json_: AsJson = False,
 ) -> int:
     """Train a task: the same answer on one process, on threads or on many processes."""
+    from paceline.cli import resumed
     from paceline.launch import api
     from paceline.launch.console import Console
     from paceline.observe.progress import open_progress
@@ -211,17 +211,20 @@ def train(
     overrides = before.get("overrides", {}) | {key: value for key, value in said.items() if value is not None}
     if roles is not None:
         strategy, workers, servers = _of_roles(roles, strategy, workers, servers)
-    asked = strategies.choice(strategy).workers if strategy is not None else None
-    if servers is None and strategies.choice(strategy or kept.get("strategy", "ddp")).servers:
-        servers = kept.get("servers")
+    layout = resumed.lay_out(
+        kept, strategy=strategy, workers=workers, servers=servers, shards=shards, nodes=nodes
+    )
+    tuned, unused = resumed.usable(layout.strategy, kept.get("tuning", {}))
+    for text in (*layout.notes, *unused):
+        print(f"note: {text}", file=sys.stderr)  # noqa: T201
     options = RunOptions(
-        strategy=strategy or kept.get("strategy", "ddp"),
-        servers=servers,
-        workers=next(many for many in (workers, asked, kept.get("workers"), 1) if many is not None),
+        strategy=layout.strategy,
+        servers=layout.servers,
+        workers=layout.workers,
         tuning=Tuning(
             **tuning.given(
-                strategy or kept.get("strategy", "ddp"),
-                kept.get("tuning", {}),
+                layout.strategy,
+                tuned,
                 recompute=recompute,
                 recompute_every=recompute_every,
                 shard_optimizer=shard_optimizer,

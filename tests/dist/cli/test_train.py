@@ -85,6 +85,13 @@ def test_ten_steps_and_ten_more_on_other_workers_are_twenty(command, folder):
     assert resumed["steps"] == straight["steps"] == 20
     assert resumed["weights_sha256"] == straight["weights_sha256"]
     assert (resumed["shards"], resumed["workers"]) == (8, 1)
+    train(command, "--workers", 2, "--compress", "bf16", "--exact", "numeric", "--steps", 1, "--out", "other")
+    ended = command(
+        "train", "dense4096", "--strategy", "single", "--steps", 2, "--out", "other", "--resume", "--json"
+    )
+    assert (ended.status, json.loads(ended.out)["workers"]) == (0, 1)
+    assert "note: the run had 2 workers; --strategy single goes on with 1 here." in ended.err
+    assert "note: the run had --compress bf16, which --strategy single has no use for" in ended.err
 
     exported = command("export", "run", "--json")
     made = json.loads(exported.out)
