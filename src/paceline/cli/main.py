@@ -13,9 +13,29 @@ def run() -> NoReturn:
     """Run the command line and exit with its status."""
     try:
         status = _command(sys.argv[1:])
+        sys.stdout.flush()
     except KeyboardInterrupt:
         status = 130
+    except OSError as error:
+        status = _without_output(error)
     _leave(status)
+
+
+def _without_output(error: OSError) -> int:
+    """Say in one line that standard output takes nothing, if that is what an error is about: what was done is done."""
+    import os
+
+    try:
+        os.write(sys.stdout.fileno(), b"\n")  # the exception does not say which file it is about
+    except OSError:
+        # What is left in the buffer must not fail once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(  # noqa: T201
+            f"error: standard output cannot be written: {error.strerror}. The command is done; only what it had to say is lost.",
+            file=sys.stderr,
+        )
+        return 1
+    raise error
 
 
 def _leave(status: int) -> NoReturn:

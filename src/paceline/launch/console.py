@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from paceline.observe.events import Event, RunFinished, WorkerLost, from_json
@@ -22,17 +24,20 @@ class Console:
         self._decoders = {
             name: codecs.getincrementaldecoder("utf-8")(errors="replace") for name in ("out", "err")
         }
+        self._told = False
+        """Whether it was said that standard output takes nothing."""
         self.result: dict[str, Any] | None = None
 
     def output(self, stream: str, chunk: bytes) -> None:
         """Show bytes that rank 0 wrote to its standard output ("out") or error ("err")."""
         text = self._decoders[stream].decode(chunk)
-        if self._progress is not None:
-            self._progress.print(text, error=stream == "err")
-            return
-        target = sys.stdout if stream == "out" else sys.stderr
-        target.write(text)
-        target.flush()
+        with self._surviving(stream):
+            if self._progress is not None:
+                self._progress.print(text, error=stream == "err")
+                return
+            target = sys.stdout if stream == "out" else sys.stderr
+            target.write(text)
+            target.flush()
 
     def events(self, chunk: bytes, source: int = 0) -> None:
         """Take bytes of JSON lines, one event each; `source` tells apart who sends them."""
@@ -44,12 +49,27 @@ class Console:
         """Show one event."""
         if isinstance(event, RunFinished):
             self.result = event.result
-        if self._progress is not None:
-            self._progress.emit(event)
-        elif isinstance(event, WorkerLost) and event.trace:
-            sys.stderr.write(f"{describe(event, Pace())}\n")
+        with self._surviving("err"):
+            if self._progress is not None:
+                self._progress.emit(event)
+            elif isinstance(event, WorkerLost) and event.trace:
+                sys.stderr.write(f"{describe(event, Pace())}\n")
 
     def close(self) -> None:
         """Take the progress line away."""
-        if self._progress is not None:
-            self._progress.close()
+        with self._surviving("err"):
+            if self._progress is not None:
+                self._progress.close()
+
+    @contextmanager
+    def _surviving(self, stream: str) -> Iterator[None]:
+        """Let a run go on whose output nobody takes (a full disk, a closed pipe); the logs in its folder have all of it."""
+        try:
+            yield
+        except OSError as error:
+            if stream == "out" and not self._told:
+                self._told = True
+                with suppress(OSError):
+                    sys.stderr.write(
+                        f"note: standard output cannot be written ({error.strerror}). The run goes on; its logs have it.\n"
+                    )

@@ -1,0 +1,44 @@
+"""A standard output that takes nothing: one line, no traceback, and a run that goes on."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.launch.console import Console
+
+FULL = Path("/dev/full")
+pytestmark = pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
+
+
+@pytest.mark.parametrize("arguments", [("tasks",), ("tasks", "--json"), ("--help",)])
+def test_a_full_standard_output_is_one_line(arguments):
+    with FULL.open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "paceline", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert ended.stderr == (
+        "error: standard output cannot be written: No space left on device. "
+        "The command is done; only what it had to say is lost.\n"
+    )
+    assert ended.returncode == 1
+
+
+def test_a_run_whose_output_nobody_takes_goes_on(monkeypatch, capsys):
+    console = Console()
+    full = FULL.open("w")
+    monkeypatch.setattr(sys, "stdout", full)
+    console.output("out", b"some words\n")
+    console.output("out", b"more of them\n")
+    console.output("err", b"and these\n")
+    monkeypatch.undo()
+    with pytest.raises(OSError, match="No space"):
+        full.close()
+    said = capsys.readouterr().err
+    assert said.count("standard output cannot be written (No space left on device)") == 1
+    assert "and these" in said
