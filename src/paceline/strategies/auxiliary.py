@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from paceline.errors import InputError
 from paceline.strategies.gradients import ledger_entry
+from paceline.strategies.packing import Packing
 from paceline.strategies.tree import Gradients, add
 from paceline.task import Loss
 
@@ -63,25 +64,32 @@ class Auxiliary:
         """Put back the flat list, summed over the whole global batch."""
         self._held = summed
 
-    def flatten(self, flat: Gradients) -> Tensor:
-        """Give the list as one tensor, zeros in the place of missing gradients; an empty list is all zeros."""
-        shapes = self._shapes()
-        held = flat or [None] * len(shapes)
-        return torch.cat(
-            [(like if one is None else one).reshape(-1) for one, like in zip(held, shapes, strict=True)]
-        )
+    def packing(self) -> Packing:
+        """Return how the flat list travels to other workers."""
+        parameters = self._parameters
+        entry = torch.zeros(2, device=parameters[0].device)
+        return Packing([*parameters, entry] * len(self.names))
 
-    def unflatten(self, whole: Tensor) -> Gradients:
-        """Give the tensor as the list it was."""
-        shapes = self._shapes()
-        parts = torch.split(whole, [like.numel() for like in shapes])
-        return [part.view_as(like) for part, like in zip(parts, shapes, strict=True)]
+    def doubtful(self, lists: Sequence[Gradients]) -> list[bool]:
+        """Return for each place of the list whether only another worker can know of a gradient: none of `lists` has one there,
+        nor has the main term."""
+        length = (len(self._parameters) + 1) * len(self.names)
+        seen = [False] * length
+        for held in lists:
+            seen = [
+                known or one is not None for known, one in zip(seen, held or [None] * length, strict=True)
+            ]
+        bare = [*(parameter.grad is None for parameter in self._parameters), False] * len(self.names)
+        return [not known and alone for known, alone in zip(seen, bare, strict=True)]
 
-    def _shapes(self) -> list[Tensor]:
+    def unreached(self) -> list[int]:
+        """Return the places of parameters that neither the main term nor any of these gave a gradient."""
+        stride = len(self._parameters) + 1
         return [
-            *(torch.full_like(parameter, -0.0) for parameter in self._parameters),
-            torch.zeros(2, device=self._parameters[0].device),
-        ] * len(self.names)
+            place
+            for place, parameter in enumerate(self._parameters)
+            if parameter.grad is None and all(one is None for one in self._held[place::stride])
+        ]
 
     def entries(self) -> dict[str, Tensor]:
         """Give (total, weight) of each term that had any part in this step."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.strategies.packing import as_real
 from paceline.strategies.tree import Gradients, Node, TreeSum, cover, splits
 
 
@@ -49,11 +50,12 @@ class Combination:
     def parts(self, live: Sequence[Tensor], flat: Tensor, places: Sequence[int]) -> list[Tensor]:
         """Give this worker's sums for one bucket, from left to right.
 
-        `flat` is the bucket, `live` its views parameter by parameter, `places` where each is in the held lists.
+        `flat` is the bucket, `live` its views parameter by parameter (real ones of complex parameters), `places` where each is
+        in the held lists.
         """
         for held in self.into_live:
             pairs = [(view, held[place]) for view, place in zip(live, places, strict=True)]
-            both = [(view, old) for view, old in pairs if old is not None]
+            both = [(view, as_real(old)) for view, old in pairs if old is not None]
             if both:
                 torch._foreach_add_([view for view, _ in both], [old for _, old in both])
         return [flat if is_live else _flat(held, live, flat, places) for held, is_live in self.nodes]
@@ -68,5 +70,5 @@ def _flat(held: Gradients | None, live: Sequence[Tensor], flat: Tensor, places: 
         for view, place in zip(live, places, strict=True):
             old = held[place]
             if old is not None:
-                made.as_strided(view.shape, view.stride(), view.storage_offset() - start).copy_(old)
+                made.as_strided(view.shape, view.stride(), view.storage_offset() - start).copy_(as_real(old))
     return made

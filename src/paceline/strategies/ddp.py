@@ -25,9 +25,12 @@ from paceline.strategies.buffers import gather_rows
 from paceline.strategies.combination import Combination
 from paceline.strategies.compress import CompressedExchange, Span
 from paceline.strategies.exchange import Exchange, Layout, SocketExchange, TorchExchange, over_sockets
+from paceline.strategies.hooks import silenced
 from paceline.strategies.hosts import open_lanes
+from paceline.strategies.packing import nothing_like
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
+from paceline.strategies.trained import Writes
 from paceline.strategies.tree import TreeSum
 from paceline.strategies.tuning import Tuning
 from paceline.world import World, all_gather_object
@@ -85,6 +88,9 @@ class DdpReplica(SequentialReplica):
     def __init__(self, parts: Parts, world: World) -> None:
         super().__init__(parts, world)
         self._allow_unused = parts.allow_unused
+        self._writes = Writes(self.model.named_parameters())
+        self._walks = parts.allow_unused
+        """Whether the reducer walks the graph for parameters that a pass does not reach."""
         self._compressed = parts.tuning.compress != "none"
         self._owned = owned_shards(world.rank, world.size, parts.shards, world.shares)
         self._combination = Combination(TreeSum(parts.shards), self._owned.start, self._owned, parts.shards)
@@ -107,7 +113,7 @@ class DdpReplica(SequentialReplica):
             carried,
             process_group=self.world.comm.group,
             gradient_as_bucket_view=True,
-            find_unused_parameters=self._allow_unused,
+            find_unused_parameters=self._walks,
             init_sync=not agreed,
             bucket_cap_mb=self._bucket_mb,
         )
@@ -118,7 +124,13 @@ class DdpReplica(SequentialReplica):
         if self._compressed:
             self.trained.check("--compress")  # it remembers what it left out, by the place of a parameter
         super()._rewire()
+        self._writes = Writes(self.model.named_parameters())
         self._wire(agreed=True)
+
+    def _check_unchanged(self) -> None:
+        """Refuse weights that the passes of this step wrote to, too: each worker's samples did so on their own."""
+        super()._check_unchanged()
+        self._writes.check(self._work.number)
 
     def _leave_rows_out(self, carried: nn.Module, *, agreed: bool) -> None:
         apart = {id(parameter) for parameter in self.sparse}
@@ -131,8 +143,13 @@ class DdpReplica(SequentialReplica):
     def begin(self, work: StepWork) -> None:
         """Start a step with no gradients."""
         super().begin(work)
+        self._writes.begin()
         if self.sparse:
             self._row_sums = TreeSum(self._shards, sparse.add)
+
+    def _reduces_now(self) -> bool:
+        """Agree on the terms of the loss before the first reduction: with some, it comes after this pass, by another reducer."""
+        return self.auxiliary.settled or not self._agree_on_terms()
 
     def _arm(self, roots: list[Tensor], last: int | None) -> None:
         """Let the coming backward pass reduce: what DDP.forward does, without going through it."""
@@ -143,16 +160,26 @@ class DdpReplica(SequentialReplica):
         reducer = self._ddp.reducer
         reducer._rebuild_buckets()  # noqa: SLF001  (DDP.forward calls it just here)
         reducer.prepare_for_forward()
+        if self._walks:
+            self._hold_places()
         # A leaf has no graph in which the reducer would find it; a view of it has.
-        walked = (
-            [root.view_as(root) if root.is_leaf else root for root in roots] if self._allow_unused else []
-        )
+        walked = [root.view_as(root) if root.is_leaf else root for root in roots] if self._walks else []
         reducer.prepare_for_backward(walked)
         self._last_bucket_seen = False
+
+    def _hold_places(self) -> None:
+        """Give a gradient to parameters that an earlier pass of this step had one for: the reducer asks for it."""
+        for place, parameter in enumerate(self.parameters):
+            if parameter.grad is None and any(held[place] is not None for _, held in self._tree.nodes):
+                parameter.grad = nothing_like(parameter)
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Add a bucket up over all workers, together with the shards that this worker finished before."""
         buffer: Tensor = bucket.buffer()
+        if self._walks:
+            for parameter, view in zip(bucket.parameters(), _views(bucket), strict=True):
+                if parameter.grad is None:
+                    view.fill_(-0.0)  # torch puts 0.0 there, which is not nothing
         parts = [buffer] if self._combination.trivial else self._parts(bucket, buffer)
         future: torch.futures.Future[Tensor] = torch.futures.Future(
             devices=[buffer.device] if buffer.is_cuda else []
@@ -170,33 +197,38 @@ class DdpReplica(SequentialReplica):
 
     def _parts(self, bucket: GradBucket, buffer: Tensor) -> list[Tensor]:
         places = [self._places[id(parameter)] for parameter in bucket.parameters()]
-        return self._combination.parts(bucket.gradients(), buffer, places)
+        return self._combination.parts(_views(bucket), buffer, places)
 
     def _spans(self, bucket: GradBucket, buffer: Tensor) -> list[Span]:
         start = buffer.storage_offset()
         return [
             Span(
                 int(view.storage_offset() - start),
-                parameter.shape,
+                view.shape,
                 self._places[id(parameter)],
                 parameter is self.ledger,
             )
-            for view, parameter in zip(bucket.gradients(), bucket.parameters(), strict=True)
+            for view, parameter in zip(_views(bucket), bucket.parameters(), strict=True)
         ]
 
     def _combined(self) -> None:
         """Refuse to go on with gradients that were never reduced."""
         if not self._last_bucket_seen:
             self._check_unchanged()
-            unused = [
-                name
-                for name, value in self.model.named_parameters()
-                if value.requires_grad and value.grad is None and all(value is not one for one in self.sparse)
-            ]
-            raise InputError(
-                f"no gradient for {', '.join(unused[:5])} on rank {self.world.rank}: this step's loss does not depend on it. "
-                "If that is meant, set allow_unused = True in the task."
+            apart = {id(parameter) for parameter in self.sparse}
+            self._refuse(
+                [
+                    name
+                    for name, value in self.model.named_parameters()
+                    if value.requires_grad and value.grad is None and id(value) not in apart
+                ]
             )
+
+    def _refuse(self, unused: list[str]) -> None:
+        raise InputError(
+            f"no gradient for {', '.join(unused[:5])} on rank {self.world.rank}: this step's loss does not depend on it. "
+            "If that is meant, set allow_unused = True in the task."
+        )
 
     def abandon(self) -> None:
         """Let go of the reducer: its hooks on the parameters would answer to the next backward pass too.
@@ -218,20 +250,31 @@ class DdpReplica(SequentialReplica):
         """Take part with what there is when this worker had no sample, or its loop left some out."""
         if not self._sent:
             self._sent = True
-            # Where parameters may go unused only the ledger takes part: zeros for the others would count as use.
-            apart = {id(parameter) for parameter in self.sparse}
-            roots: list[Tensor] = (
-                [self.ledger] if self._allow_unused else [one for one in self.tracked if id(one) not in apart]
-            )
+            if not self.auxiliary.settled:
+                self._agree_on_terms()
+            roots = self._roots()
             self._arm(roots, None)
-            gradients.run_backward(roots, [torch.zeros_like(root) for root in roots])
+            with silenced(roots):
+                gradients.run_backward(roots, [nothing_like(root) for root in roots])
             self._combined()
-        if not self.auxiliary.settled:
-            self._agree_on_terms()
         if self.auxiliary.names:
             self._combine_auxiliary()
         if self.sparse:
             self._combine_rows()
+
+    def _roots(self) -> list[Tensor]:
+        """Return what a pass without a loss starts from: where parameters may go unused, those that had a gradient before."""
+        apart = {id(parameter) for parameter in self.sparse}
+        return [
+            one
+            for place, one in enumerate(self.tracked)
+            if id(one) not in apart
+            and (
+                not self._walks
+                or one is self.ledger
+                or any(held[place] is not None for _, held in self._tree.nodes)
+            )
+        ]
 
     def _combine_rows(self) -> None:
         """Have everybody's rows, added along the tree: they are few, so each sends its own to all."""
@@ -239,25 +282,43 @@ class DdpReplica(SequentialReplica):
         for parameter, gradient in zip(self.sparse, summed, strict=False):
             parameter.grad = gradient
 
-    def _agree_on_terms(self) -> None:
-        """Ask once, in the first step: a worker without a sample has seen no auxiliary term yet."""
+    def _agree_on_terms(self) -> bool:
+        """Ask once, in the first step, and return whether there are any: a worker without a sample has seen none yet.
+
+        Some parameters may be reached by such a term alone, so the reducer must not wait for them.
+        """
         names = all_gather_object(self.world.comm, self.auxiliary.names)
         self.auxiliary.names = max(names, key=len)
         self.auxiliary.settled = True
+        if self.auxiliary.names and not self._walks:
+            self._walks = True
+            self._wire(agreed=True)
+        return bool(self.auxiliary.names)
 
     def _combine_auxiliary(self) -> None:
-        """Send the auxiliary terms the same way, as one flat tensor."""
+        """Send the auxiliary terms the same way, as one flat tensor of each type."""
         behind, auxiliary = len(self.tracked), self.auxiliary
-        live = auxiliary.flatten(auxiliary.take())
-        for held in self._combination.into_live:
-            live += auxiliary.flatten(held[behind:])
-        parts = [
-            live if is_live else auxiliary.flatten(held[behind:] if held is not None else [])
-            for held, is_live in self._combination.nodes
-        ]
-        self.exchange.start(AUXILIARY_KEY, parts, live, lambda: None)
+        packing = auxiliary.packing()
+        mine = auxiliary.take()
+        earlier = [held[behind:] for held in self._combination.into_live]
+        nodes = [(held[behind:] if held is not None else [], live) for held, live in self._combination.nodes]
+        doubtful = auxiliary.doubtful([mine, *earlier, *(held for held, _ in nodes)])
+        live = packing.pack(mine)
+        for held in earlier:
+            torch._foreach_add_(live, packing.pack(held))
+        packed = [live if is_live else packing.pack(held) for held, is_live in nodes]
+        for place, target in enumerate(live):
+            self.exchange.start(AUXILIARY_KEY - place, [part[place] for part in packed], target, lambda: None)
         self.exchange.finish()
-        auxiliary.give(auxiliary.unflatten(live))
+        auxiliary.give(packing.unpack(live, doubtful))
+        self._check_reached()
+
+    def _check_reached(self) -> None:
+        """Refuse a parameter that no term of anybody's loss reaches, unless the task says that this may be."""
+        places = [] if self._allow_unused else self.auxiliary.unreached()
+        if places:
+            names = {id(value): name for name, value in self.model.named_parameters()}
+            self._refuse([names[id(self.parameters[place])] for place in places])
 
     def _result(self, entry: Tensor) -> StepResult:
         """Give what the step came to, apart from its bucket: the next step writes there, and torch lays buckets out anew."""
@@ -292,6 +353,24 @@ def _bucket_mb(tuning: Tuning, exchange: Exchange) -> float | None:
         return tuning.bucket_mb
     over_sockets = isinstance(exchange, TorchExchange | SocketExchange | CompressedExchange)
     return None if over_sockets else LANE_BUCKET_MB
+
+
+def _views(bucket: GradBucket) -> list[Tensor]:
+    """Return each parameter's part of a bucket, as real numbers.
+
+    A bucket of complex parameters is a flat tensor of real ones, but torch (2.11 to 2.13) counts its offsets in complex ones.
+    """
+    views: list[Tensor] = bucket.gradients()
+    first: Tensor = bucket.parameters()[0]
+    if not first.is_complex():
+        return views
+    buffer: Tensor = bucket.buffer()
+    whole = torch.view_as_complex(buffer.view(-1, 2))
+    start, here = buffer.storage_offset(), whole.storage_offset()
+    return [
+        torch.view_as_real(whole.as_strided(one.shape, one.stride(), here + one.storage_offset() - start))
+        for one in views
+    ]
 
 
 def _sum_bucket(replica: DdpReplica, bucket: GradBucket) -> torch.futures.Future[Tensor]:

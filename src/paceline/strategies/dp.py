@@ -24,8 +24,10 @@ from paceline.errors import InputError
 from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import Exactness, LossFunction, OpenReplica, Parts, ShardWork, StepWork
 from paceline.strategies.gradients import ledger_entry, run_backward
+from paceline.strategies.hooks import share
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica, check_loss
+from paceline.strategies.trained import Writes
 from paceline.strategies.tree import Gradients, TreeSum
 from paceline.strategies.tuning import Tuning
 from paceline.world import World, seeds
@@ -63,6 +65,7 @@ class _Copy:
         self.shares = device == next(master.parameters()).device
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.auxiliary = Auxiliary(self.parameters)
+        self.writes = Writes(self.model.named_parameters())
         self.entry: Tensor | None = None
 
     def refresh(self, master: nn.Module) -> None:
@@ -75,6 +78,8 @@ class _Copy:
                     mine.copy_(theirs, non_blocking=True)
             for copied, original in zip(self.model.buffers(), master.buffers(), strict=True):
                 copied.copy_(original, non_blocking=True)
+        share(master, self.model)
+        self.writes.begin()
 
     def check(self, master: nn.Module) -> None:
         """Refuse what a loss changed on the copy that it was given: it would be gone with the next step."""
@@ -103,6 +108,7 @@ class ThreadedReplica(SequentialReplica):
         super().__init__(parts, world)
         # torch.compile is not safe to call from several threads at once, so copies run eagerly.
         self._copies = [_Copy(self.model, device) for device in _devices(world.device, parts.threads)]
+        self._parallel = len(self._copies) > 1
         self._pool = ThreadPoolExecutor(len(self._copies), thread_name_prefix="paceline-dp")
         # Generators belong to the whole process. A model that draws has its shards take turns, each with streams of its
         # own, the backward pass included (recomputed activations draw again). The first step is taken in turns to see.
@@ -162,6 +168,8 @@ class ThreadedReplica(SequentialReplica):
             if shard.batches:
                 self.buffers.close_shard(shard.index, replica.model, versions)
             tree.add((shard.index, shard.index + 1), replica.take())
+        if self._parallel:
+            replica.writes.check(self._work.number)
         return tree.nodes
 
     def _forward(self, replica: _Copy, batch: Any, loss: LossFunction) -> Any:

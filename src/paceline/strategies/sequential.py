@@ -126,7 +126,7 @@ class SequentialReplica:
         if loss.auxiliary:
             self.auxiliary.backward(loss.auxiliary, self._scale)
         roots = [loss.total, self.ledger]
-        self._sent = self._left == 0
+        self._sent = self._left == 0 and self._reduces_now()
         if self._sent:
             self._arm(roots, self._open)
         gradients.run_backward(roots, [self._scale(loss.total.dtype), gradients.ledger_entry(loss)])
@@ -212,6 +212,10 @@ class SequentialReplica:
     def _on_device(self, model: nn.Module) -> nn.Module:
         """Give the model with its values where they are computed with."""
         return model.to(self.world.device)
+
+    def _reduces_now(self) -> bool:
+        """Return whether the coming backward pass, the last one of the step, takes the gradients along to other workers."""
+        return True
 
     def _arm(self, roots: list[Tensor], last: int | None) -> None:
         """Prepare for the backward pass that ends the step; `last` is the shard it belongs to."""

@@ -1,0 +1,75 @@
+"""Lists of gradients as flat tensors, one for each type, so that they travel as they were: what is missing stays missing.
+
+Beside the numbers goes a flag for each gradient. A sum of flags above zero says that somebody had one; where nobody had,
+there is none afterwards either, and weight decay and momentum leave the parameter alone as they do in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.strategies.tree import Gradients
+
+
+def nothing_like(like: Tensor) -> Tensor:
+    """Return what adds nothing to anything: -0.0, because 0.0 would turn a -0.0 into 0.0."""
+    made = torch.empty_like(like)
+    as_real(made).fill_(-0.0)
+    return made
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """Return the same memory as real numbers; a complex number is two of them."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+class Packing:
+    """Where each gradient of a list lies in the flat tensors."""
+
+    def __init__(self, like: Sequence[Tensor]) -> None:
+        self._like = list(like)
+        self._spans: list[tuple[torch.dtype, int, int]] = []
+        self._lengths: dict[torch.dtype, int] = {torch.float32: 0}
+        for one in self._like:
+            real = as_real(one)
+            start = self._lengths.setdefault(real.dtype, 0)
+            self._lengths[real.dtype] = start + real.numel()
+            self._spans.append((real.dtype, start, start + real.numel()))
+        self._flags = self._lengths[torch.float32]
+        self._lengths[torch.float32] += len(self._like)
+        self._device = self._like[0].device
+
+    def pack(self, gradients: Gradients) -> list[Tensor]:
+        """Return the list as flat tensors; an empty list has no gradient at all."""
+        made = {
+            dtype: torch.full((length,), -0.0, dtype=dtype, device=self._device)
+            for dtype, length in self._lengths.items()
+        }
+        for place, gradient in enumerate(gradients):
+            if gradient is not None:
+                dtype, start, stop = self._spans[place]
+                real = as_real(gradient)
+                made[dtype][start:stop].view(real.shape).copy_(real)
+        if gradients:
+            # Made on the host and sent in one message: a write for each flag would be a kernel for each.
+            there = torch.tensor([-0.0 if one is None else 1.0 for one in gradients])
+            made[torch.float32][self._flags :] = there.to(self._device, non_blocking=True)
+        return list(made.values())
+
+    def unpack(self, flat: Sequence[Tensor], doubtful: Sequence[bool]) -> Gradients:
+        """Return the list that sums of flat tensors stand for; what is doubtful and nobody had is missing.
+
+        Only then are the flags read, for which a GPU is waited for. What nobody had and is not asked about comes as -0.0.
+        """
+        whole: dict[Any, Tensor] = {one.dtype: one for one in flat}
+        there = whole[torch.float32][self._flags :].tolist() if any(doubtful) else [1.0] * len(self._like)
+        found: Gradients = []
+        for place, (like, (dtype, start, stop)) in enumerate(zip(self._like, self._spans, strict=True)):
+            real = whole[dtype][start:stop].view(as_real(like).shape)
+            missing = doubtful[place] and not there[place] > 0
+            found.append(None if missing else torch.view_as_complex(real) if like.is_complex() else real)
+        return found

@@ -1,0 +1,154 @@
+"""A parameter without a gradient stays as it is, weight decay and momentum included: on any number of workers, as in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import paceline
+from paceline import Loss
+from paceline.strategies.tuning import Tuning
+from tests.dist.strategies.scenarios import BATCH, Scenario, data, outcomes, same
+
+
+class Experts(nn.Module):
+    """A gate and three experts; the data says which one is used, and the last one never is."""
+
+    def __init__(self, wide: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.gate = nn.Linear(6, 2)
+        self.experts = nn.ModuleList(nn.Linear(6, 3) for _ in range(3))
+        self.wide = nn.Parameter(torch.ones(3, dtype=wide))
+
+    def forward(self, features: Tensor) -> Tensor:
+        scores: Tensor = self.experts[int(features[0, 0] > 0)](features)
+        return scores * (self.wide.abs() if self.wide.is_complex() else self.wide)
+
+
+def loop(run: paceline.Run, model: nn.Module, loss: Callable[[nn.Module, Tensor, Tensor], Loss]) -> nn.Module:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.3)
+    model, _ = run.prepare(model, optimizer)
+    for step in run.steps(data(), batch_size=BATCH, epochs=2, clip=0.5):
+        for features, labels in step:
+            step.backward(loss(model, features, labels))
+        step.apply()
+    return model
+
+
+def plain(model: nn.Module, features: Tensor, labels: Tensor) -> Loss:
+    return Loss.mean(F.cross_entropy(model(features), labels, reduction="none"))
+
+
+def balanced(model: nn.Module, features: Tensor, labels: Tensor) -> Loss:
+    """The gate is reached by the balance alone; an expert that nobody chose by nothing."""
+    losses = F.cross_entropy(model(features), labels, reduction="none")
+    gates: Tensor = model.gate(features)  # type: ignore[operator]
+    return Loss.mean(losses, balance=Loss(gates.square().sum(), (gates > 0).sum() + 0.5))
+
+
+def twice(model: nn.Module, features: Tensor, labels: Tensor) -> Loss:
+    """Two terms, one of which reaches an expert that the main one does not."""
+    made = balanced(model, features, labels)
+    other: Tensor = model.experts[int(features[0, 1] > 0)](features)  # type: ignore[index]
+    return Loss(made.total, made.weight, {**made.auxiliary, "other": Loss(other.abs().sum(), len(labels))})
+
+
+def branching(run: paceline.Run) -> nn.Module:
+    return loop(run, Experts(), plain)
+
+
+def gated(run: paceline.Run) -> nn.Module:
+    return loop(run, Experts(), balanced)
+
+
+def both(run: paceline.Run) -> nn.Module:
+    return loop(run, Experts(torch.float64), twice)
+
+
+def mixed(run: paceline.Run) -> nn.Module:
+    return loop(run, Experts(torch.float64), plain)
+
+
+def complex_branching(run: paceline.Run) -> nn.Module:
+    return loop(run, Experts(torch.complex64), balanced)
+
+
+class Wave(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = nn.Parameter(torch.randn(6, 3, dtype=torch.complex64))
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return (features.to(torch.complex64) @ self.phase).abs() * self.scale
+
+
+def waves(run: paceline.Run) -> nn.Module:
+    return loop(run, Wave(), plain)
+
+
+class Gated(nn.Module):
+    def __init__(self, spare: bool = False) -> None:
+        super().__init__()
+        self.gate, self.head = nn.Linear(6, 2), nn.Linear(6, 3)
+        if spare:
+            self.spare = nn.Linear(2, 2)
+
+    def forward(self, features: Tensor) -> Tensor:
+        scores: Tensor = self.head(features)
+        return scores
+
+
+def announced_by_none(run: paceline.Run) -> nn.Module:
+    """The gate is reached by the auxiliary term alone, and nobody set allow_unused."""
+    return loop(run, Gated(), balanced)
+
+
+def spare(run: paceline.Run) -> nn.Module:
+    return loop(run, Gated(spare=True), balanced)
+
+
+UNUSED = {"allow_unused": True}
+EXACT: dict[str, tuple[Scenario, dict[str, Any]]] = {
+    "branching": (branching, UNUSED),
+    "gated": (gated, UNUSED),
+    "both": (both, UNUSED),
+    "mixed": (mixed, UNUSED),
+    "complex_branching": (complex_branching, UNUSED),
+    "waves": (waves, {}),
+    "announced_by_none": (announced_by_none, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    found = outcomes(EXACT, "single", 1, 4)
+    assert not [outcome for outcome in found.values() if isinstance(outcome, str)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "options"),
+    [
+        ("dp", 2, {}),
+        ("ddp", 2, {}),
+        ("ddp", 3, {"lane": "gloo"}),
+        ("ddp", 4, {}),
+        ("ddp", 2, {"tuning": Tuning(shard_optimizer=True)}),
+    ],
+)
+def test_no_gradient_is_not_a_gradient_of_zero(
+    strategy: str, workers: int, options: dict[str, Any], alone: dict[str, Any]
+) -> None:
+    found = outcomes(EXACT, strategy, workers, 4, **options)
+    assert [name for name, outcome in found.items() if not same(outcome, alone[name])] == [], found
+
+
+def test_what_no_term_reaches_is_named() -> None:
+    with pytest.raises(paceline.InputError, match=r"no gradient for spare\.weight.*allow_unused"):
+        paceline.launch(spare, strategy="ddp", workers=2, shards=2, threads=1)

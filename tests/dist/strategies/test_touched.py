@@ -1,0 +1,144 @@
+"""Gradients that hooks change, and weights that a forward pass writes to: as in one process, or refused in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import paceline
+from paceline import Loss, Task
+from paceline.training import trainer
+from paceline.training.spec import TrainSpec
+from tests.dist.strategies.scenarios import Outcome, same
+
+
+class Words(nn.Module):
+    def __init__(self, **table: Any) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 6, **table)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, words: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.table(words).mean(1))
+        return scores
+
+
+class Base(Task):
+    """26 sentences in batches of 8: the last batch has 2, so that some shards and workers have none."""
+
+    batch_size = 8
+    epochs = 2
+
+    def __init__(self, kind: str = "") -> None:
+        self.kind = kind
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+
+    def train_data(self) -> TensorDataset:
+        words = torch.randint(9, (26, 5), generator=torch.Generator().manual_seed(2))
+        return TensorDataset(words, words.sum(1) % 3)
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        return Loss.mean(F.cross_entropy(model(batch[0]), batch[1], reduction="none"))
+
+
+class Hooked(Base):
+    """A mask, a clamp, and weight decay by hook: more than a factor, so that it must run on each pass and on no other."""
+
+    def model(self) -> nn.Module:
+        model = Words()
+        model.table.weight.register_hook(lambda gradient: gradient * (torch.arange(9) > 0).unsqueeze(1))
+        weight = model.head.weight
+        weight.register_hook(lambda gradient: gradient.clamp(-0.05, 0.05) + 0.01 * weight.detach())
+        return model
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        made = super().loss(model, batch)
+        table: Tensor = model.table.weight  # type: ignore[assignment,union-attr]
+        return made if self.kind == "plain" else Loss(made.total, made.weight, {"size": Loss(table.square().sum(), 1)})
+
+
+class Renormed(Base):
+    def model(self) -> nn.Module:
+        return Words(max_norm=0.5)
+
+
+class Clipped(Base):
+    """Writes past torch's count of writes: only a comparison of the workers' weights finds it."""
+
+    def model(self) -> nn.Module:
+        return Words()
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        made = super().loss(model, batch)
+        model.head.weight.data.add_(1e-3 * batch[0].float().mean())  # type: ignore[operator,union-attr]
+        return made
+
+
+class Spectral(Base):
+    def model(self) -> nn.Module:
+        model = Words()
+        norm = nn.utils.spectral_norm if self.kind == "old" else nn.utils.parametrizations.spectral_norm
+        norm(model.head)
+        return model
+
+
+class Early(Base):
+    """An optimizer that steps in the backward pass."""
+
+    def model(self) -> nn.Module:
+        model = Words()
+        model.head.bias.register_post_accumulate_grad_hook(lambda _: None)
+        return model
+
+
+JOBS = {
+    "hooked": ("Hooked", {}),
+    "hooked alone": ("Hooked", {"kind": "plain"}),
+    "spectral": ("Spectral", {"kind": "new"}),
+    "old spectral": ("Spectral", {"kind": "old"}),
+    "renormed": ("Renormed", {}),
+    "early": ("Early", {}),
+}
+
+
+def work(run: paceline.Run, jobs: dict[str, tuple[str, dict[str, str]]]) -> dict[str, Outcome]:
+    made: dict[str, Outcome] = {}
+    for name, (task, settings) in jobs.items():
+        own = paceline.Run(run.world, run.options)
+        spec = TrainSpec(task=f"{__name__}:{task}", name=task, steps=7, settings=settings)
+        try:
+            trainer.main(own, spec)
+        except paceline.InputError as error:
+            made[name] = str(error)
+        else:
+            made[name] = {key: value.clone() for key, value in own.replica.state()["model"].items()}
+    return made
+
+
+def train(jobs: dict[str, Any], strategy: str, workers: int) -> list[dict[str, Outcome]]:
+    return list(paceline.launch(work, jobs, strategy=strategy, workers=workers, shards=4, threads=1))
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Outcome]:
+    return train(JOBS, "single", 1)[0]
+
+
+def test_one_process_takes_them_all_but_one(alone: dict[str, Outcome]) -> None:
+    assert [name for name, outcome in alone.items() if isinstance(outcome, str)] == ["early"]
+    assert "head.bias has a hook of register_post_accumulate_grad_hook" in str(alone["early"])
+    assert not same(alone["hooked"], alone["hooked alone"])
+
+
+@pytest.mark.parametrize(("strategy", "workers"), [("dp", 2), ("ddp", 2), ("ddp", 4)])
+def test_hooks_run_and_writes_are_refused(strategy: str, workers: int, alone: dict[str, Outcome]) -> None:
+    for found in train(JOBS, strategy, workers):
+        assert "wrote to the weights of table.weight" in str(found.pop("renormed"))
+        assert [name for name, outcome in found.items() if not same(outcome, alone[name])] == []
