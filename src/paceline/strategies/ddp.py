@@ -91,6 +91,8 @@ class DdpReplica(SequentialReplica):
         self._writes = Writes(self.model.named_parameters())
         self._walks = parts.allow_unused
         """Whether the reducer walks the graph for parameters that a pass does not reach."""
+        self._first_terms = False
+        """Whether this is the first step with auxiliary terms."""
         self._compressed = parts.tuning.compress != "none"
         self._owned = owned_shards(world.rank, world.size, parts.shards, world.shares)
         self._combination = Combination(TreeSum(parts.shards), self._owned.start, self._owned, parts.shards)
@@ -221,12 +223,13 @@ class DdpReplica(SequentialReplica):
                     name
                     for name, value in self.model.named_parameters()
                     if value.requires_grad and value.grad is None and id(value) not in apart
-                ]
+                ],
+                "main loss" if self.auxiliary.names else "loss",
             )
 
-    def _refuse(self, unused: list[str]) -> None:
+    def _refuse(self, unused: list[str], loss: str = "loss") -> None:
         raise InputError(
-            f"no gradient for {', '.join(unused[:5])} on rank {self.world.rank}: this step's loss does not depend on it. "
+            f"no gradient for {', '.join(unused[:5])} on rank {self.world.rank}: this step's {loss} does not depend on it. "
             "If that is meant, set allow_unused = True in the task."
         )
 
@@ -252,6 +255,8 @@ class DdpReplica(SequentialReplica):
             self._sent = True
             if not self.auxiliary.settled:
                 self._agree_on_terms()
+            if self._first_terms and self.auxiliary.names:
+                self._look_for_bare()
             roots = self._roots()
             self._arm(roots, None)
             with silenced(roots):
@@ -283,17 +288,24 @@ class DdpReplica(SequentialReplica):
             parameter.grad = gradient
 
     def _agree_on_terms(self) -> bool:
-        """Ask once, in the first step, and return whether there are any: a worker without a sample has seen none yet.
-
-        Some parameters may be reached by such a term alone, so the reducer must not wait for them.
-        """
+        """Ask once, in the first step, and return whether there are any: a worker without a sample has seen none yet."""
         names = all_gather_object(self.world.comm, self.auxiliary.names)
         self.auxiliary.names = max(names, key=len)
-        self.auxiliary.settled = True
-        if self.auxiliary.names and not self._walks:
+        self.auxiliary.settled = self._first_terms = True
+        return bool(self.auxiliary.names)
+
+    def _look_for_bare(self) -> None:
+        """Have a reducer that does not wait for parameters which only an auxiliary term reaches, where there are some.
+
+        Done when the gradients of the step lie in the tree: a new reducer takes hold of those that lie in `.grad`.
+        """
+        self._first_terms = False
+        places = range(len(self.parameters))
+        held = [node for _, node in self._tree.nodes if any(one is not None for one in node)]
+        mine = [place for place in places if held and any(node[place] is None for node in held)]
+        if any(all_gather_object(self.world.comm, mine)) and not self._walks:
             self._walks = True
             self._wire(agreed=True)
-        return bool(self.auxiliary.names)
 
     def _combine_auxiliary(self) -> None:
         """Send the auxiliary terms the same way, as one flat tensor of each type."""

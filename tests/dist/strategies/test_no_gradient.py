@@ -122,6 +122,8 @@ EXACT: dict[str, tuple[Scenario, dict[str, Any]]] = {
     "complex_branching": (complex_branching, UNUSED),
     "waves": (waves, {}),
     "announced_by_none": (announced_by_none, {}),
+    "in parts": (announced_by_none, {"micro_batch": 1}),
+    "both in parts": (both, UNUSED | {"micro_batch": 1}),
 }
 
 
