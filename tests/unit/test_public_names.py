@@ -50,7 +50,7 @@ def test_launch_is_a_verb_and_a_room():
 
 def test_every_error_is_in_one_tree():
     made = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, Exception)]
-    assert len(made) == 12
+    assert len(made) == 13
     assert all(issubclass(one, paceline.PacelineError) for one in made)
 
 

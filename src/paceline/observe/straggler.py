@@ -19,6 +19,8 @@ SLOWER = 1.5
 OVER = 1.25
 """Below this it is none any more: between the two nothing changes."""
 MARGIN_S = 0.002
+MEASURED_S = 1e-6
+"""Own times below this were not measured: nothing is so many times as long as they."""
 WINDOW_S = 3.0
 WINDOW_STEPS = 5
 GAIN = 0.1
@@ -105,12 +107,12 @@ class StragglerWatch:
                 return None
             self._named.discard(rank)
             return CaughtUp(rank)
-        if own <= SLOWER * usual or own - usual < MARGIN_S:
+        if usual < MEASURED_S or own <= SLOWER * usual or own - usual < MARGIN_S:
             return None
         self._named.add(rank)
         more_data = data - median(pace[0] for pace in others)
         more_compute = compute - median(pace[1] for pace in others)
-        return Straggler(rank, own / max(usual, 1e-9), "data" if more_data > more_compute else "compute")
+        return Straggler(rank, own / usual, "data" if more_data > more_compute else "compute")
 
 
 def shares(own_s: Sequence[float], carried: Sequence[int]) -> tuple[int, ...]:

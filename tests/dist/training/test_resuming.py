@@ -64,7 +64,7 @@ def test_what_does_not_fit_is_refused(run: Path, given: dict[str, Any], words: s
 
 
 def test_nothing_to_resume(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no checkpoint in"):
+    with pytest.raises(InputError, match="there is no run in"):
         train(tmp_path / "none", resume=True)
 
 

@@ -83,6 +83,10 @@ def test_between_the_two_margins_nothing_changes(workers: Workers) -> None:
     assert workers.seconds(8, between) == []
 
 
+def test_nobody_is_compared_with_times_that_were_not_measured(workers: Workers) -> None:
+    assert workers.seconds(6, {0: (0.0, 0.3), 1: (0.0, 0.0)}) == []
+
+
 def test_two_milliseconds_a_step_are_needed(workers: Workers) -> None:
     quick = {0: (0.0, 0.001), 1: (0.0, 0.0028)}
     assert workers.seconds(8, quick, steps=300) == []
