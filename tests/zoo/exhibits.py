@@ -14,8 +14,10 @@ ALL = "*"
 """Stands for every strategy in `refused_by`."""
 NO_SPARSE = {"hybrid": "keeps embeddings with sparse=True on servers, and the model has none"}
 NO_ROW = {"pp": "finds no row of layers"}
-BY_ROWS = {"fsdp": "may look across rows"}
-NO_LINEAR = {"tp": "found no Linear layer"}
+BY_ROWS = {"fsdp": "may look across rows", "tp": "may look across rows"}
+NO_LINEAR = {"tp": "finds no layer to split"}
+NOT_FOLLOWED = {"pp": "cannot follow the forward pass"}
+ONLY_OUTPUT = {"pp": "sees only the model's output"}
 EXHIBITS: dict[str, Exhibit] = {}
 
 

@@ -8,17 +8,20 @@ OPEN = {
     "adagrad@fsdp-*": "state made in the optimizer's constructor",
     "auxiliary-only@*": "parameters that an auxiliary term alone reaches",
     "complex@*": "complex parameters with more shards than workers",
-    "direct@fsdp-*": "a loss that uses parameters directly",
+    "accumulation-hooks@pp-*": "not refused",
+    "direct@*": "a loss that uses parameters directly",
+    "recomputed-reentrant@pp-*": "refused for a reason that is not true",
+    "spectral-norm-old@tp-*": "its hook mixes kinds of tensors",
     "encoder-masked@*": "the fast path of evaluation",
     "encoder@*": "the fast path of evaluation",
     "experts@*": "auxiliary terms and unused parameters",
     "gradient-hooks@*": "hooks of parameters",
     "max-norm@*": "weights changed in the forward pass",
     "methods@*": "a loss that calls other methods",
-    "outside@ps-*": "not refused",
+    "outside@p*": "not refused",
     "sparse*@*": "sparse gradients",
     "stream@*:resume": "samples of a resumed stream",
-    "weight-norm-old@dp-*": "cannot be copied",
+    "weight-norm-old@*": "cannot be copied, mixes kinds of tensors",
 }
 """Cells, patterns allowed, and what is wrong there."""
 

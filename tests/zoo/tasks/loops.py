@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 import paceline
-from tests.zoo.exhibits import exhibit
+from tests.zoo.exhibits import NO_SPARSE, exhibit
 from tests.zoo.tasks.base import CLASSES, FEATURES, HELD_OUT, SAMPLES, Small, measured
 from tests.zoo.working import Loop
 
@@ -44,7 +44,15 @@ class Own(Loop):
         return run.evaluate(small.data(HELD_OUT, 2), measured, batch_size=8)
 
 
-NO_OWN = {"pp": "step.compute", "dp": "step.compute"}
+NO_OWN = {"pp": "step.compute"}
+CHANGED = {
+    "*": "after the model was prepared",
+    "single": None,
+    "dp": None,
+    "ddp": None,
+    **NO_OWN,
+    **NO_SPARSE,
+}
 
 
 @exhibit(
@@ -57,7 +65,7 @@ class OwnLoop(Own):
     """Nothing special."""
 
 
-@exhibit("unfrozen", "a part that is frozen at first and begins to train later", NO_OWN, plain=False)
+@exhibit("unfrozen", "a part that is frozen at first and begins to train later", CHANGED, plain=False)
 class Unfrozen(Own):
     """The first layer joins at step 3; the optimizer has had it all along."""
 
@@ -70,7 +78,7 @@ class Unfrozen(Own):
 
 
 @exhibit(
-    "added-group", "`optimizer.add_param_group` in the middle of a run", NO_OWN, plain=False, resumes=False
+    "added-group", "`optimizer.add_param_group` in the middle of a run", CHANGED, plain=False, resumes=False
 )
 class AddedGroup(Own):
     """The first layer is given to the optimizer at step 3."""
@@ -87,7 +95,7 @@ class AddedGroup(Own):
             optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.02})
 
 
-@exhibit("frozen-later", "a part that stops training later", NO_OWN, plain=False)
+@exhibit("frozen-later", "a part that stops training later", CHANGED, plain=False)
 class FrozenLater(Own):
     """The first layer leaves at step 3."""
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline import Loss, Mean
-from tests.zoo.exhibits import NO_ROW, exhibit
+from tests.zoo.exhibits import NO_ROW, NOT_FOLLOWED, exhibit
 from tests.zoo.tasks.base import CLASSES, FEATURES, Small
 
 
@@ -34,7 +34,9 @@ class _Experts(nn.Module):
 
 
 @exhibit(
-    "experts", "a mixture of experts with a balance loss (an auxiliary term), some experts unused", NO_ROW
+    "experts",
+    "a mixture of experts with a balance loss (an auxiliary term), some experts unused",
+    NOT_FOLLOWED,
 )
 class Experts(Small):
     """The balance loss depends on the router alone."""
@@ -62,7 +64,7 @@ class _TwoHeads(nn.Module):
         return self.first(made), self.second(made).squeeze(1)
 
 
-@exhibit("auxiliary-only", "parameters that only an auxiliary term reaches", NO_ROW)
+@exhibit("auxiliary-only", "parameters that only an auxiliary term reaches")
 class AuxiliaryOnly(Small):
     """A second head that has a loss of its own."""
 
@@ -76,7 +78,11 @@ class AuxiliaryOnly(Small):
         return Loss.mean(F.cross_entropy(scores, labels, reduction="none"), other=other)
 
 
-@exhibit("several-passes", "several forward calls for one loss (consistency of two views)", {"pp": "forward"})
+@exhibit(
+    "several-passes",
+    "several forward calls for one loss (consistency of two views)",
+    {"pp": "the loss calls the model twice"},
+)
 class SeveralPasses(Small):
     """The same batch twice, with other dropout, and once without a gradient."""
 
@@ -139,7 +145,11 @@ class _WithOutput(nn.Module):
         return Output(loss, logits, tuple(hidden))
 
 
-@exhibit("model-output", "dict batches with strings, keyword arguments, an output object", NO_ROW)
+@exhibit(
+    "model-output",
+    "dict batches with strings, keyword arguments, an output object",
+    {"pp": "uses something behind a cut"},
+)
 class ModelOutput(Small):
     """As code around pretrained models is written."""
 

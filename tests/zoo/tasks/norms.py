@@ -9,12 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from tests.zoo.exhibits import NO_ROW, exhibit
-from tests.zoo.tasks.base import CLASSES, FEATURES, Small
+from tests.zoo.exhibits import NOT_FOLLOWED, exhibit
+from tests.zoo.tasks.base import CLASSES, FEATURES, Small, Steady
+
+APART = {"local-sgd": "came out differently on different shards"}
+"""Workers whose weights differ get other vectors."""
 
 
 @exhibit("batch-norm", "BatchNorm", meshes=True)
-class BatchNorm(Small):
+class BatchNorm(Steady):
     """Running statistics; no shard has fewer than two samples."""
 
     samples = 24
@@ -24,7 +27,7 @@ class BatchNorm(Small):
 
 
 @exhibit("group-norm", "a small convolutional network with GroupNorm")
-class GroupNorm(Small):
+class GroupNorm(Steady):
     """Six features as a picture."""
 
     def model(self) -> nn.Module:
@@ -41,7 +44,7 @@ class GroupNorm(Small):
 
 
 @exhibit("weight-norm-old", "`nn.utils.weight_norm`, the old form")
-class WeightNormOld(Small):
+class WeightNormOld(Steady):
     """A hook makes the weight before each pass."""
 
     def model(self) -> nn.Module:
@@ -49,7 +52,7 @@ class WeightNormOld(Small):
 
 
 @exhibit("weight-norm", "`parametrizations.weight_norm`")
-class WeightNorm(Small):
+class WeightNorm(Steady):
     """A parametrization makes the weight whenever it is asked for."""
 
     def model(self) -> nn.Module:
@@ -58,8 +61,8 @@ class WeightNorm(Small):
         )
 
 
-@exhibit("spectral-norm-old", "`nn.utils.spectral_norm`, the old form")
-class SpectralNormOld(Small):
+@exhibit("spectral-norm-old", "`nn.utils.spectral_norm`, the old form", APART)
+class SpectralNormOld(Steady):
     """Each pass moves the vectors of its power iteration."""
 
     def model(self) -> nn.Module:
@@ -68,8 +71,8 @@ class SpectralNormOld(Small):
         )
 
 
-@exhibit("spectral-norm", "`parametrizations.spectral_norm`")
-class SpectralNorm(Small):
+@exhibit("spectral-norm", "`parametrizations.spectral_norm`", APART)
+class SpectralNorm(Steady):
     """The same as a parametrization."""
 
     def model(self) -> nn.Module:
@@ -92,7 +95,7 @@ class _Counting(nn.Module):
         return scores
 
 
-@exhibit("counting", "a buffer that the forward pass changes, with a rule in `Task.buffers`", NO_ROW)
+@exhibit("counting", "a buffer that the forward pass changes, with a rule in `Task.buffers`", NOT_FOLLOWED)
 class Counting(Small):
     """How often each class was the answer."""
 
@@ -106,7 +109,7 @@ class Counting(Small):
 @exhibit(
     "counting-unsaid",
     "the same without a rule",
-    {"*": "buffer", "single": None, **NO_ROW},
+    {"*": "the buffer chosen", "single": None, **NOT_FOLLOWED},
 )
 class CountingUnsaid(Counting):
     """Nobody has said what becomes of it."""

@@ -12,15 +12,8 @@ from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 from paceline import Loss
-from tests.zoo.exhibits import NO_ROW, exhibit
-from tests.zoo.tasks.base import IGNORED, LENGTH, WORDS, Words
-
-
-class _Steady(Words):
-    """Adam would make full steps of a bias whose gradient is nothing but rounding, as that of keys is."""
-
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+from tests.zoo.exhibits import BY_ROWS, NO_ROW, exhibit
+from tests.zoo.tasks.base import IGNORED, LENGTH, WORDS, Steady, Words
 
 
 class _Embedded(Words):
@@ -42,7 +35,7 @@ class Sparse(_Embedded):
         return nn.Embedding(WORDS, 12, sparse=True)
 
 
-@exhibit("sparse-adam", "`torch.optim.SparseAdam` for an embedding alone", sparse=True)
+@exhibit("sparse-adam", "`torch.optim.SparseAdam` for an embedding alone", BY_ROWS, sparse=True)
 class SparseAdam(Sparse):
     """Adam's state for rows; the rest of the model is frozen, because SparseAdam takes nothing dense."""
 
@@ -152,7 +145,7 @@ class _Attention(nn.Module):
 
 
 @exhibit("attention", "attention with causal and padding masks", NO_ROW)
-class Attention(_Steady):
+class Attention(Steady, Words):
     """Masks that depend on the data."""
 
     def model(self) -> nn.Module:
@@ -160,7 +153,7 @@ class Attention(_Steady):
 
 
 @exhibit("encoder", "`nn.TransformerEncoder` in training and in evaluation", meshes=True)
-class Encoder(_Steady):
+class Encoder(Steady, Words):
     """torch has a path of its own for it in evaluation."""
 
     def model(self) -> nn.Module:
@@ -189,7 +182,7 @@ class _Masked(nn.Module):
 
 
 @exhibit("encoder-masked", "`nn.TransformerEncoder` with a padding mask")
-class EncoderMasked(_Steady):
+class EncoderMasked(Steady, Words):
     """The same with a mask, as a module of its own."""
 
     def model(self) -> nn.Module:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from paceline import Loss
-from tests.zoo.exhibits import NO_ROW, exhibit
+from tests.zoo.exhibits import NO_LINEAR, NO_ROW, ONLY_OUTPUT, exhibit
 from tests.zoo.tasks.base import CLASSES, FEATURES, WORDS, Small, Words
 
 
@@ -149,6 +149,9 @@ class Double(Small):
         return super().loss(model, (features.double(), labels))
 
 
+_TOGETHER = {**NO_ROW, "fsdp": "but fsdp gathers them together"}
+
+
 class _Mixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +167,7 @@ class _Mixed(nn.Module):
 @exhibit(
     "mixed-types",
     "parameters of three types (float32, float64, bfloat16)",
-    {**NO_ROW, "fsdp": "but fsdp gathers them together"},
+    _TOGETHER,
 )
 class MixedTypes(Small):
     """Each layer in another precision."""
@@ -184,7 +187,7 @@ class _Complex(nn.Module):
         return scores
 
 
-@exhibit("complex", "complex parameters", {**NO_ROW, "fsdp": "but fsdp gathers them together"})
+@exhibit("complex", "complex parameters", {**_TOGETHER, **NO_LINEAR})
 class Complex(Small):
     """A filter in the frequency domain."""
 
@@ -192,7 +195,7 @@ class Complex(Small):
         return _Complex()
 
 
-@exhibit("direct", "a loss that uses parameters of the model directly")
+@exhibit("direct", "a loss that uses parameters of the model directly", ONLY_OUTPUT)
 class Direct(Small):
     """An L1 penalty on a weight, beside the loss."""
 
@@ -216,7 +219,7 @@ class _Encoder(nn.Module):
         return scores
 
 
-@exhibit("methods", "a loss that calls other methods of the model", NO_ROW)
+@exhibit("methods", "a loss that calls other methods of the model", ONLY_OUTPUT)
 class Methods(Small):
     """`model.encode` and `model.head`, and never `model` itself."""
 
