@@ -35,7 +35,12 @@ class Sparse(_Embedded):
         return nn.Embedding(WORDS, 12, sparse=True)
 
 
-@exhibit("sparse-adam", "`torch.optim.SparseAdam` for an embedding alone", BY_ROWS, sparse=True)
+@exhibit(
+    "sparse-adam",
+    "`torch.optim.SparseAdam` for an embedding alone",
+    {**BY_ROWS, "zero": "--shard-optimizer deals out tensors"},
+    sparse=True,
+)
 class SparseAdam(Sparse):
     """Adam's state for rows; the rest of the model is frozen, because SparseAdam takes nothing dense."""
 
