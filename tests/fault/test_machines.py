@@ -81,3 +81,18 @@ def test_followers_end_with_the_leader(trial):
     assert status == 1
     assert "is cut off from the run" in said
     assert follower.pids() == []
+
+
+def test_ctrl_c_where_it_leads_saves_what_all_machines_have_and_ends_them(trial):
+    leader, follower = trial.net.machines
+    leading, following = trial.start(leader, nodes="2"), trial.start(follower, nodes="2")
+    trial.wait_until(lambda: trial.steps() >= 2)
+    leading.process.send_signal(signal.SIGINT)
+    status, result, said = leading.end()
+    (saved,) = (trial.folder / "run" / "checkpoints").iterdir()
+    assert (status, result) == (130, None)
+    assert f"The newest checkpoint is of step {saved.name.removeprefix('step-')}; --resume" in said
+    assert trial.events("regrouped") == trial.events("worker_lost") == []
+    status, _, said = following.end()
+    assert (status, said.count("it was interrupted there")) == (1, 1)
+    assert follower.pids() == []
