@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
+from paceline.data.epochs import epoch_setters, tell_epoch
 from paceline.data.generators import GeneratorsAside, seed_generators
 from paceline.data.order import Indices
 from paceline.world.seeds import derive
@@ -68,9 +69,12 @@ class SampleReader:
         self._fetches_many = callable(getattr(dataset, "__getitems__", None))
         self._aside = GeneratorsAside()
         self._draws = False
+        self._setters = epoch_setters(dataset)
 
     def read(self, epoch: int, pieces: Sequence[Indices]) -> list[Any]:
         """Give one collated batch for each piece."""
+        if self._setters:
+            tell_epoch(self._setters, epoch)
         with self._aside:
             if not self._draws:
                 try:

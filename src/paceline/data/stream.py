@@ -5,7 +5,8 @@ worker. The global batch of step s is the items [s * batch_size, (s + 1) * batch
 the stream does.
 
 What the stream draws from torch, numpy or `random` while it gives the items of a step is a function of (seed,
-epoch, step), and leaves the training process's generators as they were. A resumed stream is read again from
+epoch, step), and leaves the training process's generators as they were. A stream with `set_epoch` (Hugging Face shuffles by
+it) is told each epoch before it is read, wherever in it reading begins. A resumed stream is read again from
 its beginning and so continues exactly. One that knows a shorter way may define `seek(position)`: the next
 `__iter__` then starts at that item; such a stream must not carry draws over from earlier items.
 """
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset, default_collate
 
+from paceline.data.epochs import epoch_setters, tell_epoch
 from paceline.data.generators import GeneratorsAside, seed_generators
 from paceline.data.loading import LoadingOptions, StreamProcess
 from paceline.data.reading import Collate
@@ -57,6 +59,7 @@ class Stream:
 
     def steps(self, epoch: int, start_step: int) -> Generator[StepData]:
         """Go through an epoch from a step on."""
+        tell_epoch(epoch_setters(self._dataset), epoch)
         seek = getattr(self._dataset, "seek", None)
         first = 0 if seek is None else start_step
         items: Iterator[Any] | None = None

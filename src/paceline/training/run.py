@@ -342,6 +342,7 @@ class Run:
         if self._begun is not None and not (self.ended or self._catches_up):
             self._journal.settle()
             self._saving.at_the_end()
+            self.ended = True
             self._records.finish()
 
     def _close_feed(self, feed: Feed) -> None:

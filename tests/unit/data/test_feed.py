@@ -144,3 +144,56 @@ def test_what_cannot_work_is_refused_in_one_line(dataset: Any, options: dict[str
 def test_a_worker_without_proper_shards_is_refused(owned: range) -> None:
     with pytest.raises(InputError, match="shards"):
         Feed(Squares(9), batch_size=8, shards=4, seed=0, owned=owned)
+
+
+class Epochs(Squares):
+    """A data set that gives the epoch it was told beside each sample."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> Any:
+        return index, self.epoch
+
+
+class EpochStream(Stream):
+    """A stream in an order that depends on the epoch it was told when it began, as those of Hugging Face."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Any:
+        order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(self.epoch))
+        return iter([(index, self.epoch) for index in order.tolist()])
+
+
+@pytest.mark.parametrize("loader_workers", [0, 1])
+def test_a_data_set_is_told_the_epoch_wherever_it_is_read(loader_workers: int) -> None:
+    from torch.utils.data import ConcatDataset, Subset
+
+    plain = Epochs(8)
+    for dataset in (plain, Subset(ConcatDataset([Epochs(4), Epochs(4)]), range(8)), EpochStream(8)):
+        feed = Feed(dataset, batch_size=4, shards=1, seed=0, owned=range(1), loader_workers=loader_workers)
+        orders = []
+        for epoch, start in ((0, 0), (1, 0), (2, 1), (1, 1), (1, 0)):
+            read = [shard.batches[0] for step in feed.epoch(epoch, start) for shard in step.shards]
+            assert {int(told) for _, batch in read for told in batch} == {epoch}
+            orders.append([int(index) for batch, _ in read for index in batch])
+        feed.close()
+        assert orders[0] != orders[1] == orders[4]
+        assert orders[3] == orders[1][4:]
+
+
+def test_evaluation_of_the_same_data_set_does_not_change_its_epoch() -> None:
+    dataset = Epochs(8)
+    options: dict[str, Any] = {"batch_size": 4, "shards": 1, "seed": 0, "owned": range(1)}
+    train, held_out = Feed(dataset, **options), Feed(dataset, shuffle=False, **options)
+    told = []
+    for step in train.epoch(3):
+        told += step.shards[0].batches[0][1].tolist()
+        assert [one.shards[0].batches[0][1].tolist() for one in held_out.epoch(0)] == [[0] * 4] * 2
+    assert told == [3] * 8
