@@ -70,6 +70,12 @@ def train(
     steps: Annotated[
         int | None, typer.Option(help="End after this step, counted from the beginning of the run.")
     ] = None,
+    horizon: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps that the learning-rate schedule is laid out for. Default: the whole run's; a resumed run keeps its own."
+        ),
+    ] = None,
     batch_size: BatchSize = None,
     seed: Seed = None,
     precision: Annotated[
@@ -280,6 +286,7 @@ def train(
         name=name,
         settings=before.get("settings", {}) | dict(setting(text) for text in set_ or []),
         batch_size=batch_size if batch_size is not None else before.get("batch_size"),
+        horizon=horizon if horizon is not None else before.get("horizon"),
         clip=clip if clip is not None else before.get("clip"),
         overrides=overrides,
         **ends,

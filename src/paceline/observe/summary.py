@@ -112,10 +112,18 @@ def _failures(result: Mapping[str, Any]) -> str:
 
 def _next(result: Mapping[str, Any]) -> list[list[str]]:
     out = str(result["out"])
-    # --steps counts from the beginning of the run, so "as much again" is twice the number.
     task = str(result.get("typed") or result["task"])
-    train = ["paceline", "train", task, "--resume", "--out", out]
-    return [[*train, "--steps", str(2 * result["steps"])], ["paceline", "export", out]]
+    more = _more_steps(result)
+    train = ["paceline", "train", task, "--resume", "--out", out, "--steps", str(more)]
+    return [*([train] if more is not None else []), ["paceline", "export", out]]
+
+
+def _more_steps(result: Mapping[str, Any]) -> int | None:
+    """Return where to go on to: --steps counts from the beginning; None where a schedule has come to its end."""
+    horizon, taken = result.get("horizon"), int(result["steps"])
+    if horizon is None:
+        return 2 * taken
+    return int(horizon) if taken < horizon else None
 
 
 def _command(words: list[str]) -> Text:

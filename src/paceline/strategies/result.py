@@ -102,6 +102,14 @@ class StepResult:
         """The norm of the true global gradient before clipping, where clipping was asked for."""
         return None if self.norm is None else float(self._arrived(_NORM, self.norm))
 
+    def __repr__(self) -> str:
+        """Return the numbers a person asks for; on a GPU this waits for them."""
+        shown = {"step": self.number, "loss": self.loss, "weight": self.weight, "size": self.size}
+        if self.norm is not None:
+            shown["gradient_norm"] = self.gradient_norm or 0.0
+        more = ", again=True" if self.again else ""
+        return f"StepResult({', '.join(f'{name}={value:.6g}' for name, value in shown.items())}{more})"
+
     def check(self) -> None:
         """Raise when the loss is not a finite number, or nothing had any weight."""
         total, weight = self._numbers

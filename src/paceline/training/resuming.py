@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.checkpoint import Checkpoints, Found, Moment, Saved, Saver, check_fits, find_newest
+from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.read import unusable
 from paceline.errors import CheckpointError, InputError
 from paceline.observe import CheckpointDamaged, CheckpointSaved, Event, Note
@@ -78,6 +80,15 @@ def newest_step(options: RunOptions) -> int | None:
     """Give the step of the newest committed checkpoint that this worker sees, if any."""
     paths = [] if options.out is None else Checkpoints(options.out / CHECKPOINTS).committed()
     return int(paths[-1].name.rpartition("-")[2]) if paths else None
+
+
+def newest_meta(options: RunOptions) -> dict[str, Any]:
+    """Return what the newest readable checkpoint says of its run; nothing of its tensors is read."""
+    paths = [] if options.out is None else Checkpoints(options.out / CHECKPOINTS).committed()
+    for path in reversed(paths):
+        with suppress(CheckpointError):
+            return dict(Manifest.read(path).meta)
+    return {}
 
 
 def load(

@@ -36,6 +36,7 @@ from paceline.training.checks import check_batch_size, check_ends, check_last_ba
 from paceline.training.cut_state import CutState
 from paceline.training.evaluation import evaluate
 from paceline.training.handover import BEGINNING, CHECKPOINT, WORKERS, Source
+from paceline.training.horizon import KEY as HORIZON
 from paceline.training.journal import Journal
 from paceline.training.listeners import Listeners
 from paceline.training.loop_guard import LoopGuard
@@ -50,7 +51,7 @@ from paceline.training.recovery import Recovery
 from paceline.training.saving import Saving
 from paceline.training.step import Step
 from paceline.training.stepping import Stepping
-from paceline.world import Identity, World, all_gather_object, connect, determinism, seeds
+from paceline.world import Identity, World, all_gather_object, broadcast_object, connect, determinism, seeds
 from paceline.world.pulse import NoPulse, Phase
 
 STARTING, ENDED = Phase.STARTING, Phase.ENDED
@@ -189,6 +190,13 @@ class Run:
             self.guard.watch(replica)  # its schedule stands elsewhere now
         self.cut.note_checkpoint(self.position, self._journal)
         return replica
+
+    def saved_meta(self) -> dict[str, Any]:
+        """Return what the newest checkpoint of a run that is resumed says of it; all workers call it."""
+        if not self.options.resume:
+            return {}
+        meta = resuming.newest_meta(self.options) if self.world.is_first else None
+        return broadcast_object(self.world.comm, meta) or {}
 
     def register_state(self, name: str, value: Any) -> Any:
         """Save an object's state with the run, and return the object: a moving average of the weights, the best score so far.
@@ -575,6 +583,7 @@ class Run:
             "task": self.name,
             "batch_size": self._meta.get("batch_size"),
             "exactness": str(self.exactness),
+            **{key: self.about[key] for key in (HORIZON,) if key in self.about},
         }
         self._saving.save(meta, last=last)
         self.cut.note_checkpoint(self.position, self._journal)

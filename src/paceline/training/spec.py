@@ -21,6 +21,8 @@ class TrainSpec:
     settings: Mapping[str, str] = field(default_factory=dict)
     epochs: int | None = None
     steps: int | None = None
+    horizon: int | None = None
+    """Steps that a schedule is laid out for; None takes the whole run's, or those the run was begun with."""
     batch_size: int | None = None
     clip: float | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -28,7 +30,7 @@ class TrainSpec:
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
             raise InputError("--epochs and --steps both say when to end. Give one of them.")
-        for name in ("epochs", "steps", "batch_size"):
+        for name in ("epochs", "steps", "horizon", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"--{name.replace('_', '-')} is {value}, but must be at least 1.")

@@ -7,9 +7,10 @@ import time
 from typing import Any
 
 from paceline.data.loaders import is_loader
-from paceline.observe import Evaluated, RunFinished
+from paceline.observe import Evaluated, Note, RunFinished
 from paceline.task import Task
 from paceline.training.checks import check_shards
+from paceline.training.horizon import choose_horizon, make_schedule
 from paceline.training.preparing import structure_of
 from paceline.training.recorder import about_task
 from paceline.training.recovery import RolledBackError
@@ -51,7 +52,7 @@ class Trainer:
             if held_out is None
             else run.feed(held_out, batch_size=self._eval_batch(held_out), shuffle=False, **loading)
         )
-        self.horizon = self._horizon()
+        self.horizon = choose_horizon(self._planned(), spec.horizon, run.saved_meta())
 
     def train(self) -> dict[str, Any]:
         """Take every step, measure after every epoch and at the end."""
@@ -78,20 +79,31 @@ class Trainer:
         run.prepare_replica(
             task.model,
             task.optimizer,
-            lambda optimizer: task.scheduler(optimizer, horizon),
+            lambda optimizer: make_schedule(task, optimizer, horizon, lambda: run.position.number),
             task.buffers(),
             structure_of(task),
         )
+        last = self._last()
+        if run.replica.scheduler is not None and horizon is not None and last is not None and last > horizon:
+            text = f"the schedule of this run was laid out for {horizon} steps; from there to step {last} it stays at its end"
+            run.emit(Note(text=text))
 
     def _eval_batch(self, held_out: Any) -> int | None:
         """Return the batch of the evaluation: no metric depends on it, so a DataLoader may have its own."""
         return None if is_loader(held_out) else self.batch_size
 
-    def _horizon(self) -> int | None:
-        """Give the number of steps a schedule is laid out for: the whole run's, wherever --steps cuts it."""
+    def _planned(self) -> int | None:
+        """Return the number of steps a schedule is laid out for: the whole run's, wherever --steps ends it."""
         per_epoch = self.feed.steps_per_epoch
         whole = None if per_epoch is None else self.epochs * per_epoch
         return self.steps if whole is None else max(whole, self.steps or 0)
+
+    def _last(self) -> int | None:
+        """Return the step at which this run ends, if that is known."""
+        per_epoch = self.feed.steps_per_epoch
+        if self.steps is not None or per_epoch is None:
+            return self.steps
+        return self.epochs * per_epoch
 
     def _measure(self, epoch: int) -> None:
         if self.eval_feed is None or self._measured_at == self.run.position.number:
@@ -140,6 +152,7 @@ class Trainer:
             "recoveries": run.recoveries,
             "parameters": run.parameters,
             "batch_size": self.batch_size,
+            "horizon": None if run.replica.scheduler is None else self.horizon,
             "seed": options.seed,
             "out": str(options.out or ""),
         }

@@ -9,6 +9,7 @@ from torch import nn
 from paceline import strategies
 from paceline.data import Feed
 from paceline.strategies.base import OpenReplica
+from paceline.training.horizon import make_schedule
 from paceline.training.preparing import structure_of
 from paceline.training.reference import load_task
 from paceline.training.run import Run
@@ -50,7 +51,7 @@ class Subject:
         return self.run.prepare_replica(
             self.task.model if several else self.model,
             self.task.optimizer,
-            lambda optimizer: self.task.scheduler(optimizer, horizon),
+            lambda optimizer: make_schedule(self.task, optimizer, horizon, lambda: self.run.position.number),
             self.task.buffers(),
             structure_of(self.task),
         )

@@ -74,3 +74,10 @@ def test_a_weight_of_any_kind_is_one_number(weight: Weight) -> None:
         Loss(torch.tensor(1.5, device="meta"), weight)
     )  # as on a GPU, without the numbers
     assert (elsewhere.shape, elsewhere.dtype) == (entry.shape, entry.dtype)
+
+
+def test_a_result_shows_itself() -> None:
+    result = StepResult(3, 8, torch.tensor([4.0, 8.0]), {})
+    assert repr(result) == "StepResult(step=3, loss=0.5, weight=8, size=8)"
+    result.norm = torch.tensor(2.0)
+    assert repr(result) == "StepResult(step=3, loss=0.5, weight=8, size=8, gradient_norm=2)"
