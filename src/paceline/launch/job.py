@@ -168,10 +168,9 @@ def _address(function: Callable[..., Any]) -> tuple[str, str, str | None]:
     if module not in ("__main__", MAIN_ALIAS):
         return module, name, None
     script = getattr(sys.modules["__main__"], "__file__", None)
-    if script is None:
-        raise InputError(
-            f"{name} is defined in an interactive session, which workers cannot import. Put it in a file."
-        )
+    if script is None or not Path(script).is_file():
+        source = "an interactive session" if script is None else f"a script that is no file ({script})"
+        raise InputError(f"{name} is defined in {source}, which workers cannot import. Put it in a file.")
     return module, name, str(Path(script).resolve())
 
 

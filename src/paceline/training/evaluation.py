@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -57,8 +58,9 @@ def combine(rows: Rows, world: World) -> dict[str, float]:
                 {tuple(row[:3]): row for part in gathered for row in part.get(name, [])}.items()
             )
         ]
-        totals = torch.tensor([row[-2:] for row in table], dtype=torch.float64).sum(0)
-        result[name] = float(totals[0] / totals[1])
+        total, weight = torch.tensor([row[-2:] for row in table], dtype=torch.float64).sum(0).tolist()
+        # Nothing was counted: no number is the mean of that, as for the recall of a class that never comes.
+        result[name] = total / weight if weight else math.nan
     return result
 
 
@@ -70,6 +72,13 @@ def _checked(metrics: MetricsFunction) -> MetricsFunction:
                 "metrics() must return a dict of paceline.Mean(total, weight), so that the mean over all workers is exact; "
                 f"it returned {measured!r:.80}."
             )
+        for name, value in measured.items():
+            for part, number in (("total", value.total), ("weight", value.weight)):
+                if isinstance(number, torch.Tensor) and number.numel() != 1:
+                    raise InputError(
+                        f"the {part} of the metric {name} has the shape {tuple(number.shape)}; it must be one number: "
+                        "Mean(values.sum(), len(values))."
+                    )
         return measured
 
     return measure

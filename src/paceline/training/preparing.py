@@ -38,6 +38,8 @@ def new_parts(
 ) -> Parts:
     """Put together what the user gave and what the run was asked for."""
     given = isinstance(model, nn.Module)
+    if isinstance(model, nn.Module):
+        _check_bare(model)
     return Parts(
         make_model=(lambda: model) if isinstance(model, nn.Module) else _seeded(model, options.seed),
         remakes=not (given or isinstance(optimizer, Optimizer)),
@@ -70,9 +72,19 @@ def _seeded(make: MakeModel, seed: int) -> MakeModel:
         model = make()
         if not isinstance(model, nn.Module):
             raise InputError(f"the model is a {type(model).__name__}, not a torch.nn.Module.")
+        _check_bare(model)
         return model
 
     return made
+
+
+def _check_bare(model: nn.Module) -> None:
+    """Raise for a model that somebody else makes parallel already: its gradients would be combined twice."""
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise InputError(
+            f"the model is a {type(model).__name__}, which combines gradients itself. Give the bare module (model.module), and "
+            "choose a strategy."
+        )
 
 
 def kept_parts(parts: Parts, before: Replica) -> Parts:

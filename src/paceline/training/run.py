@@ -561,6 +561,10 @@ class Run:
         finally:
             if feed is not data:
                 self._close_feed(feed)
+        for name in [name for name, value in measured.items() if math.isnan(value)]:
+            self.emit(
+                Note(text=f"the metric {name} is not a number: its weight is 0, or a batch's value is none")
+            )
         return measured
 
     # Keeping and telling.

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import random
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from paceline.errors import InputError
 from paceline.strategies.base import Rows
 from paceline.task import Mean
 from paceline.training.evaluation import combine
 from paceline.world import Identity, connect
+from tests.unit.training.own_runs import data, opened, prepared
 
 WORLD = connect(Identity(rank=0, size=1, local_rank=0, local_size=1), device="cpu")
 
@@ -32,3 +37,23 @@ def test_means_of_sums_and_weights() -> None:
     }
     assert combine(rows, WORLD) == {"accuracy": 4 / 5, "loss": 0.5}
     assert combine({}, WORLD) == {}
+
+
+def test_what_is_no_number_is_told_apart() -> None:
+    found = combine({(0, 0, 0): {"recall": Mean(0, 0), "loss": Mean(1.0, 2)}}, WORLD)
+    assert math.isnan(found["recall"])
+    assert found["loss"] == 0.5
+
+
+@pytest.mark.parametrize("value", [Mean(torch.ones(3), 3), Mean(1.0, torch.ones(2))])
+def test_a_metric_is_one_number(value: Mean) -> None:
+    with opened() as run:
+        prepared(run)
+        with pytest.raises(InputError, match=r"of the metric right has the shape"):
+            run.evaluate(data(), lambda model, batch: {"right": value})
+
+
+def test_a_model_that_is_parallel_already_is_refused() -> None:
+    model = nn.DataParallel(nn.Linear(4, 1))
+    with opened() as run, pytest.raises(InputError, match=r"a DataParallel, which combines gradients itself"):
+        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
