@@ -30,3 +30,25 @@ MachineTimeout = Annotated[
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object, the last line of standard output.")
 ]
+Servers = Annotated[
+    int | None, typer.Option(help="Processes beside them that hold parameters, for ps. Default: 1.")
+]
+Epochs = Annotated[int | None, typer.Option(help="Passes over the data. Default: the task's.")]
+Precision = Annotated[str | None, typer.Option(help="fp32, bf16 or fp16 (CUDA only). Default: the task's.")]
+Compile = Annotated[bool, typer.Option("--compile", help="Compile the model with torch.compile.")]
+SyncBatchnorm = Annotated[
+    bool,
+    typer.Option("--sync-batchnorm", help="Batch statistics of the whole global batch; level numeric."),
+]
+MicroBatch = Annotated[
+    int | None, typer.Option(help="Most samples in one forward pass; the rest is accumulated.")
+]
+Clip = Annotated[float | None, typer.Option(help="Largest norm of the global gradient. Default: the task's.")]
+LoaderWorkers = Annotated[
+    int | None, typer.Option(help="Processes that load data for each worker. Default: the task's.")
+]
+Backend = Annotated[str, typer.Option(help="auto, gloo or nccl.")]
+Lane = Annotated[
+    str | None,
+    typer.Option(help="How workers of one host exchange gradients: auto, memory (shared) or gloo (sockets)."),
+]

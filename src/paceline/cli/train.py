@@ -13,14 +13,24 @@ from paceline.cli import tuning
 from paceline.cli.folders import new_folder
 from paceline.cli.options import (
     AsJson,
+    Backend,
     BatchSize,
+    Clip,
+    Compile,
     Device,
+    Epochs,
     JoinTimeout,
+    Lane,
+    LoaderWorkers,
     MachineTimeout,
+    MicroBatch,
     Nodes,
+    Precision,
     Rendezvous,
     Seed,
+    Servers,
     Settings,
+    SyncBatchnorm,
     Threads,
 )
 from paceline.cli.outcome import print_json, report
@@ -48,9 +58,7 @@ def train(
             help="Processes on each machine; for dp the threads of its one process. Default: the mesh's, or 1."
         ),
     ] = None,
-    servers: Annotated[
-        int | None, typer.Option(help="Processes beside them that hold parameters, for ps. Default: 1.")
-    ] = None,
+    servers: Servers = None,
     roles: Annotated[
         str | None,
         typer.Option(help="trainers=2,servers=1: the same as --strategy ps --workers 2 --servers 1."),
@@ -66,7 +74,7 @@ def train(
         str | None,
         typer.Option(help="bitwise, numeric or statistical; more than the strategy can give is an error."),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data. Default: the task's.")] = None,
+    epochs: Epochs = None,
     steps: Annotated[
         int | None, typer.Option(help="End after this step, counted from the beginning of the run.")
     ] = None,
@@ -78,25 +86,12 @@ def train(
     ] = None,
     batch_size: BatchSize = None,
     seed: Seed = None,
-    precision: Annotated[
-        str | None, typer.Option(help="fp32, bf16 or fp16 (CUDA only). Default: the task's.")
-    ] = None,
-    compile_: Annotated[
-        bool, typer.Option("--compile", help="Compile the model with torch.compile.")
-    ] = False,
-    sync_batchnorm: Annotated[
-        bool,
-        typer.Option("--sync-batchnorm", help="Batch statistics of the whole global batch; level numeric."),
-    ] = False,
-    micro_batch: Annotated[
-        int | None, typer.Option(help="Most samples in one forward pass; the rest is accumulated.")
-    ] = None,
-    clip: Annotated[
-        float | None, typer.Option(help="Largest norm of the global gradient. Default: the task's.")
-    ] = None,
-    loader_workers: Annotated[
-        int | None, typer.Option(help="Processes that load data for each worker. Default: the task's.")
-    ] = None,
+    precision: Precision = None,
+    compile_: Compile = False,
+    sync_batchnorm: SyncBatchnorm = False,
+    micro_batch: MicroBatch = None,
+    clip: Clip = None,
+    loader_workers: LoaderWorkers = None,
     save_every: Annotated[
         str | None, typer.Option(help="Checkpoint every so many steps (100) or epochs (1epoch).")
     ] = None,
@@ -126,13 +121,8 @@ def train(
     set_: Settings = None,
     threads: Threads = None,
     device: Device = "auto",
-    backend: Annotated[str, typer.Option(help="auto, gloo or nccl.")] = "auto",
-    lane: Annotated[
-        str | None,
-        typer.Option(
-            help="How workers of one host exchange gradients: auto, memory (shared) or gloo (sockets)."
-        ),
-    ] = None,
+    backend: Backend = "auto",
+    lane: Lane = None,
     check_collectives: Annotated[
         bool,
         typer.Option(

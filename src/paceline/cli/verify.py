@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +11,24 @@ import typer
 from rich.console import Console
 
 from paceline.cli import tuning
-from paceline.cli.options import AsJson, BatchSize, Device, Seed, Settings, Threads
+from paceline.cli.options import (
+    AsJson,
+    Backend,
+    BatchSize,
+    Clip,
+    Compile,
+    Device,
+    Epochs,
+    Lane,
+    LoaderWorkers,
+    MicroBatch,
+    Precision,
+    Seed,
+    Servers,
+    Settings,
+    SyncBatchnorm,
+    Threads,
+)
 from paceline.cli.outcome import print_json
 from paceline.cli.outcome import report as report_failure
 from paceline.cli.reference import resolve
@@ -38,8 +57,18 @@ def verify(
     exact: Annotated[
         str | None, typer.Option(help="Verify the runs at this level. Default: the strategy's own.")
     ] = None,
+    epochs: Epochs = None,
     batch_size: BatchSize = None,
     seed: Seed = None,
+    precision: Precision = None,
+    compile_: Compile = False,
+    sync_batchnorm: SyncBatchnorm = False,
+    micro_batch: MicroBatch = None,
+    clip: Clip = None,
+    loader_workers: LoaderWorkers = None,
+    servers: Servers = None,
+    backend: Backend = "auto",
+    lane: Lane = None,
     set_: Settings = None,
     script: Annotated[
         str | None,
@@ -59,6 +88,10 @@ def verify(
     hash_seed: Annotated[
         bool, typer.Option(help="Also take the first steps in a fresh process with another hash seed.")
     ] = True,
+    resume: Annotated[
+        bool,
+        typer.Option(help="Also save in mid-run and resume with another strategy or number of workers."),
+    ] = True,
     threads: Threads = None,
     device: Device = "auto",
     recompute: tuning.Recompute = None,
@@ -66,6 +99,8 @@ def verify(
     shard_optimizer: tuning.ShardOptimizer = None,
     offload: tuning.Offload = None,
     reshard: tuning.Reshard = None,
+    gather: tuning.Gather = None,
+    compress: tuning.Compress = None,
     bucket_mb: tuning.BucketMb = None,
     schedule: tuning.Schedule = None,
     stages_a_worker: tuning.StagesAWorker = None,
@@ -76,16 +111,18 @@ def verify(
     outer: tuning.Outer = None,
     outer_lr: tuning.OuterLr = None,
     outer_momentum: tuning.OuterMomentum = None,
+    staleness: tuning.Staleness = None,
     json_: AsJson = False,
 ) -> int:
     """Compare runs with one process, step by step and bit by bit; name the cause where they part."""
-    # Not --gather and --compress: fewer bits make other numbers, and the bounds are for sums in another order.
     tuned: dict[str, Any] = {
         "recompute": recompute,
         "recompute_every": recompute_every,
         "shard_optimizer": shard_optimizer,
         "offload": offload,
         "reshard": reshard,
+        "gather": gather,
+        "compress": compress,
         "bucket_mb": bucket_mb,
         "schedule": schedule,
         "stages_a_worker": stages_a_worker,
@@ -96,6 +133,13 @@ def verify(
         "outer": outer,
         "outer_lr": outer_lr,
         "outer_momentum": outer_momentum,
+        "staleness": staleness,
+    }
+    said_of_task = {
+        "seed": seed,
+        "precision": precision,
+        "micro_batch": micro_batch,
+        "loader_workers": loader_workers,
     }
     odd = next((name for name, value in tuned.items() if value is not None), None)
     if odd is not None and (receipt is not None or script is not None):
@@ -123,7 +167,8 @@ def verify(
                 "settings": dict(setting(text) for text in set_ or []),
                 "steps": steps,
                 "batch_size": batch_size,
-                "overrides": {} if seed is None else {"seed": seed},
+                "clip": clip,
+                "overrides": {name: value for name, value in said_of_task.items() if value is not None},
             },
             strategies=several(strategy),
             workers=_numbers(workers),
@@ -132,6 +177,13 @@ def verify(
             device=device,
             threads=threads,
             hash_seed=hash_seed,
+            resume=resume,
+            epochs=epochs,
+            servers=servers,
+            compile=compile_,
+            sync_batchnorm=sync_batchnorm,
+            backend=backend,
+            lane=lane or "auto",
             tuning=tuning.said_for(several(strategy), tuned),
         )
     except WorkerFailedError as error:
@@ -145,8 +197,20 @@ def _task(task: str, *, as_json: bool, said: dict[str, Any], **options: Any) -> 
     from paceline.verify.table import render
 
     reference, name = resolve(task)
-    report = check(Request(spec=TrainSpec(task=reference, name=name, **said), **options))
+    with _progress() as progress:
+        report = check(Request(spec=TrainSpec(task=reference, name=name, **said), **options), progress)
     return _end(report.as_json(), render(report), holds=report.holds, as_json=as_json)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Show what is being run on a line of its own, where somebody looks on."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status("verifying") as status:
+        yield lambda text: status.update(f"verifying: {text}")
 
 
 def _script(script: str, arguments: list[str], *, workers: int, threads: int | None, as_json: bool) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.verify.record import Record, StepRecord
 
@@ -15,7 +16,7 @@ class Difference:
 
     step: int
     kind: str
-    """samples, data, starting weight, loss, gradient, learning rate, weight, optimizer state or buffer."""
+    """samples, data, starting weight, loss, gradient, learning rate, weight, optimizer state, buffer or metric."""
     name: str
     """Which tensor, or which shard."""
     rank: int
@@ -47,7 +48,26 @@ def first_difference(reference: Record, ranks: Sequence[Record]) -> Difference |
         return Difference(
             step=len(reference.steps), kind="samples", name="(the run goes on)", rank=longer.rank
         )
+    return _metric(reference, ranks)
+
+
+def _metric(reference: Record, ranks: Sequence[Record]) -> Difference | None:
+    """Compare what an evaluation behind the last step came to."""
+    for rank in ranks:
+        for name in sorted(reference.metrics.keys() | rank.metrics.keys()):
+            mine, theirs = (one.metrics.get(name, math.nan) for one in (reference, rank))
+            if mine.hex() != theirs.hex():
+                told = f"{name} ({theirs:.8g} not {mine:.8g})"
+                return Difference(step=len(reference.steps) - 1, kind="metric", name=told, rank=rank.rank)
     return None
+
+
+def resumed(reference: Record, at: int) -> Record:
+    """Return the reference as a run that was resumed after `at` steps would have it."""
+    before = reference.steps[at - 1]
+    return replace(
+        reference, start={**before.weights, **before.buffers}, steps=reference.steps[at:], made=reference.made
+    )
 
 
 def _of_step(

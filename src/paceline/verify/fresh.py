@@ -84,6 +84,7 @@ def _main(path: str) -> None:
     sys.path[:], sys.argv[:] = search_path, arguments
     from paceline.training.run import Run
     from paceline.verify import recording
+    from paceline.verify.wanted import Watching
     from paceline.world import alone
     from paceline.world.env import Identity
 
@@ -92,7 +93,7 @@ def _main(path: str) -> None:
     env.export(Identity(rank=0, size=1, local_rank=0, local_size=1).variables())
     run = Run(alone(request.device), request.options(REFERENCE))
     try:
-        record = recording.main(run, request.spec)
+        record = recording.main(run, request.spec, Watching(epochs=request.epochs))
     finally:
         run.close()
     Path(answer).write_bytes(pickle.dumps(record))

@@ -38,6 +38,22 @@ class StepRecord:
     """As this worker had them before anybody made them agree."""
 
 
+@dataclass(kw_only=True)
+class Call:
+    """One call of a function of torch, in the computation of one batch's loss."""
+
+    shard: int
+    batch: int
+    module: str
+    """The innermost module it was made in; empty outside of all."""
+    function: str
+    inputs: tuple[str, ...]
+    """A digest of each tensor, and every other argument as it reads."""
+    output: str
+    gradient: str = ""
+    """Digest of the gradient that the backward pass brought to its output."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """One worker's whole run."""
@@ -54,6 +70,12 @@ class Record:
     steps: list[StepRecord]
     modules: list[str] = field(default_factory=list)
     """Modules in the order in which the first forward pass came to them; only where that was asked for."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What an evaluation after the last step came to."""
+    trace: list[Call] = field(default_factory=list)
+    """What torch was asked to compute for the loss of one step; only where that was asked for."""
+    unchecked: tuple[str, ...] = ()
+    """What this run could not be held to, and why."""
     seconds: float = 0.0
 
 

@@ -16,25 +16,29 @@ from paceline.training.run import Run
 from paceline.training.spec import TrainSpec
 from paceline.training.step import Step
 from paceline.verify import digests
-from paceline.verify.record import Digests, Dump, Record, StepRecord
+from paceline.verify.record import Call, Digests, Dump, Record, StepRecord
 from paceline.verify.subject import Subject
+from paceline.verify.tracing import Tracer
+from paceline.verify.wanted import Watching
 from paceline.world import World
 
 
-def main(run: Run, spec: TrainSpec, dump: Dump | None = None, order: bool = False) -> Record:
+def main(run: Run, spec: TrainSpec, wanted: Watching | None = None) -> Record:
     """Train the task on this worker and give the record."""
+    wanted = wanted or Watching()
     started = time.perf_counter()
-    subject = Subject(run, spec)
-    modules = _execution_order(subject.model) if order else []
+    subject = Subject(run, spec, wanted.epochs)
+    modules = _execution_order(subject.model) if wanted.order else []
     replica = subject.prepare()
     begun = replica.state()["model"]
     start = digests.of_named(begun.items())
     names = {name for name, _ in subject.model.named_parameters()}
-    watch = _Watch(replica, run, names, dump)
-    if dump is not None:
+    watch = _Watch(replica, run, names, wanted.dump, wanted.trace)
+    if wanted.dump is not None:
         watch.start = {name: value.clone() for name, value in begun.items()}
-    for step in run.steps(subject.feed, steps=spec.steps, clip=subject.clip):
+    for step in run.steps(subject.feed, steps=wanted.until or spec.steps, clip=subject.clip):
         watch.step(step, subject.task.loss)
+    metrics, unchecked = subject.measure() if wanted.evaluate else ({}, "")
     return Record(
         rank=run.world.rank,
         exactness=str(run.exactness),
@@ -44,6 +48,9 @@ def main(run: Run, spec: TrainSpec, dump: Dump | None = None, order: bool = Fals
         start=start,
         steps=watch.steps,
         modules=modules,
+        metrics=metrics,
+        trace=watch.trace,
+        unchecked=(unchecked,) if unchecked else (),
         seconds=time.perf_counter() - started,
     )
 
@@ -51,8 +58,11 @@ def main(run: Run, spec: TrainSpec, dump: Dump | None = None, order: bool = Fals
 class _Watch:
     """Looks on while steps are computed. The optimizer's own hook is where gradients are final and weights are not."""
 
-    def __init__(self, replica: OpenReplica, run: Run, names: set[str], dump: Dump | None) -> None:
-        self._replica, self._run, self._dump = replica, run, dump
+    def __init__(
+        self, replica: OpenReplica, run: Run, names: set[str], dump: Dump | None, traced: int | None = None
+    ) -> None:
+        self._replica, self._run, self._dump, self._traced = replica, run, dump, traced
+        self.trace: list[Call] = []
         self._names = names
         """Of the parameters, wherever they are; the rest of a model's state is buffers."""
         self._gradients: dict[str, Tensor] = {}
@@ -82,13 +92,24 @@ class _Watch:
         shards = {shard.index: shard for shard in step.work.shards}
         before = {index: digests.of_batch(shard.batches) for index, shard in shards.items()}
 
+        tracer = (
+            Tracer(self._replica.model, {index: shard.batches for index, shard in shards.items()})
+            if step.number == self._traced
+            else None
+        )
+
         def watched(model: nn.Module, batch: Any) -> Loss:
             held = rates(self._replica.optimizer)
-            value: Loss = loss(model, batch)
+            value: Loss = loss(model, batch) if tracer is None else tracer.traced(loss, model, batch)
             self._moved = self._moved or rates(self._replica.optimizer) != held
             return value
 
-        result = step.compute(watched)
+        if tracer is None:
+            result = step.compute(watched)
+        else:
+            with tracer.watching():
+                result = step.compute(watched)
+            self.trace = tracer.calls
         totals: dict[int, tuple[str, ...]] = {}
         for index, total in sorted(self._replica.totals, key=lambda pair: pair[0]):
             totals[index] = (*totals.get(index, ()), float(total).hex())

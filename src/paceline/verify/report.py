@@ -9,7 +9,7 @@ from typing import Any
 HOLDS = {
     "bitwise": ("bitwise",),
     "numeric": ("bitwise", "numeric"),
-    "statistical": ("bitwise", "numeric", "diverged"),
+    "statistical": ("bitwise", "numeric", "statistical"),
 }
 """Which levels found satisfy which level promised."""
 
@@ -44,7 +44,7 @@ class Row:
     workers: int
     promised: str
     found: str
-    """bitwise, numeric, diverged, failed, or skipped."""
+    """bitwise, numeric, statistical (its loss curve is in the band), diverged, failed, unverified, or skipped."""
     relative: float | None = None
     """The largest relative difference of gradient, weights and loss, where there is one."""
     lost: int = 0
@@ -53,6 +53,11 @@ class Row:
     first: str = ""
     """Where it first parts from the reference, and by how much; or why it could not be run."""
     step: int | None = None
+    shards: int = 0
+    band: str = ""
+    """For a statistical promise: what its loss curve was held to, and what it came to."""
+    operation: str = ""
+    """The first operation that differs, where no cause was found."""
 
     @property
     def holds(self) -> bool:
@@ -60,6 +65,29 @@ class Row:
         if self.found == "skipped":
             return True
         return self.found in HOLDS.get(self.promised, ()) and not self.lost and not self.repeated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """A run that was saved in the middle and resumed otherwise, against one that was not."""
+
+    saved_by: str
+    resumed_by: str
+    shards: int
+    step: int
+    promised: str
+    found: str
+    first: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether what came of it is what both promise."""
+        return self.found in HOLDS.get(self.promised, ())
+
+    def line(self) -> str:
+        """Say it for a person."""
+        told = f"saved by {self.saved_by} after {self.step} steps, resumed by {self.resumed_by}: {self.found}"
+        return told if self.holds else f"{told}; {self.first}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +102,9 @@ class Report:
     bound: float
     """The largest relative difference that a numeric promise allows at the end."""
     rows: list[Row]
+    shard_counts: tuple[int, ...] = ()
+    """All numbers of shards that were verified with; `shards` is the first."""
+    resumes: list[Resume] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     ruled_out: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
@@ -82,7 +113,8 @@ class Report:
     @property
     def holds(self) -> bool:
         """Whether every promise holds and nothing was found that would break one elsewhere."""
-        return all(row.holds for row in self.rows) and all(finding.harmless for finding in self.findings)
+        kept = all(row.holds for row in self.rows) and all(one.holds for one in self.resumes)
+        return kept and all(finding.harmless for finding in self.findings)
 
     def as_json(self) -> dict[str, Any]:
         """Give it as plain data."""
@@ -90,12 +122,14 @@ class Report:
             "task": self.task,
             "steps": self.steps,
             "shards": self.shards,
+            "shard_counts": list(self.shard_counts or (self.shards,)),
             "loss": self.loss,
             "bound": self.bound,
             "holds": self.holds,
             "rows": [
                 {**vars(row), "relative": finite(row.relative), "holds": row.holds} for row in self.rows
             ],
+            "resumes": [{**vars(one), "holds": one.holds} for one in self.resumes],
             "findings": [vars(finding) for finding in self.findings],
             "ruled_out": self.ruled_out,
             "unchecked": self.unchecked,

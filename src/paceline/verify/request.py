@@ -11,6 +11,7 @@ from paceline.errors import InputError
 from paceline.strategies.tuning import Tuning, serves
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
+from paceline.verify.bounds import SENT
 from paceline.world import env
 from paceline.world.mesh import DATA
 
@@ -39,6 +40,15 @@ class Request:
     threads: int | None = None
     hash_seed: bool = True
     """Whether to take the first steps in a process with another hash seed as well, which has to load torch anew."""
+    epochs: int | None = None
+    """What a schedule is laid out for, as `train --epochs` does it; None is the task's."""
+    servers: int | None = None
+    compile: bool = False
+    sync_batchnorm: bool = False
+    backend: str = "auto"
+    lane: str = "auto"
+    resume: bool = True
+    """Whether to save in mid-run as well, and to resume with another strategy or number of workers."""
     tuning: Mapping[str, Any] = field(default_factory=dict)
     """Options of single strategies; each candidate gets those that mean something to it, the reference none."""
 
@@ -58,6 +68,16 @@ class Request:
         """V: the same for the reference and every candidate."""
         return self.shards if self.shards is not None else max(self.workers)
 
+    def shard_counts(self, of_task: int | None) -> tuple[int, ...]:
+        """Return the numbers of shards to verify with: what was asked for, or one per worker and more than that.
+
+        One shard per worker hides whatever goes wrong between two shards of one worker.
+        """
+        if self.shards is not None or self.sync_batchnorm:
+            return (self.total_shards,)
+        most = max(self.workers)
+        return most, of_task if of_task is not None and of_task > most else 2 * most
+
     @property
     def worker_threads(self) -> int:
         """Threads of each worker: the same for all, because the bits of a sum depend on them."""
@@ -71,7 +91,12 @@ class Request:
             strategy=candidate.strategy,
             workers=candidate.workers,
             shards=self.total_shards,
+            servers=self.servers if chosen.servers else None,
             device=self.device,
+            compile=self.compile,
+            sync_batchnorm=self.sync_batchnorm,
+            backend=self.backend,
+            lane=self.lane,
             exact=self.exact if candidate.strategy != "single" else None,
             seed=self.spec.overrides.get("seed", 0),
             tuning=Tuning(
@@ -82,6 +107,12 @@ class Request:
                 }
             ),
         )
+
+    def arithmetic(self, candidate: Candidate, precision: str) -> str:
+        """Return the precision that a candidate's differences are held to: that of what it sends, if that is lower."""
+        tuned = self.options(candidate).tuning
+        lower = (f"{SENT}{one}" for one in (tuned.gather, tuned.compress) if one in ("bf16", "fp16"))
+        return next(lower, precision) if precision == "fp32" else precision
 
     def candidates(self) -> tuple[list[Candidate], list[tuple[Candidate, str]]]:
         """Give the pairs that can be run, and those that cannot with the reason."""

@@ -54,6 +54,19 @@ def whole(step: int, kind: str, mine: Mapping[str, Tensor], theirs: Mapping[str,
     )
 
 
+def moved(reference: Path, candidate: Path) -> float:
+    """Return how many times as far as the reference's a candidate's weights have moved from their start."""
+    lengths = []
+    for path in (reference, candidate):
+        held = torch.load(path, map_location="cpu", weights_only=True)
+        start = {name: held["starting weight"][name] for name in held["weight"]}
+        pairs = [
+            _squares(torch.zeros_like(start[name]), held["weight"][name] - start[name]) for name in start
+        ]
+        lengths.append(math.sqrt(sum(pair[0] for pair in pairs)))
+    return lengths[1] / lengths[0] if lengths[0] else (math.inf if lengths[1] else 1.0)
+
+
 def of_tensor(step: int, kind: str, name: str, reference: Path, candidate: Path) -> Size | None:
     """Give the difference of one named tensor in two dumps; None where they do not hold it."""
     mine, theirs = (

@@ -42,6 +42,11 @@ size = 8 // world if options.batch == "global" else 4
 sampler = None
 if fault == "no sampler":
     loader = DataLoader(data, batch_size=size)
+elif fault == "split":
+    part, _ = torch.utils.data.random_split(
+        data, [len(data) // 2] * 2, generator=torch.Generator().manual_seed(rank)
+    )
+    loader = DataLoader(part, batch_size=size)
 elif fault == "unequal":
     loader = DataLoader(Subset(data, range(rank, len(data), world)), batch_size=size)
 else:
@@ -54,8 +59,12 @@ for epoch in range(2):
     for x, y in loader:
         optimizer.zero_grad()
         with ddp.no_sync() if fault == "clip" else contextlib.nullcontext():
-            nn.functional.mse_loss(ddp(x), y).backward()
-        clip_grad_norm_(model.parameters(), 0.5)
+            loss = nn.functional.mse_loss(ddp(x), y)
+            if fault == "constant":
+                loss = nn.functional.mse_loss(ddp(x), y, reduction="sum") / 8
+            loss.backward()
+        if fault != "constant":
+            clip_grad_norm_(model.parameters(), 0.5)
         if fault == "clip":
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)

@@ -44,6 +44,7 @@ def test_a_batch_that_grows_with_the_workers_is_compared_with_one_as_large() -> 
         ("schedule on one", "schedule", "on rank 0"),
         ("clip", "clipped_early", "clip_grad_norm_ found another gradient of 0.weight"),
         ("hook", "clipped_early", "not linear"),
+        ("constant", "scaled", "one process's times 0.5"),
     ],
 )
 def test_a_fault_is_named(fault: str, probe: str, words: str) -> None:
@@ -65,6 +66,14 @@ def test_padding_is_named() -> None:
     assert report.found == "diverged"
     assert "padding" in [finding.probe for finding in report.findings]
     assert "21 samples on 2 ranks" in report.findings[0].evidence
+
+
+def test_padding_is_not_blamed_for_what_it_cannot_do() -> None:
+    report = check("--fault", "split")
+    assert not report.holds
+    told = [(one.probe, one.cause) for one in report.findings]
+    assert told[0][0] == "parts_differ", told
+    assert not any("pad" in cause for _, cause in told)
 
 
 def test_unequal_batches_are_a_mean_of_means() -> None:

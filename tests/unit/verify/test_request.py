@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from paceline.cli.train import train
+from paceline.cli.verify import verify
 from paceline.errors import InputError
 from paceline.strategies.tuning import Tuning
 from paceline.training.spec import TrainSpec
@@ -42,6 +46,36 @@ def test_each_strategy_is_tuned_by_what_means_something_to_it() -> None:
     assert request.options(REFERENCE).tuning == Tuning()
 
 
+def test_by_default_shards_are_as_many_as_workers_and_more() -> None:
+    request = Request(spec=SPEC, workers=(1, 3))
+    assert request.shard_counts(None) == (3, 6)
+    assert request.shard_counts(8) == (3, 8)
+    assert request.shard_counts(2) == (3, 6)
+    assert Request(spec=SPEC, workers=(1, 3), shards=5).shard_counts(8) == (5,)
+
+
+def test_what_is_sent_in_half_precision_is_held_to_that() -> None:
+    request = Request(spec=SPEC, strategies=("ddp", "fsdp"), tuning={"compress": "bf16"})
+    assert request.arithmetic(Candidate("ddp", 2), "fp32") == "sent as bf16"
+    assert request.arithmetic(Candidate("fsdp", 2), "fp32") == "fp32"
+
+
+def test_every_option_of_train_that_changes_what_is_computed_is_one_of_verify() -> None:
+    def options(command: Callable[..., Any]) -> dict[str, Any]:
+        return {name: one.annotation for name, one in inspect.signature(command).parameters.items()}
+
+    trained, verified = options(train), options(verify)
+    # What is left out says where and how long a run is done, what is kept of it, and what becomes of lost workers.
+    elsewhere = {
+        "roles", "save_every", "keep", "save_async", "peer_copies", "copy_every", "out", "check_collectives", "elastic",
+        "max_restarts", "min_workers", "hang_timeout", "rebalance", "nodes", "rendezvous", "join_timeout",
+        "machine_timeout", "tensorboard", "dry_run",
+    }  # fmt: skip
+    assert trained.keys() - verified.keys() == elsewhere
+    own = {"task", "strategy", "workers", "steps", "shards", "exact", "resume"}
+    assert [name for name in trained.keys() & verified.keys() - own if trained[name] != verified[name]] == []
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -69,8 +103,13 @@ def test_nothing_that_can_be_run() -> None:
         ("numeric", "bitwise", True),
         ("numeric", "numeric", True),
         ("numeric", "diverged", False),
-        ("statistical", "diverged", True),
+        ("statistical", "statistical", True),
+        ("statistical", "bitwise", True),
+        ("statistical", "diverged", False),
+        ("statistical", "unverified", False),
         ("statistical", "failed", False),
+        ("bitwise", "statistical", False),
+        ("numeric", "statistical", False),
         ("", "skipped", True),
     ],
 )

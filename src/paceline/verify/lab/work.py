@@ -21,11 +21,11 @@ from paceline.world import alone
 _Result = TypeVar("_Result")
 
 
-def main(run: Run, spec: TrainSpec, step: int) -> Notes:
+def main(run: Run, spec: TrainSpec, step: int, epochs: int | None = None) -> Notes:
     """Make every experiment on step number `step`, and give the notes."""
     own = Run(alone(run.world.device.type), replace(run.options, strategy="single", workers=1, exact=None))
     try:
-        subject = Subject(own, replace(spec, steps=step + 1))
+        subject = Subject(own, replace(spec, steps=step + 1), epochs)
         return _experiment(subject, run)
     finally:
         own.close()

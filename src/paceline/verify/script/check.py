@@ -25,6 +25,7 @@ from paceline.world import env
 
 PROBES: list[Callable[[Seen], Finding | None]] = [
     probes.every_rank_all_data,
+    probes.parts_differ,
     probes.repeated_samples,
     probes.unequal_batches,
     probes.same_order,
@@ -32,6 +33,7 @@ PROBES: list[Callable[[Seen], Finding | None]] = [
     probes.initial_weights,
     step_probes.schedule,
     step_probes.clipped_early,
+    step_probes.scaled,
     step_probes.not_reduced,
     step_probes.steps_differ,
     step_probes.rows_differ,
@@ -70,7 +72,7 @@ def verify_script(request: ScriptRequest) -> ScriptReport:
             raise InputError(
                 f"{request.script} made no optimizer step, so there is nothing to compare. Check its arguments."
             )
-        seen = Seen(one=one, many=many, scale=scale)
+        seen = Seen(one=one, many=many, scale=scale, multiple=_multiple(folder))
         sizes = _sizes(seen, folder)
     findings = [finding for probe in PROBES if (finding := probe(seen)) is not None]
     wrong = [size for size in sizes if size.relative > bound(size.step, "fp32")]
@@ -132,6 +134,24 @@ def _sizes(seen: Seen, folder: Path) -> list[Size]:
             if size is not None and (kind == "weight" or number == 0):
                 found.append(size)
     return found
+
+
+def _multiple(folder: Path) -> float | None:
+    """Return by which factor the whole first gradient of several workers differs from one process's; None where none fits."""
+    import torch
+
+    from paceline.verify.script.watching import kept
+
+    paths = [kept(folder / name, "gradient", 0) for name in ("one", "many")]
+    alone, together = (torch.load(path, map_location="cpu", weights_only=True) for path in paths)
+    alone = _renamed(alone, together)
+    if alone.keys() != together.keys() or any(alone[name].shape != together[name].shape for name in alone):
+        return None
+    one, many = (torch.cat([held[name].flatten().double() for name in alone]) for held in (alone, together))
+    length = float(one @ one)
+    factor = float(one @ many) / length if length else 0.0
+    apart = float((many - factor * one).norm()) / (abs(factor) * length**0.5) if factor else 1.0
+    return factor if apart <= bound(0, "fp32") else None
 
 
 def _loss(seen: Seen, number: int) -> list[Size]:

@@ -18,6 +18,8 @@ class Seen:
     many: Sequence[Sight]
     scale: int = 1
     """By how much the one process's batches were enlarged to make up the same global batch."""
+    multiple: float | None = None
+    """By which factor the first gradient of several workers is one process's, every tensor of it alike."""
 
     @property
     def first_pass(self) -> list[list[list[int]]]:
@@ -65,20 +67,50 @@ def every_rank_all_data(seen: Seen) -> Finding | None:
     )
 
 
-def repeated_samples(seen: Seen) -> Finding | None:
-    """Count how often each sample of the first epoch was read by all ranks together."""
+def parts_differ(seen: Seen) -> Finding | None:
+    """Compare which samples the Subset of each rank is made of."""
     passes = seen.shared
-    if not passes or every_rank_all_data(seen) is not None:
-        return None
-    counts = Counter(index for one in passes for index in one.indices)
-    more = [index for index, count in counts.items() if count > 1]
-    if not more:
+    other = next((number for number, one in enumerate(passes) if one.part != passes[0].part), None)
+    counts = Counter(index for one in passes for index in set(one.indices))
+    shared = sum(count > 1 for count in counts.values())
+    # Ranks that cut the data into parts without overlap share it out, as a sampler would.
+    if other is None or not passes[0].part or not passes[other].part or not shared:
         return None
     return Finding(
+        probe="parts_differ",
+        cause="each rank has cut the data in another way: a random_split or Subset that is not the same on all ranks.",
+        evidence=f"the Subset of rank {other} is made of other samples than that of rank 0; {shared} samples were read by "
+        f"more than one rank, and {passes[0].samples - len(counts)} of {passes[0].samples} by none.",
+        remedy="cut the data alike on every rank: random_split(..., generator=torch.Generator().manual_seed(0)).",
+    )
+
+
+def repeated_samples(seen: Seen) -> Finding | None:
+    """Count how often each sample of the first epoch was read by all ranks together; padding explains only so many."""
+    passes = seen.shared
+    if not passes or every_rank_all_data(seen) is not None or parts_differ(seen) is not None:
+        return None
+    counts = Counter(index for one in passes for index in one.indices)
+    more = sum(count - 1 for count in counts.values())
+    if not more:
+        return None
+    first = next(index for index, count in counts.items() if count > 1)
+    replicas, served = passes[0].replicas, passes[0].served
+    seen_twice = (
+        f"{served} samples on {len(passes)} ranks: sample {first} was read more than once, "
+        f"{sum(counts.values())} samples in all."
+    )
+    if not replicas or more != -served % replicas:
+        return Finding(
+            probe="repeated",
+            cause=f"{more} sample(s) of the first epoch were read more than once. Why is not known: no padding explains it.",
+            evidence=seen_twice,
+            remedy="look at how the samples of a rank are chosen; each should be read by one rank, once an epoch.",
+        )
+    return Finding(
         probe="padding",
-        cause=f"{len(more)} sample(s) count twice in every epoch: {passes[0].sampler} pads the data until the ranks divide it.",
-        evidence=f"{passes[0].samples} samples on {len(passes)} ranks: sample {more[0]} was read by more than one of them, "
-        f"{sum(counts.values())} samples in all.",
+        cause=f"{more} sample(s) count twice in every epoch: {passes[0].sampler} pads the data until the ranks divide it.",
+        evidence=seen_twice,
         remedy="weigh the padded samples with 0, or choose a number of workers that divides the data.",
     )
 

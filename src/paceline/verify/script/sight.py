@@ -31,6 +31,12 @@ class Pass:
     shuffles: bool
     data: str
     """Digest of the data set's first item: ids of ranks whose data differs are not the same samples."""
+    part: str = ""
+    """Digest of the ids that a Subset of the data set is made of; empty where the loader has all of it."""
+    served: int = 0
+    """Samples of the loader's own data set."""
+    replicas: int = 0
+    """Among how many ranks a DistributedSampler deals them out, padding the last round; 0 for any other sampler."""
     batches: list[list[int]] = field(default_factory=list)
     steps: int = 0
     """Optimizer steps made while it was the latest pass: above 0, it is training data."""

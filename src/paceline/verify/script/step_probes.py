@@ -61,6 +61,27 @@ def _clipping(seen: str) -> Finding:
     )
 
 
+def scaled(seen: Seen) -> Finding | None:
+    """See whether the first gradient is one process's times the number of workers, or divided by it."""
+    workers = len(seen.many)
+    for factor, words in ((1 / workers, f"1/{workers} of"), (float(workers), f"{workers} times")):
+        if seen.multiple is not None and abs(seen.multiple / factor - 1) < 1e-4:
+            return Finding(
+                probe="scaled",
+                cause=f"the gradient is exactly {words} one process's: "
+                + (
+                    "the loss is a sum divided by a number that is the same on any number of workers, and DDP averages it."
+                    if factor < 1
+                    else "the gradients of the ranks are summed, and each is a mean already."
+                ),
+                evidence=f"in step 0 every tensor of the gradient is one process's times {seen.multiple:.6g}.",
+                remedy="multiply the loss by WORLD_SIZE, or divide by the samples of this rank alone."
+                if factor < 1
+                else "divide the summed gradients by WORLD_SIZE.",
+            )
+    return None
+
+
 def not_reduced(seen: Seen) -> Finding | None:
     """Compare the gradients that every rank's optimizer takes."""
     first = seen.many[0]

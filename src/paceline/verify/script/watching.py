@@ -7,9 +7,9 @@ process that runs this one script and ends: what is wrapped stays wrapped.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, Subset
+from torch.utils.data.distributed import DistributedSampler
 
 from paceline.verify import digests
 from paceline.verify.lab.experiments import STRETCH
@@ -166,6 +167,9 @@ class Watch:
             samples=len(whole),
             shuffles=bool(getattr(inner, "shuffle", type(inner).__name__ == "RandomSampler")),
             data=_first_item(whole),
+            part=_part(loader.dataset),
+            served=len(cast("Sized", loader.dataset)),
+            replicas=_padding_replicas(inner),
         )
         self.sight.passes.append(made)
         return made
@@ -193,6 +197,18 @@ def _rooted(dataset: Any, index: int) -> tuple[Any, int]:
     while isinstance(dataset, Subset):
         dataset, index = dataset.dataset, dataset.indices[index]
     return dataset, index
+
+
+def _part(dataset: Any) -> str:
+    """Digest which samples a Subset is made of; empty for a data set that is no Subset."""
+    if not isinstance(dataset, Subset):
+        return ""
+    return digests.of_batch([_rooted(dataset, place)[1] for place in range(len(dataset))])
+
+
+def _padding_replicas(sampler: Any) -> int:
+    pads = isinstance(sampler, DistributedSampler) and not sampler.drop_last
+    return int(sampler.num_replicas) if pads else 0
 
 
 def _first_item(dataset: Any) -> str:
