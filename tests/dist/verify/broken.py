@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from paceline import Loss, Task
+from paceline import Loss, Mean, Task
 
 
 def rank() -> int:
@@ -190,6 +190,27 @@ class _ReadsRank(nn.Module):
 class ModelOfRank(Sound):
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(6, 8), _ReadsRank(), nn.Linear(8, 3))
+
+
+class _ReadsWorld(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1.0 * int(os.environ.get("WORLD_SIZE", "1")))
+
+
+class ModelOfWorld(Sound):
+    """Each worker of a group computes the same, but another number of workers another thing: no probe knows that."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), _ReadsWorld(), nn.Linear(8, 3))
+
+
+class Evaluated(Sound):
+    def eval_data(self) -> Any:
+        return self.train_data()
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Mean]:
+        x, y = batch
+        return {"accuracy": Mean((model(x).argmax(-1) == y).sum(), len(y))}
 
 
 class ClippedInHook(Sound):

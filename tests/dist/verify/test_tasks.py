@@ -24,6 +24,9 @@ def check(
             spec=spec,
             strategies=strategies,
             workers=workers,
+            # What holds for more shards than workers, and across a resume, is seen in test_shards_and_resumes.py.
+            shards=max(workers),
+            resume=False,
             threads=1,
             device="cpu",
             hash_seed=task in ("Sound", "SetOrder"),
