@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import strategies
-from paceline.errors import InputError
+from paceline.errors import InputError, WorkerFailedError
 from paceline.launch import api
 from paceline.verify.bounds import bound
 from paceline.verify.comparing import Comparison
@@ -58,6 +58,7 @@ class _Check:
 
     def report(self) -> Report:
         """Do everything, and say what came of it."""
+        unfit = self._leave_out()
         rows = {one.request.total_shards: one.rows() for one in self.comparisons}
         wrong = next((one for one in self.comparisons if one.broken or one.failed), None)
         resumes, unresumed = self.comparisons[-1].resumes()
@@ -77,9 +78,25 @@ class _Check:
             resumes=resumes,
             findings=findings,
             ruled_out=cleared if wrong is not None else [],
-            unchecked=[*unchecked, *self.first.reference.unchecked, *unresumed],
+            unchecked=[*unfit, *unchecked, *self.first.reference.unchecked, *unresumed],
             seconds=time.perf_counter() - self.started,
         )
+
+    def _leave_out(self) -> list[str]:
+        """Leave out numbers of shards that nobody asked for and one process cannot take; gives why."""
+        unfit = []
+        for one in self.comparisons[1:]:
+            try:
+                _ = one.reference
+            except (InputError, WorkerFailedError) as error:
+                reason = (
+                    (error.trace.strip() or str(error)).splitlines()[-1]
+                    if isinstance(error, WorkerFailedError)
+                    else error
+                )
+                unfit.append(f"{one.request.total_shards} shards: one process cannot take them ({reason})")
+                self.comparisons.remove(one)
+        return unfit
 
     def _lowest(self, rows: dict[int, list[Row]]) -> str:
         """Return the lowest precision that a numeric candidate is held to."""

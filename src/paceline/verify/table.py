@@ -63,7 +63,7 @@ def _about(row: Row, report: Report) -> list[str]:
     if row.found == "skipped":
         return []
     who = f"{row.strategy} x {row.workers}"
-    if len(report.shard_counts) > 1:
+    if row.shards not in (0, report.shards):
         who += f" ({row.shards} shards)"
     if row.found == "failed":
         return [f"{who} failed: {row.first}"]
