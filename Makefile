@@ -22,7 +22,7 @@ test: $(STAMP)   ## every test
 	@$(VENV)/bin/python -m pytest --numprocesses 2
 
 zoo: $(STAMP)    ## every task of the zoo on every strategy: 20 minutes; writes docs/support.md
-	@$(VENV)/bin/python -m tests.zoo --write
+	@$(VENV)/bin/python -m tests.zoo --write --jobs 2
 
 lint: $(STAMP)   ## ruff, mypy --strict and the order of the rooms
 	@$(VENV)/bin/ruff check .

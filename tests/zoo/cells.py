@@ -43,6 +43,12 @@ class Verdict:
         """Whether that is one of the four ends that are allowed."""
         return self.word in GOOD
 
+    @classmethod
+    def parse(cls, text: str) -> Verdict:
+        """Read what `str` made."""
+        word, _, detail = text.partition(" ")
+        return cls(word.rstrip(":"), detail)
+
     def __str__(self) -> str:
         return (
             f"{self.word}: {self.detail}" if self.word == "refused" else f"{self.word} {self.detail}".rstrip()
