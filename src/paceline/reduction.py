@@ -69,9 +69,17 @@ def _sums_one(node: Any, name: str) -> bool:
 
 def _takes_mean(node: Any, weight: object) -> bool:
     name = node.name()
+    if name == "MeanBackward1" and _leaves_items(node):
+        return False
     if name in _MEANS or getattr(node, "_saved_reduction", None) == _MEAN:
         return True
     return name == "DivBackward0" and _divides_by_count(node, weight)
+
+
+def _leaves_items(node: Any) -> bool:
+    """Return whether a mean over some dimensions leaves others: it is taken within each item, and there may be one item."""
+    sizes, over = tuple(node._saved_self_sym_sizes), tuple(node._saved_dim)  # noqa: SLF001
+    return not node._saved_keepdim and len(over or sizes) < len(sizes)  # noqa: SLF001
 
 
 def _divides_by_count(node: Any, weight: object) -> bool:

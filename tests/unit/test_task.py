@@ -36,6 +36,8 @@ MEANS: dict[str, Callable[[Tensor], Tensor]] = {
     "margin": lambda x: F.multi_margin_loss(x, LABELS),
     "mean": lambda x: x.square().mean(),
     "mean of means": lambda x: x.square().mean(1).mean(0),
+    "kept": lambda x: x.square().mean((0, 1), keepdim=True).sum(),
+    "of all dimensions": lambda x: x.square().mean((0, 1)),
     "divided": lambda x: x.square().mean(1).sum() / len(x),
     "divided by all": lambda x: x.square().sum() / x.numel(),
     "half": lambda x: F.cross_entropy(x.bfloat16(), LABELS).float(),
@@ -50,6 +52,7 @@ SUMS: dict[str, Callable[[Tensor], Tensor]] = {
     "times the count": lambda x: F.mse_loss(x, TARGET) * len(x),
     "over a temperature": lambda x: x.square().sum() / 2.5,
     "one addend an item": lambda x: sum((F.mse_loss(x[i], TARGET[i]) for i in range(4)), torch.zeros(())),
+    "of one item's mean": lambda x: (F.cross_entropy(x[:1], LABELS[:1], reduction="none") + x[:1].mean(1)).sum(),
     "no graph": lambda x: x.detach().mean(),
 }
 

@@ -6,24 +6,21 @@ from fnmatch import fnmatchcase
 
 OPEN = {
     "adagrad@fsdp-*": "state made in the optimizer's constructor",
-    "auxiliary-only@*": "parameters that an auxiliary term alone reaches",
-    "complex@*": "complex parameters with more shards than workers",
     "accumulation-hooks@pp-*": "not refused",
-    "direct@*": "a loss that uses parameters directly",
+    "direct@[ft]*": "a loss that uses parameters directly",
     "recomputed-reentrant@pp-*": "refused for a reason that is not true",
     "spectral-norm-old@tp-*": "its hook mixes kinds of tensors",
-    "encoder-masked@*": "the fast path of evaluation",
-    "encoder@*": "the fast path of evaluation",
-    "experts@*": "auxiliary terms and unused parameters",
+    "encoder-masked@[fp]*": "the fast path of evaluation",
     "gradient-hooks@*": "hooks of parameters",
-    "max-norm@*": "weights changed in the forward pass",
-    "methods@*": "a loss that calls other methods",
+    "max-norm@fsdp-*": "weights changed in the forward pass",
+    "max-norm@ps-*": "weights changed in the forward pass",
+    "max-norm@local-sgd-*": "weights changed in the forward pass",
+    "methods@fsdp-*": "a loss that calls other methods",
     "outside@p*": "not refused",
     "outside@zero-*": "not refused",
     "spectral-norm@tp-*": "the proof of the plan moves its buffers",
     "sparse*@*": "sparse gradients",
-    "stream@*:resume": "samples of a resumed stream",
-    "weight-norm-old@*": "cannot be copied, mixes kinds of tensors",
+    "weight-norm-old@[dt]p-*": "cannot be copied, mixes kinds of tensors",
 }
 """Cells, patterns allowed, and what is wrong there."""
 

@@ -588,6 +588,7 @@ class Run:
             "batch_size": self._meta.get("batch_size"),
             "exactness": str(self.exactness),
             **{key: self.about[key] for key in (HORIZON,) if key in self.about},
+            "samples": self.samples,
         }
         self._saving.save(meta, last=last)
         self.cut.note_checkpoint(self.position, self._journal)
@@ -601,6 +602,11 @@ class Run:
     def recoveries(self) -> list[dict[str, Any]]:
         """The changes of the group that this run came through, each with the seconds it cost."""
         return self._recovery.recoveries
+
+    @property
+    def samples(self) -> int:
+        """The samples of the whole run, what came before a resume included."""
+        return int(self._meta.get("samples", 0)) + self._journal.samples
 
     @property
     def journal(self) -> Journal:

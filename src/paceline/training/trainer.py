@@ -126,7 +126,7 @@ class Trainer:
         """Give the samples of the whole run, what came before a resume included."""
         whole, position = self.feed.samples, self.run.position
         if whole is None:
-            return self.run.journal.samples
+            return self.run.samples
         return position.epoch * whole + min(position.step * self.batch_size, whole)
 
     def _result(self) -> dict[str, Any]:

@@ -54,7 +54,10 @@ class SparseAdam(Sparse):
         return torch.optim.SparseAdam(model[0].parameters(), lr=0.05)
 
 
-@exhibit("max-norm", "`nn.Embedding(max_norm=...)`, which changes its weight in the forward pass")
+WRITTEN = dict.fromkeys(("ddp", "zero", "fsdp", "ps", "local-sgd"), "wrote to the weights")
+
+
+@exhibit("max-norm", "`nn.Embedding(max_norm=...)`, which changes its weight in the forward pass", WRITTEN)
 class MaxNorm(_Embedded):
     """Rows that are too long are cut when they are read."""
 
