@@ -52,7 +52,9 @@ SUMS: dict[str, Callable[[Tensor], Tensor]] = {
     "times the count": lambda x: F.mse_loss(x, TARGET) * len(x),
     "over a temperature": lambda x: x.square().sum() / 2.5,
     "one addend an item": lambda x: sum((F.mse_loss(x[i], TARGET[i]) for i in range(4)), torch.zeros(())),
-    "of one item's mean": lambda x: (F.cross_entropy(x[:1], LABELS[:1], reduction="none") + x[:1].mean(1)).sum(),
+    "of one item's mean": lambda x: (
+        F.cross_entropy(x[:1], LABELS[:1], reduction="none") + x[:1].mean(1)
+    ).sum(),
     "no graph": lambda x: x.detach().mean(),
 }
 
