@@ -154,7 +154,7 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         (["--kinds", "kill,explode"], "unknown kind of fault 'explode'"),
         (["--kinds", ","], "names with commas between"),
         (["--points", "bakward"], "unknown point 'bakward'"),
-        (["--faults", "0"], "--faults is 0, but at least 1"),
+        (["--faults", "0"], "--faults is 0, but must be at least 1"),
         (["--workers", "4", "--shards", "3"], "4 workers for 3 shards"),
         (["--workers", "1"], "chaos needs at least 2"),
         (["--strategy", "single"], "--strategy single is one process. Use --strategy ddp"),

@@ -188,8 +188,8 @@ def test_without_elasticity_the_first_loss_is_the_end(tmp_path):
     ("options", "words"),
     [
         ({"min_workers": 4}, "--min-workers is 4, but must be from 1 to the 3 workers"),
-        ({"max_restarts": -1}, "--max-restarts is -1, but must be 0 or more"),
-        ({"hang_timeout": 0.0}, "--hang-timeout is 0, but must be above 0 seconds"),
+        ({"max_restarts": -1}, "--max-restarts is -1, but must be at least 0"),
+        ({"hang_timeout": 0.0}, "--hang-timeout is 0, but must be above 0"),
     ],
 )
 def test_bad_input(options, words, tmp_path):

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from paceline.cli.folders import new_folder
-from paceline.cli.options import AsJson, BatchSize, Device, Settings, Threads
+from paceline.cli.options import AsJson, BatchSize, Device, Settings, Threads, folder_option
 from paceline.cli.outcome import print_json
 from paceline.cli.outcome import report as report_failure
 from paceline.cli.reference import resolve
@@ -54,7 +54,7 @@ def chaos(
         float, typer.Option(help="Seconds without progress after which a worker counts as hung.")
     ] = 3.0,
     out: Annotated[
-        Path | None, typer.Option(help="The folder for both runs. Default: runs/TASK-chaos-TIME.")
+        Path | None, folder_option("The folder for both runs. Default: runs/TASK-chaos-TIME.")
     ] = None,
     set_: Settings = None,
     threads: Threads = None,

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from paceline import ranges
+
+
+def folder_option(words: str) -> Any:
+    """Return the option --out: a folder that a file system can have."""
+    return typer.Option("--out", parser=lambda text: ranges.folder("--out", text), metavar="PATH", help=words)
+
 
 Settings = Annotated[
     list[str] | None,

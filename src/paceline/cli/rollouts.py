@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.folders import new_folder
-from paceline.cli.options import AsJson
+from paceline.cli.options import AsJson, folder_option
 from paceline.cli.outcome import print_json, report
 from paceline.errors import UnknownNameError, WorkerFailedError
 from paceline.launch.base import Outcome
@@ -33,7 +33,7 @@ def rollouts(
         int, typer.Option(help="End after so many episodes if it is not solved before.")
     ] = 1500,
     seed: Annotated[int, typer.Option(help="Where all randomness comes from.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/GAME-TIME.")] = None,
+    out: Annotated[Path | None, folder_option("The run folder. Default: runs/GAME-TIME.")] = None,
     json_: AsJson = False,
 ) -> int:
     """Learn from episodes: observers play and ask one agent for every action; a lost observer costs only time."""

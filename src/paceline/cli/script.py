@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.folders import new_folder
-from paceline.cli.options import JoinTimeout, MachineTimeout, Nodes, Rendezvous
+from paceline.cli.options import JoinTimeout, MachineTimeout, Nodes, Rendezvous, folder_option
 from paceline.cli.outcome import report
 from paceline.errors import InputError
+from paceline.ranges import WORKERS
 from paceline.remote.names import Roles
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def run(
     join_timeout: JoinTimeout = 600.0,
     machine_timeout: MachineTimeout = 15,
     out: Annotated[
-        Path | None, typer.Option(help="Where every rank's output goes. Default: runs/SCRIPT-TIME.")
+        Path | None, folder_option("Where every rank's output goes. Default: runs/SCRIPT-TIME.")
     ] = None,
 ) -> int:
     """Start a script on several processes: any script that reads RANK, WORLD_SIZE and LOCAL_RANK."""
@@ -78,9 +79,7 @@ def run(
         raise InputError(f"there is no script {target}. With -m it would be taken for a module.")
     named = _roles(roles, workers, interface)
     where = machines.meeting(rendezvous, nodes, join_timeout=join_timeout, machine_timeout=machine_timeout)
-    on_each = 1 if workers is None else workers
-    if on_each < 1:
-        raise InputError(f"--workers is {workers}, but at least 1 worker is needed.")
+    on_each = WORKERS.read("--workers", 1 if workers is None else workers)
     count = on_each * (1 if where is None else where.max_nodes) if named is None else named.size
     facts = {"script": target, "arguments": context.args, "workers": count}
     facts |= {} if named is None else {"roles": str(named)}

@@ -32,6 +32,7 @@ from paceline.cli.options import (
     Settings,
     SyncBatchnorm,
     Threads,
+    folder_option,
 )
 from paceline.cli.outcome import print_json, report
 from paceline.cli.reference import resolve
@@ -117,7 +118,7 @@ def train(
             "--resume", help="Go on with the run in --out, with any strategy and number of workers."
         ),
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/TASK-TIME.")] = None,
+    out: Annotated[Path | None, folder_option("The run folder. Default: runs/TASK-TIME.")] = None,
     set_: Settings = None,
     threads: Threads = None,
     device: Device = "auto",
@@ -245,16 +246,16 @@ def train(
         peer_copies=peer_copies if peer_copies is not None else kept.get("peer_copies", 0),
         copy_every=copy_every if copy_every is not None else kept.get("copy_every", 10),
         shards=shards,
-        exact=exact or kept.get("exact"),
+        exact=exact if exact is not None else kept.get("exact"),
         compile=compile_ or kept.get("compile", False),
         sync_batchnorm=sync_batchnorm or kept.get("sync_batchnorm", False),
         device=device,
         backend=backend,
-        lane=lane or kept.get("lane", "auto"),
+        lane=lane if lane is not None else kept.get("lane", "auto"),
         check_collectives=check_collectives,
-        out=out or new_folder(name),
-        save_every=save_every or kept.get("save_every"),
-        keep=keep or kept.get("keep", 3),
+        out=out if out is not None else new_folder(name),
+        save_every=save_every if save_every is not None else kept.get("save_every"),
+        keep=keep if keep is not None else kept.get("keep", 3),
         resume=resume,
         tensorboard=tensorboard or kept.get("tensorboard", False),
         elastic=elastic,

@@ -18,6 +18,7 @@ from paceline.data.shards import steps_per_epoch
 from paceline.data.step_data import StepData
 from paceline.data.stream import LoadedStream, Stream, is_stream
 from paceline.errors import InputError
+from paceline.ranges import COUNT, LOADERS, SHARDS
 
 
 class _Source(Protocol):
@@ -58,9 +59,12 @@ class Feed:
         prefetch: int = 2,
     ) -> None:
         check_dataset(dataset)
+        batch_size, shards = COUNT.read("batch_size", batch_size), SHARDS.read("shards", shards)
         _check_cut(batch_size, shards, owned)
-        _check_at_least(1, micro_batch=micro_batch, prefetch=prefetch)
-        _check_at_least(0, loader_workers=loader_workers)
+        if micro_batch is not None:
+            micro_batch = COUNT.read("micro_batch", micro_batch)
+        COUNT.read("prefetch", prefetch)
+        loader_workers = LOADERS.read("loader_workers", loader_workers)
         # Without an accelerator there is nothing to pin for, and torch would warn.
         self._pin = pin_memory and torch.accelerator.is_available()
         self.batch_size = batch_size
@@ -118,7 +122,6 @@ class Feed:
 
 
 def _check_cut(batch_size: int, shards: int, owned: range) -> None:
-    _check_at_least(1, batch_size=batch_size, shards=shards)
     if batch_size < shards:
         raise InputError(
             f"a batch of {batch_size} samples cannot be cut into {shards} shards: some would be empty. "
@@ -131,14 +134,6 @@ def _check_cut(batch_size: int, shards: int, owned: range) -> None:
         )
     if owned.step != 1 or owned.start < 0 or owned.stop > shards:
         raise InputError(f"{owned} is no run of the shards 0 to {shards - 1}. Take it from owned_shards().")
-
-
-def _check_at_least(least: int, **options: int | None) -> None:
-    for name, value in options.items():
-        if value is not None and (not isinstance(value, int) or value < least):
-            raise InputError(
-                f"{name} is {value}, but must be a whole number of at least {least}. Set {name} to {least} or more."
-            )
 
 
 def _map_style_length(dataset: Any) -> int:

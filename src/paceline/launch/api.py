@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline import strategies
+from paceline import ranges, strategies
 from paceline.errors import InputError
 from paceline.launch import job, machines
 from paceline.launch.base import Launcher, LaunchPlan, LaunchSpec, Outcome
@@ -15,6 +15,7 @@ from paceline.launch.console import Console
 from paceline.launch.joined import JoinedLauncher
 from paceline.launch.local import LocalLauncher
 from paceline.launch.membership import Policy
+from paceline.launch.room import check_room
 from paceline.remote import reach
 from paceline.training import folder
 from paceline.training.options import OPTION, TASK, WORKERS, RunOptions
@@ -43,7 +44,9 @@ def launch(
     """
     if job.importing():
         raise job.ReachedLaunch
-    made = RunOptions(strategy=strategy, workers=workers, out=None if out is None else Path(out), **options)
+    if out is not None:
+        options["out"] = ranges.folder("out", out)
+    made = RunOptions.made({"strategy": strategy, "workers": workers, **options})
     return start(function, args, kwargs or {}, made, threads=threads).value()
 
 
@@ -80,6 +83,8 @@ def plan(
 ) -> LaunchPlan:
     """Say what would be started."""
     options = launcher.adopt(options)
+    if threads is not None:
+        threads = ranges.THREADS.read("--threads", threads)
     rendezvous = machines.meeting(
         options.rendezvous,
         options.nodes,
@@ -92,12 +97,14 @@ def plan(
     options = settle_shards(options, lambda: task_shards(spec, launcher))
     if rendezvous is not None and options.total_servers:
         reach.chosen(machines.interface(rendezvous))
+    # One shard's share of the cores, not one worker's: the bits of a sum depend on how many threads took it.
+    threads = max(1, env.cores() // options.total_shards) if threads is None else threads
+    check_room(options.workers + options.total_servers, threads, options.loader_workers)
     return launcher.plan(
         LaunchSpec(
             call=job.function_call(function, args, kwargs, asdict(options)),
             workers=options.processes,
-            # One shard's share of the cores, not one worker's: the bits of a sum depend on how many threads took it.
-            threads=threads if threads is not None else max(1, env.cores() // options.total_shards),
+            threads=threads,
             out=options.out,
             modules=_modules(options),
             record={**(record or {}), "options": asdict(options)},

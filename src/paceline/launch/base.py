@@ -13,16 +13,18 @@ from paceline.launch.failures import Failure
 from paceline.launch.job import Call, Job
 from paceline.launch.membership import Policy
 from paceline.launch.rendezvous import Rendezvous
+from paceline.launch.room import check_room
+from paceline.ranges import THREADS, WORKERS, Options, ranged, required
 from paceline.training.options import RunOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchSpec:
+class LaunchSpec(Options):
     """What is to run, and on how many workers."""
 
     call: Call
-    workers: int
-    threads: int | None = None
+    workers: int = required(WORKERS)
+    threads: int | None = ranged(None, THREADS)
     """Threads of each worker; None shares the cores out evenly."""
     out: Path | None = None
     """The run folder; None keeps the logs in a temporary one that goes away when all is well."""
@@ -44,10 +46,8 @@ class LaunchSpec:
     """What must be the same on all of them, by the names that the user knows."""
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise InputError(f"--workers is {self.workers}, but at least 1 worker is needed.")
-        if self.threads is not None and self.threads < 1:
-            raise InputError(f"--threads is {self.threads}, but each worker needs at least 1 thread.")
+        super().__post_init__()
+        check_room(self.workers, self.threads or 1)
 
 
 @dataclass(frozen=True, kw_only=True)

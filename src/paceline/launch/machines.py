@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.errors import InputError
 from paceline.launch.rendezvous import Rendezvous
+from paceline.ranges import MACHINE_SECONDS, SECONDS
 from paceline.remote import reach
 from paceline.training.options import RunOptions
 from paceline.version import __version__
@@ -32,6 +33,8 @@ def meeting(
     endpoint: str | None, nodes: str, *, join_timeout: float, machine_timeout: int
 ) -> Rendezvous | None:
     """Give where this machine meets others; None where it is not to."""
+    join_timeout = SECONDS.read("--join-timeout", join_timeout)
+    machine_timeout = MACHINE_SECONDS.read("--machine-timeout", machine_timeout)
     if endpoint is None:
         if Rendezvous.parse("localhost", nodes).max_nodes > 1:
             raise InputError(

@@ -71,12 +71,12 @@ class Rendezvous:
     @classmethod
     def parse(cls, endpoint: str, nodes: str, **patience: Any) -> Rendezvous:
         """Read `host:port` (`[address]:port` for IPv6) and `2` or `1:4` from the command line."""
-        parts = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::(\d{1,5}))?", endpoint.strip())
+        parts = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::([0-9]{1,5}))?", endpoint.strip())
         if parts is None:
             raise InputError(
                 f"--rendezvous {endpoint!r} is no meeting point. Give host:port, or [address]:port for IPv6."
             )
-        numbers = re.fullmatch(r"(\d+)(?::(\d+))?", nodes.strip())
+        numbers = re.fullmatch(r"([0-9]{1,4})(?::([0-9]{1,4}))?", nodes.strip())
         if numbers is None:
             raise InputError(
                 f"--nodes {nodes!r} is no number of machines. Give one, like 2, or a range, like 1:4."

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from paceline.errors import InputError, UnknownNameError
+from paceline.ranges import WORKERS
 
 ROLES, SECRET, INTERFACE = "PACELINE_ROLES", "PACELINE_SECRET", "PACELINE_INTERFACE"
 """The variables through which a launcher tells a script what `remote.join` needs."""
@@ -25,7 +26,7 @@ class Roles:
         sizes: dict[str, int] = {}
         for part in text.split(","):
             name, _, number = (one.strip() for one in part.partition("="))
-            if not number.isdecimal():
+            if re.fullmatch(r"[0-9]{1,6}", number) is None:
                 raise InputError(
                     f"{part.strip()!r} in {text!r} is no role. Give names and numbers, like trainers=2,servers=1."
                 )
@@ -43,8 +44,7 @@ class Roles:
         for name, size in sizes.items():
             if re.fullmatch(r"[a-z][a-z_-]*", name) is None:
                 raise InputError(f"{name!r} is no name for a role. Use small letters, like trainers.")
-            if size < 1:
-                raise InputError(f"the role {name} has {size} workers. Give it 1 or more, or leave it out.")
+            WORKERS.read(f"the number of workers of the role {name}", size)
             if singles.setdefault(_single(name), name) != name:
                 raise InputError(
                     f"a worker of {singles[_single(name)]} and one of {name} would have the same name. Call one otherwise."

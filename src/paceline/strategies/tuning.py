@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from paceline.errors import InputError, UnknownNameError
+from paceline.ranges import COUNT, COUNT_OR_NONE, WORKERS, Options, Range, ranged
 
 RECOMPUTE = ("none", "blocks", "selective")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
@@ -36,12 +37,12 @@ USERS: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuning:
+class Tuning(Options):
     """Options of single strategies; the defaults change nothing."""
 
     recompute: str = "none"
     """Which activations are computed again in the backward pass: none, those of the repeated blocks, or all but products."""
-    recompute_every: int = 1
+    recompute_every: int = ranged(1, COUNT)
     """Of how many blocks one is recomputed."""
     shard_optimizer: bool = False
     """ddp: each worker keeps and updates the optimizer state of its part of the parameters."""
@@ -53,28 +54,29 @@ class Tuning:
     """fsdp: the type in which weights are gathered and computed with; below fp32 the level is numeric."""
     compress: str = "none"
     """ddp: how gradients are made smaller on their way: none, bf16, fp16, powersgd:RANK."""
-    bucket_mb: float | None = None
+    bucket_mb: float | None = ranged(None, Range(0, 10**6, whole=False, above=True))
     """ddp: how much is summed at once; None leaves it to the exchange."""
     schedule: str = "1f1b"
     """pp: in which order micro-batches go forward and backward."""
-    stages_a_worker: int | None = None
+    stages_a_worker: int | None = ranged(None, WORKERS)
     """pp: how many stages each worker holds; None is what the schedule needs."""
     sequence_parallel: bool = False
     """tp: whether norms and dropouts between split layers work on a part of the sequence each."""
     loss_parallel: bool = False
     """tp: whether the last layer's scores stay split when the loss is computed."""
-    local_steps: int = 8
+    local_steps: int = ranged(8, COUNT)
     """local-sgd: steps between two averages."""
-    local_warmup: int = 0
+    local_warmup: int = ranged(0, COUNT_OR_NONE)
     """local-sgd: how many first steps are taken together."""
     outer: str = "average"
     """local-sgd: what is done with the averaged change: taken as it is, or through a Nesterov momentum."""
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.9
-    staleness: int = 0
+    outer_lr: float = ranged(0.7, Range(0, 10**6, whole=False, above=True))
+    outer_momentum: float = ranged(0.9, Range(0, 1, whole=False, below=True))
+    staleness: int = ranged(0, COUNT_OR_NONE)
     """ps: how many steps a worker may be ahead of the slowest; 0 takes all steps together."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for kind, value, known in (
             ("recompute", self.recompute, RECOMPUTE),
             ("schedule", self.schedule, SCHEDULES),
@@ -83,22 +85,9 @@ class Tuning:
         ):
             if value not in known:
                 raise UnknownNameError(kind, value, known)
-        if re.fullmatch(r"none|bf16|fp16|powersgd:[1-9]\d*", self.compress) is None:
+        if re.fullmatch(r"none|bf16|fp16|powersgd:[1-9][0-9]{0,5}", self.compress) is None:
             raise InputError(
                 f"--compress {self.compress} is none of bf16, fp16, powersgd:RANK (powersgd:2, say)."
-            )
-        for name in ("recompute_every", "local_steps", "bucket_mb", "stages_a_worker", "outer_lr"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InputError(f"--{name.replace('_', '-')} is {value}, but must be above 0.")
-        for name in ("local_warmup", "staleness"):
-            if getattr(self, name) < 0:
-                raise InputError(
-                    f"--{name.replace('_', '-')} is {getattr(self, name)}, but must be 0 or more."
-                )
-        if not 0 <= self.outer_momentum < 1:
-            raise InputError(
-                f"--outer-momentum is {self.outer_momentum}, but must be at least 0 and less than 1."
             )
 
 

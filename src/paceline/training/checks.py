@@ -7,6 +7,7 @@ import math
 from paceline import strategies
 from paceline.data import Feed
 from paceline.errors import InputError
+from paceline.ranges import COUNT, STEPS
 from paceline.strategies.base import Exactness, Strategy
 from paceline.training.options import OPTION, TASK, RunOptions
 
@@ -47,9 +48,10 @@ def check_shards(asked: int | None, options: RunOptions) -> None:
 def last_step(feed: Feed, epochs: int | None, steps: int | None) -> float:
     """Give the number of the step at which the run ends, as far as it is known beforehand."""
     if steps is not None:
-        return steps
+        return int(STEPS.read("steps", steps))
     if epochs is None:
         raise InputError("the run has no end: give epochs or steps.")
+    epochs = COUNT.read("epochs", epochs)
     return math.inf if feed.steps_per_epoch is None else epochs * feed.steps_per_epoch
 
 

@@ -8,6 +8,20 @@ from pathlib import Path
 
 from paceline import strategies
 from paceline.errors import InputError, UnknownNameError
+from paceline.ranges import (
+    COUNT,
+    COUNT_OR_NONE,
+    LOADERS,
+    MACHINE_SECONDS,
+    SECONDS,
+    SEED,
+    SHARDS,
+    STEPS,
+    Options,
+    Range,
+    ranged,
+)
+from paceline.ranges import WORKERS as WORKERS_RANGE
 from paceline.strategies.tuning import Tuning
 
 LEVELS = ("bitwise", "numeric", "statistical")
@@ -20,16 +34,16 @@ OPTION, TASK, WORKERS = "option", "task", "workers"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaveEvery:
+class SaveEvery(Options):
     """When a checkpoint is due: every so many steps, or every so many epochs."""
 
-    steps: int | None = None
-    epochs: int | None = None
+    steps: int | None = ranged(None, STEPS)
+    epochs: int | None = ranged(None, COUNT)
 
     @classmethod
     def parse(cls, text: str) -> SaveEvery:
         """Read "100" or "2epochs"."""
-        found = re.fullmatch(r"(\d+)\s*(steps?|epochs?)?", text.strip())
+        found = re.fullmatch(r"([0-9]{1,12})\s*(steps?|epochs?)?", text.strip())
         if found is None or int(found[1]) < 1:
             raise InputError(
                 f"--save-every {text!r} is neither a number of steps (100) nor of epochs (1epoch)."
@@ -47,25 +61,25 @@ class SaveEvery:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(Options):
     """The options every strategy shares."""
 
     strategy: str = "ddp"
-    workers: int = 1
+    workers: int = ranged(1, WORKERS_RANGE)
     """Processes; for a threaded strategy the threads of its one process."""
-    servers: int | None = None
+    servers: int | None = ranged(None, WORKERS_RANGE)
     """Processes beside them that hold parameters, for strategies that have such; None is the strategy's own number."""
-    shards: int | None = None
+    shards: int | None = ranged(None, SHARDS)
     """Logical shards of a global batch; None leaves it to the task, or makes one per worker."""
     shards_from: str = ""
     """Who said so: option, task or workers. Filled in when the run is planned."""
     exact: str | None = None
-    seed: int = 0
+    seed: int = ranged(0, SEED)
     precision: str = "fp32"
     compile: bool = False
     sync_batchnorm: bool = False
-    micro_batch: int | None = None
-    loader_workers: int = 0
+    micro_batch: int | None = ranged(None, COUNT)
+    loader_workers: int = ranged(0, LOADERS)
     allow_unused: bool = False
     device: str = "auto"
     backend: str = "auto"
@@ -73,23 +87,23 @@ class RunOptions:
     check_collectives: bool = False
     out: Path | None = None
     save_every: str | None = None
-    keep: int = 3
+    keep: int = ranged(3, COUNT)
     resume: bool = False
     tensorboard: bool = False
     tuning: Tuning = field(default_factory=Tuning)
     """What single strategies may be tuned by."""
     save_async: bool = False
     """Whether training goes on while a checkpoint is written."""
-    peer_copies: int = 0
+    peer_copies: int = ranged(0, Range(0, 1))
     """How many other workers keep a copy of each worker's part of a state that is cut up."""
-    copy_every: int = 10
+    copy_every: int = ranged(10, COUNT)
     """Steps between two such copies."""
     elastic: bool = True
     """Whether a lost worker is survived."""
-    min_workers: int = 1
-    max_restarts: int = 10
+    min_workers: int = ranged(1, Range(1, 2**20))
+    max_restarts: int = ranged(10, COUNT_OR_NONE)
     """Workers that may be started in place of lost ones; one more is allowed again after each minute."""
-    hang_timeout: float = 60.0
+    hang_timeout: float = ranged(60.0, SECONDS)
     """Seconds without progress after which a worker counts as hung."""
     rebalance: bool = False
     """Whether slower workers are given fewer shards."""
@@ -97,19 +111,22 @@ class RunOptions:
     """Machines, each with `workers` workers: how many, or from how many to how many (1:4)."""
     rendezvous: str | None = None
     """Where they meet: host:port, an address of the machine that leads."""
-    join_timeout: float = 600.0
+    join_timeout: float = ranged(600.0, SECONDS)
     """Seconds until machines that have not come are not waited for any more."""
-    machine_timeout: int = 15
+    machine_timeout: int = ranged(15, MACHINE_SECONDS)
     """Seconds without a sign of life after which a machine is given up, and ends its own workers."""
 
     def __post_init__(self) -> None:
         if isinstance(self.tuning, dict):  # it comes so from a file, or from another process
-            object.__setattr__(self, "tuning", Tuning(**self.tuning))
+            object.__setattr__(self, "tuning", Tuning.made(self.tuning, "option of a strategy"))
+        for name in ("nodes", "save_every"):  # 2 is as good as "2"
+            if isinstance(value := getattr(self, name), int) and not isinstance(value, bool):
+                object.__setattr__(self, name, str(value))
+        super().__post_init__()
         if not self.shards_from:
             object.__setattr__(self, "shards_from", WORKERS if self.shards is None else OPTION)
         strategies.entry(self.strategy)
         self._check_names()
-        self._check_numbers()
         self._check_machines()
         self._check_servers()
         self._check_workers()
@@ -133,18 +150,6 @@ class RunOptions:
         if self.exact is not None:
             _one_of("exactness", self.exact, LEVELS)
 
-    def _check_numbers(self) -> None:
-        for name in ("workers", "shards", "micro_batch", "keep", "copy_every"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"--{name.replace('_', '-')} is {value}, but must be at least 1.")
-        if self.max_restarts < 0:
-            raise InputError(f"--max-restarts is {self.max_restarts}, but must be 0 or more.")
-        if self.hang_timeout <= 0:
-            raise InputError(f"--hang-timeout is {self.hang_timeout:g}, but must be above 0 seconds.")
-        if not 0 <= self.peer_copies <= 1:
-            raise InputError(f"--peer-copies is {self.peer_copies}, but must be 0 or 1.")
-
     def _check_workers(self) -> None:
         most = self.workers * self.max_nodes
         if not 1 <= self.min_workers <= most + self.total_servers:
@@ -163,8 +168,6 @@ class RunOptions:
     def _check_servers(self) -> None:
         if self.servers is None:
             return
-        if self.servers < 1:
-            raise InputError(f"--servers is {self.servers}, but must be at least 1.")
         if not strategies.choice(self.strategy).servers:
             owners = " or ".join(name for name, entry in strategies.STRATEGIES.items() if entry.servers)
             raise InputError(
@@ -196,14 +199,9 @@ class RunOptions:
         return int(self.nodes.rpartition(":")[2])
 
     def _check_machines(self) -> None:
-        if re.fullmatch(r"\d+(:\d+)?", self.nodes) is None or self.max_nodes < 1:
+        if re.fullmatch(r"[0-9]{1,4}(:[0-9]{1,4})?", self.nodes) is None or self.max_nodes < 1:
             raise InputError(
                 f"--nodes {self.nodes} is no number of machines. Give one, like 2, or a range, like 1:4."
-            )
-        if self.machine_timeout < 4:
-            raise InputError(
-                f"--machine-timeout is {self.machine_timeout}, but a machine that is silent for so short may well be alive. "
-                "Use 4 seconds or more."
             )
         if self.rendezvous is not None and strategies.entry(self.strategy).processes == 1:
             raise InputError(

@@ -6,14 +6,19 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from paceline import ranges
 from paceline.errors import InputError, UnknownNameError
 from paceline.task import Task
+from paceline.training.options import PRECISIONS
+
+LARGEST = 2**63 - 1
 
 
 def load_task(reference: str, settings: Mapping[str, str]) -> Task:
@@ -21,7 +26,21 @@ def load_task(reference: str, settings: Mapping[str, str]) -> Task:
     place, _, name = reference.rpartition(":") if ":" in reference else (reference, "", "")
     module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
     kind = _choose(module, name, place)
-    return kind(**arguments(kind, settings))
+    task = kind(**arguments(kind, settings))
+    check_task(task)
+    return task
+
+
+def check_task(task: Task) -> None:
+    """Raise InputError where an attribute of a task is outside its range; numbers of numpy become Python's own."""
+    for name, within in ranges.TASK.items():
+        value = getattr(task, name)
+        if value is not None or getattr(Task, name) is not None:
+            read = within.read(f"{type(task).__name__}.{name}", value)
+            if read is not value:
+                setattr(task, name, read)
+    if task.precision not in PRECISIONS:
+        raise UnknownNameError(f"precision of {type(task).__name__}", str(task.precision), PRECISIONS)
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -113,6 +132,10 @@ def _value(task: str, name: str, text: str, parameter: inspect.Parameter) -> Any
         value = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
     except (ValueError, SyntaxError, TypeError):  # TypeError: what looks like a literal and is none, {[1]}
         value = text
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"--set {name}={text}: {value} is no number to train with. Give a finite one.")
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise InputError(f"--set {name}={text[:40]}: no tensor holds so large a number. Give one below 2^63.")
     default = parameter.default
     if default is parameter.empty or default is None:
         return value

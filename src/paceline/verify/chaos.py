@@ -15,6 +15,7 @@ from paceline.launch.base import Outcome
 from paceline.launch.console import Console
 from paceline.observe.events import Event, Note
 from paceline.observe.progress import Progress
+from paceline.ranges import THREADS, Options, ranged
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
 from paceline.verify.audit import audit
@@ -31,7 +32,7 @@ OpenProgress = Callable[[], Progress | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChaosRequest:
+class ChaosRequest(Options):
     """What `paceline chaos` was asked for."""
 
     spec: TrainSpec
@@ -40,10 +41,11 @@ class ChaosRequest:
     plan: PlanRequest
     strategy: str = "ddp"
     device: str = "auto"
-    threads: int | None = None
+    threads: int | None = ranged(None, THREADS)
     assert_same: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if strategies.entry(self.strategy).processes is not None:
             raise InputError(
                 f"chaos takes workers away, but --strategy {self.strategy} is one process. Use --strategy ddp."

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.errors import InputError, UnknownNameError
+from paceline.ranges import COUNT, SECONDS, SEED, SHARDS, STEPS, WORKERS, Options, ranged, required
 from paceline.verify.faults import BREAKING, DISK, JOIN, KINDS, LEAVE, SLOW, Fault, points_of
 from paceline.world.points import CHECKPOINT, POINTS, REGROUP
 
@@ -40,21 +41,20 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanRequest:
+class PlanRequest(Options):
     """How many faults, of which kinds, at which points, in what kind of run."""
 
-    faults: int
-    steps: int
-    workers: int
-    shards: int
-    seed: int = 0
+    faults: int = required(COUNT)
+    steps: int = required(STEPS)
+    workers: int = required(WORKERS)
+    shards: int = required(SHARDS)
+    seed: int = ranged(0, SEED)
     kinds: tuple[str, ...] = tuple(KINDS)
     points: tuple[str, ...] = POINTS
-    hang_timeout: float = 3.0
+    hang_timeout: float = ranged(3.0, SECONDS)
 
     def __post_init__(self) -> None:
-        if self.faults < 1:
-            raise InputError(f"--faults is {self.faults}, but at least 1 is needed.")
+        super().__post_init__()
         _check_names("kind of fault", self.kinds, tuple(KINDS))
         _check_names("point", self.points, POINTS)
         if self.steps < (fewest := FEWEST_STEPS_A_FAULT * self.faults + 2):

@@ -12,6 +12,7 @@ from typing import Any
 from paceline import strategies
 from paceline.errors import InputError
 from paceline.launch import api
+from paceline.ranges import STEPS, THREADS, WORKERS, Options, Range, ranged
 from paceline.strategies.tuning import Tuning
 from paceline.training.folder import CHECKPOINTS
 from paceline.training.options import RunOptions
@@ -40,18 +41,18 @@ _GOVERNING = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay:
+class Replay(Options):
     """Which stretch of which run, and on what."""
 
     folder: Path
-    steps: int | None = None
+    steps: int | None = ranged(None, STEPS)
     """Compare the first so many steps."""
-    start: int | None = None
+    start: int | None = ranged(None, Range(0, STEPS.high))
     """Or begin at the checkpoint of this step and go on to the next one."""
     strategy: str | None = None
-    workers: int | None = None
+    workers: int | None = ranged(None, WORKERS)
     """None takes as many as there are cores, up to one a shard."""
-    threads: int | None = None
+    threads: int | None = ranged(None, THREADS)
     """None takes what the run had: the bits depend on it."""
     device: str = "auto"
 

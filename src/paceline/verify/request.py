@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline import strategies
 from paceline.errors import InputError
+from paceline.ranges import SHARDS, THREADS, WORKERS, Options, ranged
 from paceline.strategies.tuning import Tuning, serves
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
@@ -28,16 +29,16 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Options):
     """What `paceline verify` was asked for."""
 
     spec: TrainSpec
     strategies: tuple[str, ...] = ("ddp", "dp")
-    workers: tuple[int, ...] = (1, 2)
-    shards: int | None = None
+    workers: tuple[int, ...] = ranged((1, 2), WORKERS)
+    shards: int | None = ranged(None, SHARDS)
     exact: str | None = None
     device: str = "auto"
-    threads: int | None = None
+    threads: int | None = ranged(None, THREADS)
     hash_seed: bool = True
     """Whether to take the first steps in a process with another hash seed as well, which has to load torch anew."""
     epochs: int | None = None
@@ -53,15 +54,14 @@ class Request:
     """Options of single strategies; each candidate gets those that mean something to it, the reference none."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        Tuning.made(self.tuning)
         if not self.strategies or not self.workers:
             raise InputError("nothing to verify: give at least one --strategy and one number of --workers.")
         if self.spec.steps is None:
             raise InputError("verify needs a number of steps. Give --steps.")
         for strategy in self.strategies:
             strategies.entry(strategy)
-        for workers in self.workers:
-            if workers < 1:
-                raise InputError(f"--workers {workers} is no number of workers. Give 1 or more.")
 
     @property
     def total_shards(self) -> int:

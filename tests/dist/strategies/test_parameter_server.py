@@ -304,7 +304,7 @@ def test_a_worker_lost_without_waiting_is_survived(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("strategy", "options", "words"),
     [
-        ("ps", {"tuning": {"staleness": -1}}, "--staleness is -1, but must be 0 or more"),
+        ("ps", {"tuning": {"staleness": -1}}, "--staleness is -1, but must be at least 0"),
         ("ps", {"servers": 0}, "--servers is 0, but must be at least 1"),
         ("ddp", {"servers": 1}, "--servers is an option of ps"),
         ("ps", {"exact": "bitwise", "tuning": {"staleness": 1}}, "--exact bitwise is more than"),

@@ -148,7 +148,7 @@ def test_a_machine_is_given_up_after_the_time_asked_for_and_not_before(timeout, 
     [
         (None, "2", 9, "--nodes 2 machines need a place to meet"),
         (None, "0", 9, "--nodes 0 is no number of machines"),
-        ("a:1", "2", 0, "--join-timeout is 0, but must be above 0 seconds"),
+        ("a:1", "2", 0, "--join-timeout is 0, but must be above 0"),
     ],
 )
 def test_meetings_that_cannot_be(endpoint, nodes, join_timeout, message):

@@ -53,7 +53,7 @@ def test_names_that_are_not_there():
         ("trainers=two", "is no role"),
         ("trainers=-1", "is no role"),
         ("trainers=1,trainers=2", "trainers is named twice"),
-        ("trainers=0", "has 0 workers"),
+        ("trainers=0", "role trainers is 0"),
         ("Trainers=1", "no name for a role"),
         ("=1", "no name for a role"),
         ("server=1,servers=1", "would have the same name"),

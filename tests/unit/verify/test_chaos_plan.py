@@ -105,7 +105,7 @@ def test_how_many_workers_there_should_be() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"faults": 0}, "--faults is 0, but at least 1"),
+        ({"faults": 0}, "--faults is 0, but must be at least 1"),
         ({"kinds": ("kil",)}, "unknown kind of fault 'kil'. Did you mean 'kill'"),
         ({"kinds": ()}, "no kind of fault is given"),
         ({"points": ("bakward",)}, "unknown point 'bakward'. Did you mean 'backward'"),

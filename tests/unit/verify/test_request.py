@@ -80,7 +80,7 @@ def test_every_option_of_train_that_changes_what_is_computed_is_one_of_verify() 
     ("changes", "words"),
     [
         ({"strategies": ()}, "nothing to verify"),
-        ({"workers": (0,)}, "is no number of workers"),
+        ({"workers": (0,)}, "--workers is .*, but must be at least 1"),
         ({"strategies": ("dpd",)}, "Did you mean 'dp'"),
         ({"spec": TrainSpec(task="digits", name="digits")}, "--steps"),
     ],

@@ -6,6 +6,7 @@ import importlib.util
 from dataclasses import dataclass
 
 from paceline.errors import InputError
+from paceline.ranges import COUNT, SEED, WORKERS, Options, ranged
 
 GOAL = 195.0
 """The mean return at which CartPole counts as solved."""
@@ -14,21 +15,14 @@ WINDOW = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Options):
     """A training of the agent; it ends when the task is solved, or after `episodes`."""
 
-    episodes: int = 1500
-    observers: int = 2
+    episodes: int = ranged(1500, COUNT)
+    observers: int = ranged(2, WORKERS)
     batched: bool = True
     """Whether the agent answers questions that wait together at once, or each by itself."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("episodes", "observers"):
-            if getattr(self, name) < 1:
-                raise InputError(f"--{name} is {getattr(self, name)}, but there must be 1 at least.")
-        if self.seed < 0:
-            raise InputError(f"--seed is {self.seed}. Give 0 or more.")
+    seed: int = ranged(0, SEED)
 
 
 def check_installed() -> None:

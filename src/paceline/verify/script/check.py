@@ -14,6 +14,7 @@ from paceline.errors import InputError
 from paceline.launch.base import LaunchSpec
 from paceline.launch.job import ScriptCall
 from paceline.launch.local import LocalLauncher
+from paceline.ranges import THREADS, WORKERS, Options, ranged
 from paceline.verify.bounds import Size, bound
 from paceline.verify.report import Finding
 from paceline.verify.script import probes, step_probes
@@ -43,15 +44,16 @@ PROBES: list[Callable[[Seen], Finding | None]] = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScriptRequest:
+class ScriptRequest(Options):
     """Which script, on how many workers."""
 
     script: str
     arguments: list[str] = field(default_factory=list)
-    workers: int = 2
-    threads: int | None = None
+    workers: int = ranged(2, WORKERS)
+    threads: int | None = ranged(None, THREADS)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not Path(self.script).is_file():
             raise InputError(f"there is no script {self.script}. Give the path of a Python file.")
         if self.workers < 2:

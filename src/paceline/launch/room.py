@@ -1,0 +1,61 @@
+"""How many processes and threads this machine has room for: one command must not use up all process ids. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+from paceline.errors import InputError
+
+OWN_THREADS = 8
+"""What a worker has beside the threads that compute: gloo's, the loader's, the one that listens."""
+SHARE = 0.5
+"""How much of the machine's limit one run may take; others need some."""
+
+
+def check_room(workers: int, threads: int, loaders: int = 0) -> None:
+    """Raise InputError where so many workers, each with so many threads and loading processes, find no room."""
+    needed = workers * (threads + OWN_THREADS + loaders * (1 + OWN_THREADS))
+    most = int(limit() * SHARE)
+    if needed > most:
+        loading = f" and {loaders} loading processes" if loaders else ""
+        raise InputError(
+            f"{workers} workers with {threads} threads{loading} each need about {needed} process ids, and this machine has "
+            f"{most} to spare. Use fewer --workers or --threads."
+        )
+
+
+def limit() -> int:
+    """Return how many processes and threads there may be: the least of what the kernel, the user and the container allow."""
+    known = [_number(Path("/proc/sys/kernel/pid_max")), _number(Path("/proc/sys/kernel/threads-max"))]
+    known += [_number(path / "pids.max") for path in _control_groups()]
+    if os.geteuid() != 0:  # root is not held to it
+        soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+        known.append(None if soft == resource.RLIM_INFINITY else soft)
+    return min((number for number in known if number is not None), default=32768)
+
+
+def _control_groups() -> list[Path]:
+    """Return this process's control group and all above it, as far as they are visible."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = [root, root / "pids"]
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "pids"):
+            base = root / controllers
+            own = base / path.lstrip("/")
+            found += [one for one in (own, *own.parents) if one.is_relative_to(base)]
+    return found
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
