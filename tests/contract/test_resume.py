@@ -24,7 +24,8 @@ def test_one_process_began_it(compared: Compared) -> None:
 
 def test_one_process_ends_it(compared: Compared) -> None:
     manifest = json.loads((compared.out / "checkpoints" / f"step-{HALFWAY}" / "manifest.json").read_text())
-    assert manifest["position"] == {"epoch": 1, "step": 1, "number": HALFWAY}
+    begun = {"phase": 0, "first_epoch": 0, "first_number": 0}
+    assert manifest["position"] == {"epoch": 1, "step": 1, "number": HALFWAY, **begun}
     assert manifest["meta"]["strategy"] == compared.case.strategy
     ended = train({"ended": into(WHOLE, compared.out, resume=True)})["ended"]
     assert_same(compared.case, compared.one["whole"].weights, ended.weights, LIMIT)

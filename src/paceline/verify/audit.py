@@ -166,11 +166,14 @@ class _Audit:
             )
         if book.misplaced:
             self.problems.append(f"{book.misplaced} records name a shard beyond the run's {receipt.shards}")
-        position = (0, 0)
-        for start, end in zip(starts, ends, strict=True):
+        position, left_early = (0, 0), 0
+        for start, end, after in zip(starts, ends, [*starts[1:], None], strict=True):
             for piece in self._pieces(start, min(end, receipt.steps)):
                 self._check(piece, start)
                 position = (piece.epoch, piece.step + len(piece.sizes))
+            if after is not None and after.epoch > position[0] and start.samples:
+                # A loop of its own may leave an epoch and begin another one.
+                left_early += position[1] < steps_per_epoch(start.samples, receipt.batch_size)
         self._check_chain()
         self.problems += [*book.strange, *self.faults]
         last = starts[-1]
@@ -180,7 +183,7 @@ class _Audit:
         return Audit(
             name=receipt.name,
             steps=receipt.steps,
-            epochs=position[0],
+            epochs=position[0] - left_early,
             steps_of_next_epoch=position[1],
             shards=receipt.shards,
             samples=self.samples,
