@@ -18,7 +18,6 @@ OPEN = {
     "methods@fsdp-*": "a loss that calls other methods",
     "outside@p*": "not refused",
     "outside@zero-*": "not refused",
-    "spectral-norm@tp-*": "the proof of the plan moves its buffers",
     "sparse*@*": "sparse gradients",
     "weight-norm-old@[dt]p-*": "cannot be copied, mixes kinds of tensors",
 }

@@ -119,8 +119,9 @@ def tied_layers(model: nn.Module) -> dict[str, str]:
     """Give the layers whose weight is another one's too, and that other one."""
     owners: dict[int, list[str]] = {}
     for name, module in model.named_modules():
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, nn.Parameter):
+        # Asked for as an attribute, a parametrized weight would be computed, and spectral norm takes a step in that.
+        weight = dict(module.named_parameters(recurse=False)).get("weight")
+        if weight is not None:
             owners.setdefault(id(weight), []).append(name)
     pairs = [names for names in owners.values() if len(names) > 1]
     return {name: next(other for other in names if other != name) for names in pairs for name in names}
