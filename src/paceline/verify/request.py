@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline import strategies
 from paceline.errors import InputError
-from paceline.ranges import SHARDS, THREADS, WORKERS, Options, ranged
+from paceline.ranges import COUNT, SHARDS, THREADS, WORKERS, Options, ranged
 from paceline.strategies.tuning import Tuning, serves
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
@@ -41,9 +41,9 @@ class Request(Options):
     threads: int | None = ranged(None, THREADS)
     hash_seed: bool = True
     """Whether to take the first steps in a process with another hash seed as well, which has to load torch anew."""
-    epochs: int | None = None
+    epochs: int | None = ranged(None, COUNT)
     """What a schedule is laid out for, as `train --epochs` does it; None is the task's."""
-    servers: int | None = None
+    servers: int | None = ranged(None, WORKERS)
     compile: bool = False
     sync_batchnorm: bool = False
     backend: str = "auto"
