@@ -29,6 +29,8 @@ class StepResult:
         self._entry = entry
         self._read: tuple[float, float] | None = None
         self.norm: Tensor | None = None
+        self.scaled = False
+        """Whether a loss scaler looks after gradients that overflow: it leaves such a step out."""
         self.terms = terms
         self._sent: tuple[torch.cuda.Event, dict[str, Tensor]] | None = None
 
@@ -122,3 +124,13 @@ class StepResult:
         for name, value in self.auxiliary.items():
             if not math.isfinite(value):
                 raise NonFiniteLossError(f"step {self.number}: the auxiliary term {name} is {value}.")
+        self.check_norm()
+
+    def check_norm(self) -> None:
+        """Raise when the norm of the gradient is not a finite number, where it was taken."""
+        norm = None if self.scaled else self.gradient_norm
+        if norm is not None and not math.isfinite(norm):
+            raise NonFiniteLossError(
+                f"step {self.number}: the norm of the gradient is {norm}, though the loss is {self.loss:.6g}: some derivative is "
+                "infinite there (a square root or a norm at 0, a logarithm or a quotient near 0)."
+            )

@@ -157,6 +157,7 @@ class SequentialReplica:
                 f"step {self._work.number}: step.backward was never called, so there is nothing to apply."
             )
         result = self._result(entry)
+        result.scaled = self.scaler is not None
         if entry.device.type == "cpu":
             result.check()  # elsewhere the loop asks one step later, so that no GPU waits for the question
         self.buffers.combine(self._agree_on_buffers, self._gather_buffers)
@@ -169,6 +170,8 @@ class SequentialReplica:
             self.scaler.unscale_(self.optimizer)
         held = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         result.norm = self._normalise(held, factor, clip)
+        if entry.device.type == "cpu":
+            result.check_norm()
         reach(OPTIMIZER)
         self._update()
         self.buffers.settle()

@@ -1,14 +1,16 @@
-"""Finds which shard and which samples made a loss NaN or infinite, and tells every worker."""
+"""Finds what made a loss or a weight NaN or infinite, and tells every worker."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from paceline.errors import NonFiniteLossError
-from paceline.strategies.base import StepWork
+from paceline.strategies.base import Replica, StepWork
+from paceline.strategies.pieces import MODEL
 from paceline.world import World, all_gather_object
 
 _SHOWN = 8
@@ -19,15 +21,65 @@ def explain(
     work: StepWork,
     totals: Sequence[tuple[int, Tensor]],
     world: World,
+    replica: Replica,
     *,
     untouched: bool,
 ) -> NonFiniteLossError:
-    """Give the same error with the place it came from; all workers get the same words."""
-    found = [text for text in all_gather_object(world.comm, _mine(work, totals)) if text]
-    words = [str(error), *found[:1]]
+    """Return the same error with the place it came from; all workers get the same words."""
+    sound = any(math.isfinite(float(total)) for _, total in totals)
+    mine = (_mine(work, totals), _spoiled(replica) if untouched else "", sound or not totals)
+    seen = all_gather_object(world.comm, mine)
+    spoiled = next((name for _, name, _ in seen if name), "")
+    if spoiled:
+        # Every sample makes a loss of nothing then: none of them is to blame.
+        return NonFiniteLossError(
+            f"{error} {spoiled} was no number before this step began: an earlier update made it so, from an infinite gradient "
+            f"beside a finite loss. {_ADVICE}"
+        )
+    words = [str(error), *[text for text, _, _ in seen if text][:1]]
     if untouched:
         words.append("The weights are as they were before this step.")
+    else:
+        if not any(found for _, _, found in seen):
+            words.append("Every batch of this step is so: the update before may have spoiled the weights.")
+        words.append(
+            "Its own update was made before these numbers came from the GPU: resume from a checkpoint."
+        )
     return NonFiniteLossError(" ".join(words))
+
+
+def check_weights(replica: Replica, world: World, number: int) -> None:
+    """Raise on all workers where a weight of any of them is no finite number: nothing is saved or reported as trained."""
+    spoiled = next((name for name in all_gather_object(world.comm, _spoiled(replica)) if name), "")
+    if spoiled:
+        raise NonFiniteLossError(
+            f"after {number} steps {spoiled} holds nan or infinity, though every loss was finite, so this state is not saved. "
+            f"{_ADVICE}"
+        )
+
+
+_ADVICE = (
+    "Resume from a checkpoint before that with a smaller learning rate, or with --clip: the norm of each step's gradient is "
+    "then checked before its update."
+)
+
+
+def _spoiled(replica: Replica) -> str:
+    """Return the name of the first trained parameter here that is no number, if any."""
+    trained = {name for name, parameter in replica.model.named_parameters() if parameter.requires_grad}
+    for key, piece in replica.held().pieces.items():
+        room, _, name = key.partition("/")
+        if room == MODEL and name in trained and not _finite(piece.values):
+            return name
+    return ""
+
+
+def _finite(values: Tensor) -> bool:
+    if not values.numel() or not (values.is_floating_point() or values.is_complex()):
+        return True
+    # The smallest and the largest: one pass that keeps nothing, and either is nan where anything is.
+    low, high = torch.aminmax(torch.view_as_real(values) if values.is_complex() else values.detach())
+    return math.isfinite(low) and math.isfinite(high)
 
 
 def _mine(work: StepWork, totals: Sequence[tuple[int, Tensor]]) -> str:

@@ -19,6 +19,7 @@ from paceline.strategies.base import Replica
 from paceline.strategies.pieces import MODEL, Box, Form
 from paceline.training.folder import CHECKPOINTS
 from paceline.training.loop_state import KEY, LoopState, Values
+from paceline.training.nonfinite import check_weights
 from paceline.training.options import RunOptions
 from paceline.training.position import Position
 from paceline.training.recorder import NoRecords
@@ -61,6 +62,7 @@ def save(
     background = options.save_async and not last
     records.before_save()
     replica.settle()
+    check_weights(replica, world, position.number)
     facts = {
         "seed": options.seed,
         "shards": options.total_shards,

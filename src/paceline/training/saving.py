@@ -9,6 +9,7 @@ from paceline.errors import CheckpointError, DiskFaultError, InputError
 from paceline.observe import Note
 from paceline.training import resuming
 from paceline.training.membership import SAVE
+from paceline.training.nonfinite import check_weights
 from paceline.training.recorder import NoRecords
 from paceline.training.recovery import Recovery, RolledBackError
 
@@ -63,6 +64,11 @@ class Saving:
         """Write the last checkpoint, unless there is one of this very step or nothing was done."""
         run = self._run
         saved = self._saved_at == run.position.number and not run.options.save_async
+        if self._saver is None and run.position.number > run.started_at:
+            with suppress(RolledBackError):
+                self._recovery.together(
+                    SAVE, lambda: check_weights(run.replica, run.world, run.position.number)
+                )
         if self._saver is not None and not saved and run.position.number > run.started_at:
             try:
                 with suppress(RolledBackError):

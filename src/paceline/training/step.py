@@ -125,7 +125,9 @@ class Step:
             try:
                 self.result.check()
             except NonFiniteLossError as error:
-                raise explain(error, self.work, self._totals, self._world, untouched=False) from None
+                raise explain(
+                    error, self.work, self._totals, self._world, self._replica, untouched=False
+                ) from None
 
     def _guarded(self, action: Callable[[], StepResult]) -> StepResult:
         if self._broken or self._recovery.generation != self._generation:
@@ -134,7 +136,9 @@ class Step:
             with self._guard.updating():
                 self.result = action()
         except NonFiniteLossError as error:
-            raise explain(error, self.work, self._replica.totals, self._world, untouched=True) from None
+            raise explain(
+                error, self.work, self._replica.totals, self._world, self._replica, untouched=True
+            ) from None
         except Exception as error:  # noqa: BLE001  (raised again unless it is a broken group)
             if self._recovery.survives(error):
                 return self._recover()
