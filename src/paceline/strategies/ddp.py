@@ -30,7 +30,7 @@ from paceline.strategies.hosts import open_lanes
 from paceline.strategies.packing import nothing_like
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
-from paceline.strategies.trained import Writes
+from paceline.strategies.trained import Writes, check_equal
 from paceline.strategies.tree import TreeSum
 from paceline.strategies.tuning import Tuning
 from paceline.world import World, all_gather_object
@@ -84,10 +84,13 @@ class DdpReplica(SequentialReplica):
     """One worker's model, wired to those of the others."""
 
     adapts = True
+    same_weights = True
+    """Whether every worker of its group has all weights; those that leave some to servers say otherwise."""
 
     def __init__(self, parts: Parts, world: World) -> None:
         super().__init__(parts, world)
         self._allow_unused = parts.allow_unused
+        self._equal = parts.exactness is Exactness.BITWISE and self.same_weights
         self._writes = Writes(self.model.named_parameters())
         self._walks = parts.allow_unused
         """Whether the reducer walks the graph for parameters that a pass does not reach."""
@@ -232,6 +235,11 @@ class DdpReplica(SequentialReplica):
             f"no gradient for {', '.join(unused[:5])} on rank {self.world.rank}: this step's {loss} does not depend on it. "
             "If that is meant, set allow_unused = True in the task."
         )
+
+    def settle(self) -> None:
+        """Refuse to save or report weights in which the workers have parted, however that came about."""
+        if self._equal:
+            check_equal(self.model, self.world)
 
     def abandon(self) -> None:
         """Let go of the reducer: its hooks on the parameters would answer to the next backward pass too.

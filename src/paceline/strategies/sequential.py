@@ -379,6 +379,13 @@ def check_loss(loss: object) -> None:
         raise InputError(
             f"Loss.total is a {type(loss.total).__name__}, not a tensor, so it has no gradient. Give the sum, without .item()."
         )
+    for name, part in {"Loss.total": loss, **loss.auxiliary}.items():
+        if isinstance(part.total, Tensor) and part.total.dtype in (torch.bfloat16, torch.float16):
+            kind = str(part.total.dtype).removeprefix("torch.")
+            raise InputError(
+                f"{name} is a {kind}: its sum is rounded to 3 digits, and so is one over the size of the batch, by which every "
+                "gradient would be off. Compute the loss from model(x).float()."
+            )
     if loss.total.dim() != 0:
         raise InputError(
             f"Loss.total has the shape {tuple(loss.total.shape)}; it must be one number, a sum. Use Loss.mean."

@@ -146,6 +146,21 @@ def checksum(tensor: Tensor) -> int:
     return int(plain.contiguous().view(whole).sum(dtype=torch.int64))
 
 
+def check_equal(model: nn.Module, world: World) -> None:
+    """Raise on all workers where their weights differ: something wrote to them, or to their gradients, on some workers only."""
+    named = list(model.named_parameters())
+    mine = torch.tensor([checksum(parameter) for _, parameter in named])
+    rows = world.comm.all_gather(mine.to(world.device))
+    for rank, row in enumerate(rows):
+        if not torch.equal(row, rows[0]):
+            name = named[int((row != rows[0]).nonzero()[0])][0]
+            raise InputError(
+                f"{name} differs between rank 0 and rank {rank}: something outside the optimizer changes weights or gradients on "
+                "each worker alone (a write to .data in forward, an update by the loop). Do it alike on all workers, after "
+                "step.apply()."
+            )
+
+
 def agree_on_change(world: World, number: int, trained: Trained) -> None:
     """Wait until every worker has seen the same change before this step, or raise.
 

@@ -41,7 +41,7 @@ from paceline.training.journal import Journal
 from paceline.training.listeners import Listeners
 from paceline.training.loop_guard import LoopGuard
 from paceline.training.loop_state import LoopState, Values
-from paceline.training.membership import EVALUATE, FixedMembership, Membership
+from paceline.training.membership import EVALUATE, SAVE, FixedMembership, Membership
 from paceline.training.options import RunOptions, SaveEvery
 from paceline.training.position import Position
 from paceline.training.preparing import MakeModel, MakeOptimizer, MakeScheduler, kept_parts, new_parts
@@ -572,6 +572,7 @@ class Run:
     def weights_sha256(self) -> str:
         """Give one number for all weights, wherever they are; all workers ask together."""
         if self.replica.whole:
+            self._recovery.together(SAVE, lambda: self.replica.settle())  # noqa: PLW0108  (the replica of the day)
             return weights_sha256(self.replica.state()["model"])
         return self._recovery.together(EVALUATE, lambda: cut_state.weights_sha256(self.world, self.replica))
 

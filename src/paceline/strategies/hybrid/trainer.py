@@ -231,6 +231,8 @@ class LoneTrainer(_Trainer):
 class Trainer(_Trainer, DdpReplica):
     """One of several: what is dense is summed among them."""
 
+    same_weights = False
+
     def __init__(self, parts: Parts, everybody: World, group: World) -> None:
         super().__init__(parts, group)
         self._connect(everybody)
