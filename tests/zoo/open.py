@@ -11,15 +11,14 @@ OPEN = {
     "recomputed-reentrant@pp-*": "refused for a reason that is not true",
     "spectral-norm-old@tp-*": "its hook mixes kinds of tensors",
     "encoder-masked@[fp]*": "the fast path of evaluation",
-    "gradient-hooks@*": "hooks of parameters",
+    "gradient-hooks@[flpht]*": "hooks of parameters",
     "max-norm@fsdp-*": "weights changed in the forward pass",
     "max-norm@ps-*": "weights changed in the forward pass",
     "max-norm@local-sgd-*": "weights changed in the forward pass",
     "methods@fsdp-*": "a loss that calls other methods",
     "outside@p*": "not refused",
-    "outside@zero-*": "not refused",
     "sparse*@*": "sparse gradients",
-    "weight-norm-old@[dt]p-*": "cannot be copied, mixes kinds of tensors",
+    "weight-norm-old@tp-*": "mixes kinds of tensors",
 }
 """Cells, patterns allowed, and what is wrong there."""
 

@@ -61,7 +61,13 @@ class _Copy:
 
     def __init__(self, master: nn.Module, device: torch.device) -> None:
         self.device = device
-        self.model = copy.deepcopy(master).to(device)
+        try:
+            self.model = copy.deepcopy(master).to(device)
+        except (RuntimeError, TypeError) as error:
+            raise InputError(
+                f"dp gives each thread a copy of the model, and this one cannot be copied: {str(error).split(chr(46))[0]:.90}. "
+                "Use ddp; for torch.nn.utils.weight_norm, parametrizations.weight_norm can be copied."
+            ) from error
         self.shares = device == next(master.parameters()).device
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.auxiliary = Auxiliary(self.parameters)

@@ -30,6 +30,7 @@ from paceline.strategies.pieces import (
     survey,
     unite,
 )
+from paceline.strategies.trained import check_held
 from paceline.world import World
 
 BUCKET = 4 << 20
@@ -53,6 +54,7 @@ class ZeroReplica(DdpReplica):
 
     def __init__(self, parts: Parts, world: World) -> None:
         super().__init__(parts, world)
+        check_held(self.model, self.optimizer)
         dealt = [
             parameter
             for group in self.optimizer.param_groups
