@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from paceline.errors import CheckpointError
+
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
     """Give the sha256 over name, type, shape and raw bytes of every tensor, sorted by name."""
@@ -16,11 +18,15 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
 
 
 def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Give the same of tensors that come one by one, sorted by name."""
+    """Return the same of tensors that come one by one, sorted by name; raise if none come."""
     made = hashlib.sha256()
+    empty = True
     for name, tensor in tensors:
         made.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
         made.update(raw_bytes(tensor).numpy().data)
+        empty = False
+    if empty:
+        raise CheckpointError("there are no weights to take a sha256 of: one of nothing would fit any model.")
     return made.hexdigest()
 
 

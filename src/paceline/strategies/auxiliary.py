@@ -55,6 +55,12 @@ class Auxiliary:
         made.names, made.settled = self.names, self.settled
         return made
 
+    def reached(self, flat: Gradients | None = None) -> list[list[bool]]:
+        """Return for each term which parameters it has a gradient for: in what is held now, or in a flat list."""
+        held, stride = self._held if flat is None else flat, len(self._parameters) + 1
+        rows = [held[stride * term : stride * (term + 1) - 1] for term in range(len(self.names))]
+        return [[one is not None for one in row] or [False] * (stride - 1) for row in rows]
+
     def take(self) -> Gradients:
         """Give the flat list gathered since the last call."""
         held, self._held = self._held, []

@@ -173,6 +173,7 @@ class Deferred:
         self._roots: dict[int, list[tuple[str, _View]]] = defaultdict(list)
         self._real: dict[str, Tensor] = {}
         _check_attributes(model)
+        _check_hooks(model)
         for name, tensor in _tensors(model):
             if isinstance(tensor, FakeTensor):
                 view = recording._view(tensor)
@@ -329,6 +330,13 @@ def _check_attributes(model: nn.Module) -> None:
             if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(value)):
                 where = f"{path}.{name}".lstrip(".")
                 raise NotDeferrableError(f"{where} is a tensor, but neither a parameter nor a buffer")
+
+
+def _check_hooks(model: nn.Module) -> None:
+    """Refuse hooks on parameters: they belong to objects that are replaced."""
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise NotDeferrableError(f"{name} has a hook")
 
 
 def _put_on_meta(model: nn.Module) -> None:

@@ -18,6 +18,7 @@ from paceline.errors import InputError
 from paceline.strategies.combination import Combination
 from paceline.strategies.exchange import Exchange, Layout, over_sockets
 from paceline.strategies.hosts import open_lanes
+from paceline.strategies.refusals import refuse_rows
 from paceline.strategies.tree import Gradients, TreeSum
 from paceline.world import World
 from paceline.world.points import REDUCTION, reach
@@ -65,8 +66,8 @@ class LateSum:
     `world` holds those that data is dealt out to: `world.along("ddp", "fsdp")` where there are others.
     """
 
-    def __init__(self, world: World, shards: int, lane: str = "auto") -> None:
-        self._world, self._shards = world, shards
+    def __init__(self, world: World, shards: int, lane: str = "auto", *, strategy: str = "pp") -> None:
+        self._world, self._shards, self._strategy = world, shards, strategy
         self._exchange = open_exchange(world, shards, lane) if world.size > 1 else None
         self._owned = owned_shards(world.rank, world.size, shards, world.shares)
         self._buckets: list[_Bucket] = []
@@ -80,6 +81,8 @@ class LateSum:
         nodes = [held for held, _ in Combination(tree, None, self._owned, self._shards).nodes]
         if self._exchange is None:
             return _filled_up(nodes[0], len(like))
+        for held in nodes:
+            refuse_rows(held or (), self._strategy)
         # Which gradients there are travels beside them: as many numbers, each a count of the workers that have it.
         lists = [_filled_up(held, len(like)) for held in nodes]
         found = [float(any(one is not None for one in each)) for each in zip(*lists, strict=True)]

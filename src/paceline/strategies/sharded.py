@@ -7,6 +7,7 @@ when the group is gone.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any, cast
@@ -67,6 +68,14 @@ class Part:
         """The values themselves, wherever they are."""
         return self.values.detach() if self.home is None else self.home
 
+    def cut(self, value: Any) -> Any:
+        """Return this part of what an optimizer keeps for the parameter; what has another shape stays as it is."""
+        if not isinstance(value, Tensor) or tuple(value.shape) != self.form.shape:
+            return value
+        if isinstance(value, DTensor):  # made over rows already, by a constructor
+            return value.to_local().detach().to(self.rows.device)
+        return self.box.of(value).clone()
+
     @classmethod
     def of(cls, parameter: nn.Parameter) -> Part:
         """Give the part of a parameter, in the very memory that it has; one that is not cut up is a part too."""
@@ -108,12 +117,8 @@ class LocalState:
                     part = self.by_name[names[id(parameter)]]
                     group["params"][place] = part.values
                     if parameter in optimizer.state:
-                        optimizer.state[part.values] = {
-                            slot: part.box.of(value).clone()
-                            if isinstance(value, Tensor) and tuple(value.shape) == part.form.shape
-                            else value
-                            for slot, value in optimizer.state.pop(parameter).items()
-                        }
+                        slots = optimizer.state.pop(parameter).items()
+                        optimizer.state[part.values] = {slot: part.cut(value) for slot, value in slots}
         homes = {part.values: part.home for part in self.by_name.values() if part.home is not None}
         self.host = HostRows(homes, optimizer) if homes else None
 
@@ -170,6 +175,20 @@ class LocalState:
         return Piece(part.rows, part.box, part.form)
 
 
+def _steps_elementwise(kind: type[Optimizer]) -> bool:
+    """Return whether the step of an optimizer's class is one of torch's that look at one number at a time."""
+    for one in kind.__mro__:
+        if one in _ELEMENTWISE:
+            return True
+        step = vars(one).get("step")
+        # torch puts a wrapper of the inherited step into every class that is made.
+        if step is not None and all(
+            inspect.unwrap(step) is not inspect.unwrap(known.step) for known in _ELEMENTWISE
+        ):
+            return False
+    return False
+
+
 def check_elementwise(optimizer: Optimizer) -> None:
     """Refuse an optimizer whose update of one number depends on others, or whose bits do."""
     name = type(optimizer).__name__
@@ -178,7 +197,7 @@ def check_elementwise(optimizer: Optimizer) -> None:
             "SGD(fused=True) rounds a row differently alone than among others, so fsdp cannot keep its bits. "
             "Leave fused out, or use ddp."
         )
-    if not isinstance(optimizer, _ELEMENTWISE) and not getattr(optimizer, "elementwise", False):
+    if not _steps_elementwise(type(optimizer)) and not getattr(optimizer, "elementwise", False):
         raise InputError(
             f"fsdp gives each worker some rows of a parameter, and {name} may look across rows. Use an optimizer of "
             f"torch.optim that does not (AdamW, SGD), or ddp; if {name} does not either, say so in its class: elementwise = True."

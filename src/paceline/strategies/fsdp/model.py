@@ -14,6 +14,7 @@ from paceline.strategies.batchnorm import synchronise
 from paceline.strategies.blocks import find_blocks
 from paceline.strategies.deferred import Deferred, defer
 from paceline.strategies.fsdp.wraps import Listener, Wrap, settle_model, wrap_model
+from paceline.strategies.refusals import refuse_hooks, refuse_references, refuse_sparse
 from paceline.strategies.sharded import Part
 from paceline.world import World
 
@@ -33,6 +34,9 @@ def make_sharded(parts: Parts, data: World, place: World, listener: Listener) ->
     """Make the model and cut it up among the workers of `place`; `data` is everybody that data is dealt to."""
     made, reason = defer(parts.make_model) if parts.remakes else (None, "")
     model = made.model if made is not None else parts.make_model().to(data.device)
+    for refuse in (refuse_sparse, refuse_hooks, refuse_references):
+        refuse(model, "fsdp")
+    kept = {name: dict(vars(parameter)) for name, parameter in model.named_parameters()}
     notes = [] if not reason else [f"every worker made the whole model before it was cut up: {reason}"]
     if parts.sync_batchnorm:
         synchronise(model, data.comm, parts.shards)
@@ -41,16 +45,33 @@ def make_sharded(parts: Parts, data: World, place: World, listener: Listener) ->
     originals = {} if parts.remakes else {id(value): name for name, value in model.named_parameters()}
     # Where batches may take different ways through a model, only the whole of it is gathered by all workers alike.
     blocks = find_blocks(model, parts.structure) if not parts.allow_unused or parts.structure.blocks else {}
+    if not blocks and parts.structure.blocks is None:
+        notes.append(_note_of_one_wrap(model, parts))
     # Named by generation: torch remembers shapes by mesh, and in the next group this worker may have another rank.
     mesh = DeviceMesh.from_group(_group(place), data.device.type, mesh_dim_names=(f"fsdp-{data.generation}",))
     wraps = wrap_model(model, blocks, mesh, parts.tuning, listener)
     if made is not None:
         _fill(model, made, data.device, offload=parts.tuning.offload)
+    for name, parameter in model.named_parameters():
+        # What the user has noted there, for the optimizer's groups say; cutting and filling make other objects.
+        vars(parameter).update({key: value for key, value in kept[name].items() if key != "_fsdp_orig_uid"})
     settle_model(model)
     if parts.compile:
         for module in blocks.values() or [model]:
             module.compile()
     return Sharded(model, wraps, originals, notes)
+
+
+def _note_of_one_wrap(model: nn.Module, parts: Parts) -> str:
+    """Return what a user should know of a model that is gathered whole."""
+    if parts.allow_unused and find_blocks(model, parts.structure):
+        cause = "with allow_unused batches may take different ways through it"
+    else:
+        cause = "no block of it repeats"
+    return (
+        f"the whole model is gathered at once in each pass, because {cause}: between passes each worker keeps its rows, but in "
+        "them no memory is spared. Name blocks that every batch goes through in wrap_blocks()."
+    )
 
 
 def _group(place: World) -> dist.ProcessGroup:

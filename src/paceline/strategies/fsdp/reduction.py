@@ -18,6 +18,8 @@ from paceline.strategies.fsdp.gather import open_gather
 from paceline.strategies.fsdp.lane_scatter import open_scatter
 from paceline.strategies.fsdp.rounds import END, Passage, Rounds
 from paceline.strategies.fsdp.wraps import Cut, Wrap
+from paceline.strategies.norms import total_norm
+from paceline.strategies.refusals import refuse_written
 from paceline.strategies.tree import TreeSum
 from paceline.world import World, compat
 from paceline.world.points import REDUCTION, reach
@@ -44,6 +46,7 @@ class Reduction:
         """Know the wraps, where each one's parameters stand in the model's order, and the rows held of all of them."""
         self.wraps, self.places = wraps, places
         self._parameters = [[parameters[place] for place in inside] for inside in places]
+        self._types = [one.dtype for one in parameters]
         self.gather.reserve(max(wrap.length for wrap in wraps))
         sizes = [wrap.chunk * wrap.workers * wrap.type.itemsize for wrap in wraps if wrap.cuts]
         self.scatter.reserve(max(sizes, default=0))
@@ -101,6 +104,23 @@ class Reduction:
                 mine = rows.to(parameter.device)
                 parameter.grad = mine if parameter.grad is None else parameter.grad.add_(mine)
         self._outputs = {}
+
+    def open_root(self) -> None:
+        """Gather what belongs to no block before a pass: a loss may use it, or methods of the model, outside of its forward."""
+        for wrap in self.wraps:
+            if not wrap.name:
+                wrap.gather()
+
+    @property
+    def blocks(self) -> list[str]:
+        """Return the names of the blocks that are gathered for their own forward pass only."""
+        return [wrap.name for wrap in self.wraps if wrap.name]
+
+    def check_unwritten(self) -> None:
+        """Raise if a forward pass has written to a parameter."""
+        for wrap in self.wraps:
+            if (name := wrap.written()) is not None:
+                refuse_written(name, "fsdp")
 
     def end_forward(self) -> None:
         """Close a pass that has no way back."""
@@ -207,8 +227,10 @@ class Reduction:
             rows = [parameter.grad for parameter in parameters]
             norms = zip(inside, self._norms(wrap, rows), strict=True)
             found |= {place: norm for place, norm in norms if norm is not None}
-        ordered = torch.stack([found[place] for place in sorted(found)])
-        total: Tensor = torch.linalg.vector_norm(ordered)
+        places = sorted(found)
+        # In 64 bits no norm is rounded, whatever the type of its parameter.
+        ordered = torch.stack([found[place].double() for place in places])
+        total = total_norm(ordered, [self._types[place] for place in places])
         return total if self._exact else self._place.comm.all_reduce(total.square()).sqrt()
 
     def _norms(self, wrap: Wrap, rows: list[Tensor | None]) -> list[Tensor | None]:

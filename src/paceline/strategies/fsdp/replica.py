@@ -7,7 +7,7 @@ works on the rows as plain tensors (`sharded`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,14 +18,24 @@ from paceline.data import owned_shards
 from paceline.errors import InputError
 from paceline.strategies import gradients
 from paceline.strategies.auxiliary import Auxiliary
-from paceline.strategies.base import Exactness, MetricsFunction, Parts, Rows, StepWork
+from paceline.strategies.base import (
+    Exactness,
+    LossFunction,
+    MetricsFunction,
+    Parts,
+    Rows,
+    ShardWork,
+    StepWork,
+)
 from paceline.strategies.buffers import Rows as BufferRows
 from paceline.strategies.buffers import gather_rows
 from paceline.strategies.combination import Combination
 from paceline.strategies.fsdp.model import make_sharded
+from paceline.strategies.fsdp.reach import check_gathered, check_measured, named_reach
 from paceline.strategies.fsdp.reduction import Reduction
 from paceline.strategies.fsdp.rounds import Schedule
 from paceline.strategies.pieces import Catalogue, Held, Read, collect, hold, survey, unite
+from paceline.strategies.refusals import refuse_hooks
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.sharded import LocalState, check_elementwise
@@ -51,6 +61,7 @@ class FsdpReplica(SequentialReplica):
         made = make_sharded(parts, data, self._place, self._reduction)
         super().__init__(replace(parts, make_model=lambda: made.model, kept=None, compile=False), world)
         check_elementwise(self.optimizer)
+        refuse_hooks(self.model, "fsdp")  # which the optimizer's maker may have put there
         self.notes: list[str] = made.notes
         """What a user should know of how the model was made."""
         self.local = LocalState(self.model)
@@ -74,6 +85,16 @@ class FsdpReplica(SequentialReplica):
 
     # One step, in rounds that all workers go through together.
 
+    def step(self, work: StepWork, loss: LossFunction, clip: float | None) -> StepResult:
+        """Compute one optimizer step; a loss that reaches for weights that are not gathered is refused."""
+        return super().step(work, named_reach(loss, self._reduction.blocks), clip)
+
+    def shard(self, work: ShardWork) -> Iterator[Any]:
+        """Give the batches of one shard, with what belongs to no block gathered for each."""
+        for batch in super().shard(work):
+            self._reduction.open_root()
+            yield batch
+
     def begin(self, work: StepWork) -> None:
         """Start a step, and learn how many rounds it takes."""
         super().begin(work)
@@ -85,6 +106,7 @@ class FsdpReplica(SequentialReplica):
     def backward(self, loss: Loss) -> None:
         """Add one batch's gradients; the last pass of the step takes them to the workers that hold the rows."""
         self._enter(loss)
+        check_gathered(loss, self._reduction.blocks)
         if loss.auxiliary:
             self._backward_of_terms(loss)
         self._reduction.arm(self._combination(self._open))
@@ -124,9 +146,21 @@ class FsdpReplica(SequentialReplica):
                 self._used[place] |= used
                 unused += [] if used else [self._names[place]]
         if unused and not self._allow_unused:
-            self._refuse(unused)
+            reached = self._reached_by_terms()
+            self._refuse([name for name in unused if name not in reached])
+
+    def _reached_by_terms(self) -> set[str]:
+        """Return the parameters that an auxiliary term of this step has a gradient for."""
+        if self._terms is None:
+            return set()
+        rows = self._terms.reached()
+        for _, held in self._tree.nodes:
+            rows += self._terms.reached(held[len(self.tracked) :])
+        return {name for row in rows for name, there in zip(self._names, row, strict=True) if there}
 
     def _refuse(self, unused: list[str]) -> None:
+        if not unused:
+            return
         raise InputError(
             f"no gradient for {', '.join(unused[:5])} on rank {self.world.rank}: this step's loss does not depend on it. "
             "If that is meant, set allow_unused = True in the task."
@@ -151,29 +185,37 @@ class FsdpReplica(SequentialReplica):
             )
         while not self._reduction.over:
             self._reduction.follow(self._combination(None))
-        if self._allow_unused:
-            self._drop_unused()
         if not self.auxiliary.settled:
             self._agree_on_terms()
+        present = self._drop_unused() if self._allow_unused else None
         self._combine_small()
         stride = len(self.parameters) + 1
         flat: Gradients = []
         for number, _ in enumerate(self.auxiliary.names):
-            rows = self._reduction.scatter_terms(self._tree, stride * (number + 1))
+            rows: Gradients = [*self._reduction.scatter_terms(self._tree, stride * (number + 1))]
+            if present is not None:  # what nobody has a gradient for stays without one
+                rows = [one if there else None for one, there in zip(rows, present[number], strict=True)]
             flat += [*rows, self._entries[number]]
         self.auxiliary.give(flat)
         self._tree = TreeSum(self._shards)  # whole gradients that have left need no memory any more
 
-    def _drop_unused(self) -> None:
-        """Give no gradient to parameters that nobody had one for: they stay as they are, weight decay and all."""
+    def _drop_unused(self) -> list[list[bool]]:
+        """Give no gradient to parameters that nobody had one for: they stay as they are, weight decay and all.
+
+        Return the same of each auxiliary term.
+        """
+        count = len(self.parameters)
+        mine = torch.zeros(1 + len(self.auxiliary.names), count, dtype=torch.int32)
+        mine[0] = torch.tensor(self._used, dtype=torch.int32)
         for _, held in self._tree.nodes:
-            self._used = [
-                used or one is not None for used, one in zip(self._used, held[: len(self._used)], strict=True)
-            ]
-        mine = torch.tensor(self._used, dtype=torch.int32)
-        for parameter, used in zip(self.parameters, self._data.comm.all_reduce(mine, "max"), strict=True):
-            if not used:
+            rows = [[one is not None for one in held[:count]], *self.auxiliary.reached(held[count + 1 :])]
+            mine |= torch.tensor(rows, dtype=torch.int32)
+        found: list[list[bool]] = self._data.comm.all_reduce(mine, "max").bool().tolist()
+        used, *terms = found
+        for parameter, there in zip(self.parameters, used, strict=True):
+            if not there:
                 parameter.grad = None
+        return terms
 
     def _agree_on_terms(self) -> None:
         """Ask once, in the first step: a worker without a sample has seen no auxiliary term yet."""
@@ -203,6 +245,7 @@ class FsdpReplica(SequentialReplica):
 
     def apply(self, clip: float | None) -> StepResult:
         """Combine, normalise, clip by the norm of the whole gradient, update the rows."""
+        self._reduction.check_unwritten()
         self._finish_combination()
         entry = self.ledger.grad
         if entry is None:
@@ -244,6 +287,7 @@ class FsdpReplica(SequentialReplica):
     def evaluate(self, works: Iterable[StepWork], metrics: MetricsFunction) -> Rows:
         """Measure this worker's shards, and follow the others through theirs."""
         rows: Rows = {}
+        metrics = named_reach(metrics, self._reduction.blocks)
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
@@ -254,13 +298,15 @@ class FsdpReplica(SequentialReplica):
                         seeds.seed_everything(shard.seed)
                         for part, batch in enumerate(shard.batches):
                             self.world.pulse.batch()
+                            self._reduction.open_root()
                             with self.precision.autocast():
-                                rows[work.number, shard.index, part] = metrics(
-                                    self.model, self._placed(batch)
-                                )
+                                measured = metrics(self.model, self._placed(batch))
+                            check_measured(measured, self._reduction.blocks)
+                            rows[work.number, shard.index, part] = measured
                             self._reduction.end_forward()
                     while not self._reduction.over:
                         self._reduction.follow(None)
+            self._reduction.check_unwritten()
         finally:
             for module, mode in modes:
                 module.training = mode

@@ -26,6 +26,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from paceline.errors import InputError
 from paceline.strategies.fsdp.gather import Gather
+from paceline.strategies.refusals import refuse_rows
 from paceline.strategies.tuning import Tuning
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -86,6 +87,7 @@ class Wrap:
         ]
         self.chunk = sum(cut.room for cut in self.cuts)
         self._reduces = False
+        self._versions: list[int] | None = None
         self._uses = 0
         self.reduced = False
         """Whether its gradients left in this pass."""
@@ -144,6 +146,24 @@ class Wrap:
             self._uses = 0
             self._after_backward()
 
+    def gather(self) -> None:
+        """Gather its weights now, if they are not here yet."""
+        self._group.unshard()
+        self._group.wait_for_unshard()
+        self._note_versions()
+
+    def _note_versions(self) -> None:
+        """Remember how often the whole parameters were written to when they were gathered first; torch's copies do not count."""
+        if self._versions is None:
+            self._versions = [member._unsharded_param._version for member in self._group.fsdp_params]
+
+    def written(self) -> str | None:
+        """Return the name of a parameter that a forward pass has written to: the next gathering undoes it."""
+        for member, version in zip(self._group.fsdp_params, self._versions or (), strict=False):
+            if member._unsharded_param._version != version:
+                return str(member._param_fqn)
+        return None
+
     def close(self) -> None:
         """Let go of gathered weights, so that the next pass gathers them anew on all workers alike."""
         self._group.reshard()
@@ -197,7 +217,9 @@ class Wrap:
     def _before_forward(self, *args: Any) -> Any:
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
             self._uses += 1
-        return self._pre_forward(*args)
+        made = self._pre_forward(*args)
+        self._note_versions()
+        return made
 
     def _after_backward(self, *_: Any) -> None:
         # A wrap that was used more than once in a pass is complete only at the end of it.
@@ -205,7 +227,9 @@ class Wrap:
         if self._group.reduce_grads and not self.reduced:
             for cut in self.cuts:
                 gathered = cut.gathered
-                if gathered is not None and gathered.grad is None:
+                if gathered is not None and gathered.grad is not None:
+                    refuse_rows([gathered.grad], "fsdp")
+                elif gathered is not None:
                     self.missing.append(cut)
                     gathered.grad = self._nothing(cut)
         self._post_backward()
@@ -266,7 +290,6 @@ def wrap_model(
     _check(model, blocks)
     # A last linear layer over more than two dimensions returns a view: in every step of every transformer.
     warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor")
-    kept = {name: dict(vars(parameter)) for name, parameter in model.named_parameters()}
     low = _TYPES.get(tuning.gather)
     options: dict[str, Any] = {
         "mesh": mesh,
@@ -283,8 +306,6 @@ def wrap_model(
     for block in sorted(blocks.values(), key=lambda one: sum(1 for _ in one.modules())):
         fully_shard(block, reshard_after_forward=tuning.reshard, **options)
     fully_shard(model, **options)
-    for name, parameter in model.named_parameters():
-        vars(parameter).update({key: value for key, value in kept[name].items() if key != "_fsdp_orig_uid"})
     wraps: list[Wrap] = []
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
@@ -319,6 +340,10 @@ def _check(model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
             raise InputError(
                 f"{first} and {name} are one parameter, but belong to two wraps ({owner or 'the model'} and "
                 f"{wrap or 'the model'}) that fsdp gathers at different times. Name other blocks in wrap_blocks(), or use ddp."
+            )
+        if parameter.numel() == 0:
+            raise InputError(
+                f"{name} has the shape {tuple(parameter.shape)}, which leaves fsdp nothing to cut up. Leave it out, or use ddp."
             )
         if parameter.dim() == 0:
             raise InputError(

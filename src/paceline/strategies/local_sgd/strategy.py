@@ -31,6 +31,7 @@ from paceline.strategies.late import LateSum
 from paceline.strategies.local_sgd.averaging import Averaging, wide
 from paceline.strategies.local_sgd.outer import Nesterov
 from paceline.strategies.pieces import OPTIMIZER, Held, hold
+from paceline.strategies.refusals import Unwritten, refuse_sparse
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.tree import add
@@ -61,7 +62,10 @@ class LocalSgd:
                 "Use --strategy ddp."
             )
         alone = world.size == 1 and parts.tuning.outer == "average"
-        return SequentialReplica(parts, world) if alone else LocalReplica(parts, world)
+        if alone:
+            return SequentialReplica(parts, world)
+        refuse_sparse(parts.model, "local-sgd")
+        return LocalReplica(parts, world)
 
 
 class LocalReplica(SequentialReplica):
@@ -71,7 +75,11 @@ class LocalReplica(SequentialReplica):
         super().__init__(parts, world)
         self._tuning = parts.tuning
         self._averaging = Averaging(world, parts.lane)
-        self._sums = LateSum(world, parts.shards, parts.lane) if parts.tuning.local_warmup else None
+        self._sums = (
+            LateSum(world, parts.shards, parts.lane, strategy="local-sgd")
+            if parts.tuning.local_warmup
+            else None
+        )
         self._across = Buffers(self.model, parts.buffer_rules, world.size)
         self._versions: Versions | None = None
         """Where the buffers stood when the period began; None before it has."""
@@ -87,6 +95,7 @@ class LocalReplica(SequentialReplica):
         """Whether optimizers have stepped alone since they last had the same state."""
         self.outer = Nesterov(self.parameters, parts.tuning) if parts.tuning.outer == "nesterov" else None
         self._abandoned = False
+        self._unwritten = Unwritten(self.model.named_parameters(), "local-sgd")
         self._meet(parts)
 
     # A group that forms.
@@ -128,12 +137,14 @@ class LocalReplica(SequentialReplica):
     def begin(self, work: StepWork) -> None:
         """Start a step; the first one of a period notes where the buffers stand."""
         super().begin(work)
+        self._unwritten.begin()
         if self._versions is None and not self._together:
             self._across.begin()
             self._versions = self._across.open_shard(self.model)
 
     def _finish_combination(self) -> None:
         """Make `.grad` this worker's own sum, or everybody's where the step is taken together."""
+        self._unwritten.check()
         if not self.auxiliary.settled:
             names = all_gather_object(self.world.comm, self.auxiliary.names)
             self.auxiliary.names = max(names, key=len)
@@ -245,7 +256,10 @@ class LocalReplica(SequentialReplica):
     def evaluate(self, works: Iterable[StepWork], metrics: MetricsFunction) -> Rows:
         """Average, then measure."""
         self._average()
-        return super().evaluate(works, metrics)
+        self._unwritten.begin()
+        rows = super().evaluate(works, metrics)
+        self._unwritten.check()
+        return rows
 
     def state(self) -> dict[str, Any]:
         """Average, then give the state that all workers share; all must ask together.

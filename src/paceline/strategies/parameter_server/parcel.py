@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.strategies.refusals import refuse_rows
 from paceline.strategies.tree import Gradients
 
 Parcel = tuple[list[bool], list[Tensor]]
@@ -23,6 +24,7 @@ class Packing:
 
     def pack(self, held: Gradients) -> Parcel:
         """Put a list together; None stays None."""
+        refuse_rows(held, "ps")
         present = [one is not None for one in held]
         device = next((one.device for one in held if one is not None), torch.device("cpu"))
         sizes = self._sizes(present)

@@ -9,6 +9,7 @@ from paceline.data import owned_shards
 from paceline.errors import InputError, NonFiniteLossError
 from paceline.strategies import gradients
 from paceline.strategies.base import Parts
+from paceline.strategies.norms import total_norm
 from paceline.strategies.parameter_server.desk import Letter
 from paceline.strategies.parameter_server.parcel import Packing
 from paceline.strategies.parameter_server.server import ServerReplica
@@ -100,5 +101,5 @@ class PatientServer(ServerReplica):
             return None
         whole = torch.stack(every).sum(0)  # each place has one owner; the others add zeros
         present = whole[1] > 0
-        values = whole[0][present].to(self._all[0].dtype)
-        return torch.linalg.vector_norm(values) if values.numel() else None
+        types = [one.dtype for one, there in zip(self._all, present.tolist(), strict=True) if there]
+        return total_norm(whole[0][present], types) if types else None

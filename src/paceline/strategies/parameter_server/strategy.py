@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from paceline.errors import InputError
 from paceline.strategies.base import Exactness, OpenReplica, Parts
+from paceline.strategies.refusals import refuse_sparse
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.tuning import Tuning
 from paceline.world import World
@@ -46,6 +47,7 @@ class ParameterServer:
             )
         if not world.mesh.servers:
             return SequentialReplica(parts, world)
+        refuse_sparse(parts.model, "ps")
         if not world.serves:
             from paceline.strategies.parameter_server.trainer import TrainerReplica
 

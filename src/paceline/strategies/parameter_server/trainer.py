@@ -25,6 +25,7 @@ from paceline.strategies.parameter_server.parcel import Packing
 from paceline.strategies.parameter_server.placement import Placement
 from paceline.strategies.parameter_server.state import agree_on_weights, gathered, rest_of
 from paceline.strategies.pieces import OPTIMIZER, Catalogue, Held, Read
+from paceline.strategies.refusals import Unwritten
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.state import load_optimizer_state
@@ -58,6 +59,7 @@ class TrainerReplica(SequentialReplica):
         self._pull = [remote.call(name, desk.pull).options(timeout=PATIENCE_S) for name in servers]
         self._leave = [remote.call(name, desk.leave).options(timeout=GOODBYE_S) for name in servers]
         self._answers = Answers(world)
+        self._unwritten = Unwritten(self.model.named_parameters(), "ps")
         self._stale = True
 
     # One step.
@@ -67,6 +69,7 @@ class TrainerReplica(SequentialReplica):
         if self._stale:
             self._refresh()
         super().begin(work)
+        self._unwritten.begin()
 
     @torch.no_grad()
     def _refresh(self) -> None:
@@ -83,6 +86,7 @@ class TrainerReplica(SequentialReplica):
 
     def apply(self, clip: float | None) -> StepResult:
         """Push this trainer's gradients; the servers combine, normalise, clip and update."""
+        self._unwritten.check()
         if not self.auxiliary.settled:
             names = all_gather_object(self._peers.comm, self.auxiliary.names)
             self.auxiliary.names = max(names, key=len)
@@ -215,7 +219,10 @@ class TrainerReplica(SequentialReplica):
         """Measure with the weights that the servers have when all steps before are done."""
         if self._stale or self._staleness:
             self._refresh()
-        return super().evaluate(works, metrics)
+        self._unwritten.begin()
+        rows = super().evaluate(works, metrics)
+        self._unwritten.check()
+        return rows
 
     def held(self) -> Held:
         """Give no tensor: the servers hold them."""

@@ -32,6 +32,7 @@ from paceline.strategies.pipeline.stages import Chain, chain_of
 from paceline.strategies.pipeline.state import Keeping
 from paceline.strategies.pipeline.sums import Sums, finish
 from paceline.strategies.recompute import recompute_blocks
+from paceline.strategies.refusals import Unwritten, refuse_sparse
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import check_trainable
 from paceline.task import Loss
@@ -55,6 +56,8 @@ class PipelineReplica:
         """Those among them that share the parameters."""
         self._late = LateSum(self._data, parts.shards, parts.lane)
         self.model = parts.model
+        refuse_sparse(self.model, "pp")
+        self._unwritten: Unwritten | None = None
         self._trained = {name: one.dtype for name, one in self.model.named_parameters() if one.requires_grad}
         check_trainable(self._trained)
         recompute_blocks(self.model, parts.structure, parts.tuning)
@@ -122,6 +125,10 @@ class PipelineReplica:
             self._rows = CutRows(self._place, dict(self.model.named_parameters()))
             self._keeping.cut_up(self._rows)
         self._sums = Sums(self._stages, self._late, parts, self._trained, self._pipe)
+        if self._data.size > 1:  # in one pipeline a stage goes through the shards as one process does
+            kept = frozenset().union(*names.values())
+            named = self.model.named_parameters()
+            self._unwritten = Unwritten(((name, value) for name, value in named if name in kept), "pp")
         self._conveyor = Conveyor(self._pipe, self._stages, self._on_batch)
 
     # One step.
@@ -139,6 +146,8 @@ class PipelineReplica:
         self.totals = []
         self._rows.gather()
         self._sums.begin(work, self.totals)
+        if self._unwritten is not None:
+            self._unwritten.begin()
         for stage in self._stages.values():
             stage.buffers.begin()
         for micros in self._rounds(work):
@@ -178,6 +187,8 @@ class PipelineReplica:
 
     def _apply(self, work: StepWork, clip: float | None) -> StepResult:
         sums = self._sums
+        if self._unwritten is not None:
+            self._unwritten.check()
         if not sums.settled:
             sums.agree(all_gather_object(self.world.comm, sums.terms))
         entry, terms = sums.combine(self._last)

@@ -7,7 +7,6 @@ auxiliary term the same again. Only the worker of the last stage knows losses; i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import Parts, StepWork
 from paceline.strategies.gradients import ledger_entry
 from paceline.strategies.late import LateSum
+from paceline.strategies.norms import total_norm
 from paceline.strategies.pipeline.stage import Micro, Stage
 from paceline.strategies.recompute import check_passes
 from paceline.strategies.sequential import check_loss
@@ -172,10 +172,7 @@ def _total_norm(sums: Sums, pipe: World) -> Tensor:
     # Each place has one worker that is not zero there, so nothing is rounded.
     values, there = pipe.comm.all_reduce(norms)
     types = [dtype for dtype, found in zip(sums.trained.values(), there.tolist(), strict=True) if found]
-    norm: Tensor = torch.linalg.vector_norm(
-        values[there > 0].to(reduce(torch.promote_types, types or [torch.float32]))
-    )
-    return norm
+    return total_norm(values[there > 0], types)
 
 
 def _places(stages: Mapping[int, Stage], trained: Iterable[str]) -> list[int]:

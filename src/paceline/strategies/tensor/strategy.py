@@ -41,6 +41,7 @@ from paceline.strategies.pieces import (
     survey,
     unite,
 )
+from paceline.strategies.refusals import Unwritten, refuse_hooks, refuse_references, refuse_sparse
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.sharded import check_elementwise
@@ -111,6 +112,8 @@ class TensorReplica(SequentialReplica):
             replace(data, mesh=own),
         )
         self._before.clear()  # the whole model may go
+        refuse_hooks(self.model, "tp")  # which the optimizer's maker may have put there
+        self._unwritten = Unwritten(self.model.named_parameters(), "tp")
         check_elementwise(self.optimizer)
         self._trained = [name for name, value in self.model.named_parameters() if value.requires_grad]
         self._clip: float | None = None
@@ -120,6 +123,8 @@ class TensorReplica(SequentialReplica):
     def _split(self, parts: Parts, world: World, data: World) -> nn.Module:
         """Make the model and split it in place."""
         model, tuning = parts.make_model().to(world.device), parts.tuning
+        for refuse in (refuse_sparse, refuse_hooks, refuse_references):
+            refuse(model, "tp")
         if not parts.agreed:
             _agree(model, world)
         if parts.sync_batchnorm:
@@ -156,6 +161,7 @@ class TensorReplica(SequentialReplica):
     def begin(self, work: StepWork) -> None:
         """Start a step with no gradients, between no split layers."""
         super().begin(work)
+        self._unwritten.begin()
         self._region.leave()
 
     def backward(self, loss: Loss) -> None:
@@ -190,6 +196,7 @@ class TensorReplica(SequentialReplica):
         return norm
 
     def _finish_combination(self) -> None:
+        self._unwritten.check()
         super()._finish_combination()
         if not self._proven:
             self._proven = True

@@ -1,0 +1,76 @@
+"""Refuses losses and metrics that reach for weights which are not gathered when they do.
+
+What belongs to no block is gathered for the whole pass, so a loss may read it and call any method of the model. The weights
+of a block are there during its own forward pass only; outside of it there are rows, from which torch computes something
+else or nothing at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from paceline.errors import InputError
+from paceline.task import Loss, Mean
+
+Result = TypeVar("Result")
+
+
+def named_reach(
+    function: Callable[[nn.Module, Any], Result], blocks: Sequence[str]
+) -> Callable[[nn.Module, Any], Result]:
+    """Return the function with torch's complaint about rows beside whole tensors put into words."""
+
+    def call(model: nn.Module, batch: Any) -> Result:
+        try:
+            with _no_numbers(blocks):
+                return function(model, batch)
+        except RuntimeError as error:
+            if "mixed torch.Tensor and DTensor" in str(error):
+                _refuse(blocks)
+            raise
+
+    return call
+
+
+@contextmanager
+def _no_numbers(blocks: Sequence[str]) -> Iterator[None]:
+    """Refuse to turn rows into a Python number, which is what torch makes of this worker's rows alone."""
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers  # noqa: SLF001  (torch's own place for such)
+
+    def refuse(*_: object) -> NoReturn:
+        _refuse(blocks)
+
+    handlers[torch.ops.aten._local_scalar_dense.default] = refuse  # noqa: SLF001
+    try:
+        yield
+    finally:
+        del handlers[torch.ops.aten._local_scalar_dense.default]  # noqa: SLF001
+
+
+def check_gathered(loss: Loss, blocks: Sequence[str]) -> None:
+    """Raise for a loss that was computed from rows."""
+    _check([loss.total, *(term.total for term in loss.auxiliary.values())], blocks)
+
+
+def check_measured(measured: Mapping[str, Mean], blocks: Sequence[str]) -> None:
+    """Raise for metrics that were computed from rows."""
+    _check([value for one in measured.values() for value in (one.total, one.weight)], blocks)
+
+
+def _check(values: Iterable[object], blocks: Sequence[str]) -> None:
+    if any(isinstance(value, DTensor) for value in values):
+        _refuse(blocks)
+
+
+def _refuse(blocks: Sequence[str]) -> NoReturn:
+    named = ", ".join(blocks[:3]) + (", ..." if blocks[3:] else "")
+    raise InputError(
+        f"the loss or a metric uses weights of {named} outside of that block's forward pass, and fsdp gathers them for that "
+        "pass only. Let wrap_blocks() return [], which gathers the whole model at once, or use --strategy ddp."
+    ) from None

@@ -1,0 +1,105 @@
+"""Refuses what a strategy cannot do to a model as one process would, by name and before anything is wrong."""
+# ruff: noqa: SLF001  (hooks and counts of writes have no public names)
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from paceline.errors import InputError
+from paceline.strategies import sparse
+
+
+def refuse_sparse(model: nn.Module, strategy: str) -> None:
+    """Raise for embeddings with sparse=True, where gradients travel as whole tensors."""
+    name = next(iter(sparse.tables(model)), None)
+    if name is not None:
+        raise InputError(
+            f"{name} is an embedding with sparse=True, whose gradient is a few rows, but --strategy {strategy} adds up whole "
+            "gradients. Use --strategy hybrid or ddp, or leave sparse=True out."
+        )
+
+
+def refuse_rows(gradients: Iterable[Tensor | None], strategy: str) -> None:
+    """Raise for gradients that turn out to be a few rows, as those of F.embedding(..., sparse=True) are."""
+    if any(one is not None and one.layout is not torch.strided for one in gradients):
+        raise InputError(
+            f"a gradient of the model is sparse (F.embedding(..., sparse=True)?), but --strategy {strategy} adds up whole "
+            "gradients. Use nn.Embedding(sparse=True) with --strategy hybrid or ddp, or leave sparse=True out."
+        )
+
+
+def refuse_hooks(model: nn.Module, strategy: str) -> None:
+    """Raise for hooks on parameters, where the tensors that passes compute with are others."""
+    for name, parameter in model.named_parameters():
+        kinds = {
+            "register_hook": parameter._backward_hooks,
+            "register_post_accumulate_grad_hook": parameter._post_accumulate_grad_hooks,
+        }
+        found = next((kind for kind, hooks in kinds.items() if hooks), None)
+        if found is not None:
+            raise InputError(
+                f"{name} has a hook ({found}), which --strategy {strategy} would never call: passes compute with other tensors "
+                f"than the model was made of. Leave the hook out, change the loss instead, or use --strategy single."
+            )
+
+
+def refuse_references(model: nn.Module, strategy: str) -> None:
+    """Raise for parameters that a module holds a second time in a plain attribute, where they are replaced by others."""
+    known = {id(value): name for name, value in model.named_parameters()}
+    for path, attribute, value in _attributes(model):
+        if id(value) in known:
+            where = f"{path}.{attribute}".lstrip(".")
+            raise InputError(
+                f"{where} holds the parameter {known[id(value)]} a second time, outside of what torch knows of, and would go on "
+                f"with its first values when --strategy {strategy} cuts it up. Read it from its module instead, or use "
+                "--strategy ddp."
+            )
+
+
+def _attributes(model: nn.Module) -> Iterator[tuple[str, str, nn.Parameter]]:
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            # torch's recurrent layers list their parameters a second time, and keep that list up to date themselves.
+            if name in ("_parameters", "_buffers", "_modules") or isinstance(module, nn.RNNBase):
+                continue
+            for leaf in tree_leaves(value):
+                if isinstance(leaf, nn.Parameter):
+                    yield path, name, leaf
+
+
+class Unwritten:
+    """Knows by their version counters whether parameters were written to in a forward pass."""
+
+    def __init__(self, parameters: Iterable[tuple[str, Tensor]], strategy: str) -> None:
+        named = list(parameters)
+        self._names = [name for name, _ in named]
+        self._tensors = [value for _, value in named]
+        self._strategy = strategy
+        self._versions: list[int] = []
+
+    def begin(self) -> None:
+        """Remember where the parameters stand: call it before the passes of a step."""
+        self._versions = [value._version for value in self._tensors]
+
+    def check(self) -> None:
+        """Raise if one was written to since: call it before the update."""
+        now = [value._version for value in self._tensors]
+        if now == self._versions or not self._versions:
+            return
+        name = next(
+            name for name, old, new in zip(self._names, self._versions, now, strict=True) if old != new
+        )
+        refuse_written(name, self._strategy)
+
+
+def refuse_written(name: str, strategy: str) -> NoReturn:
+    """Raise for a parameter that a forward pass writes to."""
+    raise InputError(
+        f"{name} is changed in the forward pass (nn.Embedding(max_norm=...)?), and --strategy {strategy} has several workers "
+        "that would each change it in another way. Change weights in the optimizer, or use --strategy single."
+    )
