@@ -1,10 +1,8 @@
 """Refuses what a strategy cannot do to a model as one process would, by name and before anything is wrong."""
-# ruff: noqa: SLF001  (hooks and counts of writes have no public names)
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.errors import InputError
 from paceline.strategies import sparse
+from paceline.strategies.guards import check_hooks, has_hooks
 
 
 def refuse_sparse(model: nn.Module, strategy: str) -> None:
@@ -35,16 +34,12 @@ def refuse_rows(gradients: Iterable[Tensor | None], strategy: str) -> None:
 
 def refuse_hooks(model: nn.Module, strategy: str) -> None:
     """Raise for hooks on parameters, where the tensors that passes compute with are others."""
+    check_hooks(model.named_parameters())
     for name, parameter in model.named_parameters():
-        kinds = {
-            "register_hook": parameter._backward_hooks,
-            "register_post_accumulate_grad_hook": parameter._post_accumulate_grad_hooks,
-        }
-        found = next((kind for kind, hooks in kinds.items() if hooks), None)
-        if found is not None:
+        if has_hooks(parameter):
             raise InputError(
-                f"{name} has a hook ({found}), which --strategy {strategy} would never call: passes compute with other tensors "
-                f"than the model was made of. Leave the hook out, change the loss instead, or use --strategy single."
+                f"{name} has a hook (register_hook), which --strategy {strategy} would never call: passes compute with other "
+                "tensors than the model was made of. Leave the hook out, change the loss instead, or use --strategy single."
             )
 
 
@@ -70,36 +65,3 @@ def _attributes(model: nn.Module) -> Iterator[tuple[str, str, nn.Parameter]]:
             for leaf in tree_leaves(value):
                 if isinstance(leaf, nn.Parameter):
                     yield path, name, leaf
-
-
-class Unwritten:
-    """Knows by their version counters whether parameters were written to in a forward pass."""
-
-    def __init__(self, parameters: Iterable[tuple[str, Tensor]], strategy: str) -> None:
-        named = list(parameters)
-        self._names = [name for name, _ in named]
-        self._tensors = [value for _, value in named]
-        self._strategy = strategy
-        self._versions: list[int] = []
-
-    def begin(self) -> None:
-        """Remember where the parameters stand: call it before the passes of a step."""
-        self._versions = [value._version for value in self._tensors]
-
-    def check(self) -> None:
-        """Raise if one was written to since: call it before the update."""
-        now = [value._version for value in self._tensors]
-        if now == self._versions or not self._versions:
-            return
-        name = next(
-            name for name, old, new in zip(self._names, self._versions, now, strict=True) if old != new
-        )
-        refuse_written(name, self._strategy)
-
-
-def refuse_written(name: str, strategy: str) -> NoReturn:
-    """Raise for a parameter that a forward pass writes to."""
-    raise InputError(
-        f"{name} is changed in the forward pass (nn.Embedding(max_norm=...)?), and --strategy {strategy} has several workers "
-        "that would each change it in another way. Change weights in the optimizer, or use --strategy single."
-    )

@@ -108,6 +108,10 @@ class LocalState:
         """Give the parts as an optimizer sees them."""
         return ((name, part.values) for name, part in self.by_name.items())
 
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return the parts alone."""
+        return (part.values for part in self.by_name.values())
+
     def rewire(self, optimizer: Optimizer, originals: Mapping[int, str]) -> None:
         """Let an optimizer work on the parts; `originals` names whole parameters that it may have been made with."""
         names = {**originals, **self._first}

@@ -10,6 +10,7 @@ import hashlib
 import time
 from collections.abc import Iterable
 from operator import attrgetter, is_
+from typing import NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
@@ -118,11 +119,15 @@ class Writes:
                 for name, parameter, before in zip(self._names, self._parameters, self._before, strict=True)
                 if parameter._version != before  # noqa: SLF001  (torch's own count of writes in place)
             )
-            raise InputError(
-                f"step {number}: the forward or backward pass wrote to the weights of {changed} (an nn.Embedding with max_norm "
-                "does), and each worker sees other samples, so their weights would part. Change weights after step.apply(), "
-                "or use --strategy single."
-            )
+            refuse_writes(changed, f"step {number}")
+
+
+def refuse_writes(name: str, when: str) -> NoReturn:
+    """Raise for a parameter that a pass has written to."""
+    raise InputError(
+        f"{when}: the forward or backward pass wrote to the weights of {name} (an nn.Embedding with max_norm does), and each "
+        "worker sees other samples, so their weights would part. Change weights after step.apply(), or use --strategy single."
+    )
 
 
 def check_held(model: nn.Module, optimizer: Optimizer) -> None:

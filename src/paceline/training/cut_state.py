@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -45,14 +46,21 @@ class CutState:
     def survey(self, replica: Replica, world: World) -> int:
         """Learn what the state consists of on all workers, and give the number of the model's parameters."""
         parameters = dict(replica.model.named_parameters())
-        sizes = {name: value.numel() for name, value in parameters.items()}
+        held = {} if replica.whole else replica.held().pieces
+        # Of a tensor that is cut up the whole counts, not the part that lies here.
+        sizes = {
+            name: math.prod(held[f"{MODEL}/{name}"].form.shape)
+            if f"{MODEL}/{name}" in held
+            else value.numel()
+            for name, value in parameters.items()
+        }
         trained = {f"{MODEL}/{name}" for name, value in parameters.items() if value.requires_grad}
         if replica.whole:
             # The next group may be one that cuts it up.
             names = (f"{MODEL}/{name}" for name in replica.model.state_dict())
             self._outline = {key: key in trained for key in names}
             return sum(sizes.values())
-        mine = {key: key in trained for key in replica.held().pieces if key.startswith(f"{MODEL}/")}
+        mine = {key: key in trained for key in held if key.startswith(f"{MODEL}/")}
         for outline, others in all_gather_object(world.comm, (mine, sizes)):
             self._outline |= outline
             sizes |= others

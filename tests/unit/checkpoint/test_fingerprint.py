@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.checkpoint import weights_sha256
+from paceline.errors import CheckpointError
 
 BASE = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[True, False]])}
 
@@ -60,3 +61,8 @@ def test_every_type_and_shape_can_be_hashed(dtype: torch.dtype, shape: list[int]
         assert weights_sha256({"x": tensor}) != weights_sha256({"x": torch.zeros_like(tensor)})
     else:
         assert weights_sha256({"x": tensor}) != weights_sha256({"x": tensor.unsqueeze(0)})
+
+
+def test_there_is_no_fingerprint_of_nothing() -> None:
+    with pytest.raises(CheckpointError, match="no weights"):
+        weights_sha256({})

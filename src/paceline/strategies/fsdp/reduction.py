@@ -13,13 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from paceline.errors import InputError
 from paceline.strategies.combination import Combination
 from paceline.strategies.fsdp.gather import open_gather
 from paceline.strategies.fsdp.lane_scatter import open_scatter
 from paceline.strategies.fsdp.rounds import END, Passage, Rounds
 from paceline.strategies.fsdp.wraps import Cut, Wrap
 from paceline.strategies.norms import total_norm
-from paceline.strategies.refusals import refuse_written
+from paceline.strategies.trained import refuse_writes
 from paceline.strategies.tree import TreeSum
 from paceline.world import World, compat
 from paceline.world.points import REDUCTION, reach
@@ -116,11 +117,16 @@ class Reduction:
         """Return the names of the blocks that are gathered for their own forward pass only."""
         return [wrap.name for wrap in self.wraps if wrap.name]
 
-    def check_unwritten(self) -> None:
-        """Raise if a forward pass has written to a parameter."""
+    def check_passes(self, when: str) -> None:
+        """Raise if a pass has written to a gathered parameter, or told it to train: the next gathering undoes it."""
         for wrap in self.wraps:
             if (name := wrap.written()) is not None:
-                refuse_written(name, "fsdp")
+                refuse_writes(name, when)
+            if (name := wrap.switched()) is not None:
+                raise InputError(
+                    f"{when}: requires_grad of {name} was changed in the middle of a step. fsdp trains what required gradients "
+                    "when the model was prepared; use --strategy ddp to change that between two steps."
+                )
 
     def end_forward(self) -> None:
         """Close a pass that has no way back."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -40,6 +40,7 @@ from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.sharded import LocalState, check_elementwise
 from paceline.strategies.state import plain
+from paceline.strategies.trained import check_held
 from paceline.strategies.tree import Gradients, TreeSum
 from paceline.task import Loss
 from paceline.world import World, all_gather_object, seeds
@@ -66,6 +67,7 @@ class FsdpReplica(SequentialReplica):
         """What a user should know of how the model was made."""
         self.local = LocalState(self.model)
         self.local.rewire(self.optimizer, made.originals)
+        check_held(cast(nn.Module, self.local), self.optimizer)
         self.trained.renew()
         order = {id(value): place for place, value in enumerate(self.parameters)}
         named = [(name, value) for name, value in self.local.named_parameters() if value.requires_grad]
@@ -245,7 +247,8 @@ class FsdpReplica(SequentialReplica):
 
     def apply(self, clip: float | None) -> StepResult:
         """Combine, normalise, clip by the norm of the whole gradient, update the rows."""
-        self._reduction.check_unwritten()
+        self._check_unchanged()
+        self._reduction.check_passes(f"step {self._work.number}")
         self._finish_combination()
         entry = self.ledger.grad
         if entry is None:
@@ -306,7 +309,7 @@ class FsdpReplica(SequentialReplica):
                             self._reduction.end_forward()
                     while not self._reduction.over:
                         self._reduction.follow(None)
-            self._reduction.check_unwritten()
+            self._reduction.check_passes("evaluation")
         finally:
             for module, mode in modes:
                 module.training = mode

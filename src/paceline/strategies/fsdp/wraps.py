@@ -164,6 +164,14 @@ class Wrap:
                 return str(member._param_fqn)
         return None
 
+    def switched(self) -> str | None:
+        """Return the name of a whole parameter that requires a gradient where its rows do not, or the other way round."""
+        for member in self._group.fsdp_params:
+            whole = getattr(member, "_unsharded_param", None)
+            if whole is not None and whole.requires_grad != member.sharded_param.requires_grad:
+                return str(member._param_fqn)
+        return None
+
     def close(self) -> None:
         """Let go of gathered weights, so that the next pass gathers them anew on all workers alike."""
         self._group.reshard()

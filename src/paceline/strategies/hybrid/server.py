@@ -26,6 +26,7 @@ from paceline.strategies.hybrid.tables import send_away
 from paceline.strategies.offload import without_memory
 from paceline.strategies.pieces import Held
 from paceline.strategies.result import StepResult
+from paceline.strategies.trained import check_held
 from paceline.strategies.tree import Gradients, TreeSum
 from paceline.task import Loss
 from paceline.world import World
@@ -46,6 +47,7 @@ class ServerReplica(KeptReplica):
         self.model = parts.model
         self.optimizer = parts.optimizer(self.model)
         check_optimizer(self.optimizer)
+        check_held(self.model, self.optimizer)
         place, servers = world.rank - world.mesh.trainers, world.mesh.servers
         cut = {}
         for name, table in sparse.tables(self.model).items():

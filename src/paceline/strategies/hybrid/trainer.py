@@ -28,6 +28,7 @@ from paceline.strategies.hybrid.tables import send_away
 from paceline.strategies.parameter_server.answers import Answers
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
+from paceline.strategies.trained import check_held
 from paceline.strategies.tree import Gradients, Node
 from paceline.world import World
 from paceline.world.points import REDUCTION, reach
@@ -152,6 +153,7 @@ class _Trainer(KeptReplica, SequentialReplica):
     def _connect(self, everybody: World) -> None:
         """Send the tables away, and meet the servers."""
         self.everybody = everybody
+        check_held(self.model, self.optimizer)
         tables = sparse.tables(self.model)
         apart = {f"{name}.weight" for name in tables}
         dense = [name for name, _ in self.model.named_parameters() if name not in apart]

@@ -31,9 +31,10 @@ from paceline.strategies.late import LateSum
 from paceline.strategies.local_sgd.averaging import Averaging, wide
 from paceline.strategies.local_sgd.outer import Nesterov
 from paceline.strategies.pieces import OPTIMIZER, Held, hold
-from paceline.strategies.refusals import Unwritten, refuse_sparse
+from paceline.strategies.refusals import refuse_sparse
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
+from paceline.strategies.trained import Writes, check_held
 from paceline.strategies.tree import add
 from paceline.strategies.tuning import Tuning
 from paceline.world import World, all_gather_object
@@ -73,6 +74,7 @@ class LocalReplica(SequentialReplica):
 
     def __init__(self, parts: Parts, world: World) -> None:
         super().__init__(parts, world)
+        check_held(self.model, self.optimizer)
         self._tuning = parts.tuning
         self._averaging = Averaging(world, parts.lane)
         self._sums = (
@@ -95,7 +97,7 @@ class LocalReplica(SequentialReplica):
         """Whether optimizers have stepped alone since they last had the same state."""
         self.outer = Nesterov(self.parameters, parts.tuning) if parts.tuning.outer == "nesterov" else None
         self._abandoned = False
-        self._unwritten = Unwritten(self.model.named_parameters(), "local-sgd")
+        self._writes = Writes(self.model.named_parameters())
         self._meet(parts)
 
     # A group that forms.
@@ -137,14 +139,14 @@ class LocalReplica(SequentialReplica):
     def begin(self, work: StepWork) -> None:
         """Start a step; the first one of a period notes where the buffers stand."""
         super().begin(work)
-        self._unwritten.begin()
+        self._writes.begin()
         if self._versions is None and not self._together:
             self._across.begin()
             self._versions = self._across.open_shard(self.model)
 
     def _finish_combination(self) -> None:
         """Make `.grad` this worker's own sum, or everybody's where the step is taken together."""
-        self._unwritten.check()
+        self._writes.check(self._work.number)
         if not self.auxiliary.settled:
             names = all_gather_object(self.world.comm, self.auxiliary.names)
             self.auxiliary.names = max(names, key=len)
@@ -256,9 +258,9 @@ class LocalReplica(SequentialReplica):
     def evaluate(self, works: Iterable[StepWork], metrics: MetricsFunction) -> Rows:
         """Average, then measure."""
         self._average()
-        self._unwritten.begin()
+        self._writes.begin()
         rows = super().evaluate(works, metrics)
-        self._unwritten.check()
+        self._writes.check(self._work.number)
         return rows
 
     def state(self) -> dict[str, Any]:

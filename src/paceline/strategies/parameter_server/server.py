@@ -20,6 +20,7 @@ from paceline.strategies.pieces import MODEL, OPTIMIZER, Box, Catalogue, Held, R
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.state import load_optimizer_state
+from paceline.strategies.trained import check_held
 from paceline.world import World
 from paceline.world.pulse import Phase
 
@@ -31,6 +32,7 @@ class ServerReplica(SequentialReplica):
 
     def __init__(self, parts: Parts, world: World) -> None:
         super().__init__(parts, world)
+        check_held(self.model, self.optimizer)
         agree_on_weights(self.model, parts, world)
         self._peers = world.along("ddp")
         self._trainers = world.mesh.trainers

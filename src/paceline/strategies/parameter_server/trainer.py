@@ -25,10 +25,10 @@ from paceline.strategies.parameter_server.parcel import Packing
 from paceline.strategies.parameter_server.placement import Placement
 from paceline.strategies.parameter_server.state import agree_on_weights, gathered, rest_of
 from paceline.strategies.pieces import OPTIMIZER, Catalogue, Held, Read
-from paceline.strategies.refusals import Unwritten
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.state import load_optimizer_state
+from paceline.strategies.trained import Writes, check_held
 from paceline.strategies.tree import Gradients, add
 from paceline.world import World, all_gather_object
 from paceline.world.points import OPTIMIZER as OPTIMIZER_POINT
@@ -45,6 +45,7 @@ class TrainerReplica(SequentialReplica):
 
     def __init__(self, parts: Parts, world: World) -> None:
         super().__init__(parts, world)
+        check_held(self.model, self.optimizer)
         agree_on_weights(self.model, parts, world)
         self._peers = world.along("ddp")
         self._owned = owned_shards(self._peers.rank, self._peers.size, parts.shards, world.shares)
@@ -59,7 +60,7 @@ class TrainerReplica(SequentialReplica):
         self._pull = [remote.call(name, desk.pull).options(timeout=PATIENCE_S) for name in servers]
         self._leave = [remote.call(name, desk.leave).options(timeout=GOODBYE_S) for name in servers]
         self._answers = Answers(world)
-        self._unwritten = Unwritten(self.model.named_parameters(), "ps")
+        self._writes = Writes(self.model.named_parameters())
         self._stale = True
 
     # One step.
@@ -69,7 +70,7 @@ class TrainerReplica(SequentialReplica):
         if self._stale:
             self._refresh()
         super().begin(work)
-        self._unwritten.begin()
+        self._writes.begin()
 
     @torch.no_grad()
     def _refresh(self) -> None:
@@ -86,7 +87,8 @@ class TrainerReplica(SequentialReplica):
 
     def apply(self, clip: float | None) -> StepResult:
         """Push this trainer's gradients; the servers combine, normalise, clip and update."""
-        self._unwritten.check()
+        self._check_unchanged()
+        self._writes.check(self._work.number)
         if not self.auxiliary.settled:
             names = all_gather_object(self._peers.comm, self.auxiliary.names)
             self.auxiliary.names = max(names, key=len)
@@ -219,9 +221,9 @@ class TrainerReplica(SequentialReplica):
         """Measure with the weights that the servers have when all steps before are done."""
         if self._stale or self._staleness:
             self._refresh()
-        self._unwritten.begin()
+        self._writes.begin()
         rows = super().evaluate(works, metrics)
-        self._unwritten.check()
+        self._writes.check(self._work.number)
         return rows
 
     def held(self) -> Held:

@@ -32,9 +32,10 @@ from paceline.strategies.pipeline.stages import Chain, chain_of
 from paceline.strategies.pipeline.state import Keeping
 from paceline.strategies.pipeline.sums import Sums, finish
 from paceline.strategies.recompute import recompute_blocks
-from paceline.strategies.refusals import Unwritten, refuse_sparse
+from paceline.strategies.refusals import refuse_sparse
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import check_trainable
+from paceline.strategies.trained import Trained, Writes, check_held
 from paceline.task import Loss
 from paceline.world import World, all_gather_object, broadcast_object, seeds
 from paceline.world.points import BACKWARD, FORWARD, OPTIMIZER, reach
@@ -57,12 +58,13 @@ class PipelineReplica:
         self._late = LateSum(self._data, parts.shards, parts.lane)
         self.model = parts.model
         refuse_sparse(self.model, "pp")
-        self._unwritten: Unwritten | None = None
+        self._writes: Writes | None = None
         self._trained = {name: one.dtype for name, one in self.model.named_parameters() if one.requires_grad}
         check_trainable(self._trained)
         recompute_blocks(self.model, parts.structure, parts.tuning)
         Buffers(self.model, parts.buffer_rules, parts.shards)  # checks the rules against the whole model
         optimizer = parts.optimizer(self.model)
+        check_held(self.model, optimizer)
         if self._place.size > 1:
             from paceline.strategies.sharded import check_elementwise  # which loads DTensor: 0.8 s
 
@@ -125,10 +127,11 @@ class PipelineReplica:
             self._rows = CutRows(self._place, dict(self.model.named_parameters()))
             self._keeping.cut_up(self._rows)
         self._sums = Sums(self._stages, self._late, parts, self._trained, self._pipe)
+        self._wired = Trained(self.model, self.optimizer)
         if self._data.size > 1:  # in one pipeline a stage goes through the shards as one process does
             kept = frozenset().union(*names.values())
             named = self.model.named_parameters()
-            self._unwritten = Unwritten(((name, value) for name, value in named if name in kept), "pp")
+            self._writes = Writes(((name, value) for name, value in named if name in kept))
         self._conveyor = Conveyor(self._pipe, self._stages, self._on_batch)
 
     # One step.
@@ -143,11 +146,13 @@ class PipelineReplica:
             raise InputError(
                 f"step {work.number}: no worker has a sample, so there is nothing to learn from."
             )
+        self._wired.check("pp")
+        self._wired.check_hooks()
         self.totals = []
         self._rows.gather()
         self._sums.begin(work, self.totals)
-        if self._unwritten is not None:
-            self._unwritten.begin()
+        if self._writes is not None:
+            self._writes.begin()
         for stage in self._stages.values():
             stage.buffers.begin()
         for micros in self._rounds(work):
@@ -187,8 +192,9 @@ class PipelineReplica:
 
     def _apply(self, work: StepWork, clip: float | None) -> StepResult:
         sums = self._sums
-        if self._unwritten is not None:
-            self._unwritten.check()
+        self._wired.check("pp")
+        if self._writes is not None:
+            self._writes.check(work.number)
         if not sums.settled:
             sums.agree(all_gather_object(self.world.comm, sums.terms))
         entry, terms = sums.combine(self._last)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
+from paceline.errors import InputError
 from paceline.strategies.pieces import MODEL, OPTIMIZER, Box, Catalogue, Form, Held, Piece, Read
 from paceline.strategies.tensor.plan import Plan, check_divided
 from paceline.strategies.tensor.proposal import join
@@ -59,31 +61,61 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, plan: Plan) -> dic
         for name, value in held.items():
             cuts[join(path, name)] = Cut(_box(value, mesh), tuple(value.shape))
         if held:
-            _hold_parts(module, held, {name: kept[join(path, name)] for name in held})
+            _hold_parts(path, module, held, {name: kept[join(path, name)] for name in held})
     for name, attribute in plan.heads:
         counted = model.get_submodule(name)
         setattr(counted, attribute, getattr(counted, attribute) // mesh.size())
     return cuts
 
 
-def _hold_parts(module: nn.Module, held: Mapping[str, DTensor], notes: Mapping[str, dict[str, Any]]) -> None:
+class _Away:
+    """Stands where a split layer's weight is looked for outside of its forward pass: a part of it is no answer."""
+
+    def __init__(self, name: str, part: nn.Parameter) -> None:
+        self._name = name
+        self.dtype, self.device, self.is_cuda = part.dtype, part.device, part.is_cuda
+        self.requires_grad = part.requires_grad
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        if attribute.startswith("__"):  # what Python asks every object for
+            raise AttributeError(attribute)
+        self.refuse()
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        del function, types
+        next(one for one in tree_leaves((args, kwargs)) if isinstance(one, cls)).refuse()
+
+    def refuse(self) -> NoReturn:
+        """Raise by name."""
+        raise InputError(
+            f"{self._name} is read outside of its layer's forward pass, but under tp each worker holds a part of it. Leave the "
+            "layer out of the task's tensor_plan(), or use --strategy ddp."
+        )
+
+
+def _hold_parts(
+    path: str, module: nn.Module, held: Mapping[str, DTensor], notes: Mapping[str, dict[str, Any]]
+) -> None:
     """Have a layer hold plain parameters, and DTensors of them while it computes."""
     layouts = {name: (value.device_mesh, value.placements) for name, value in held.items()}
     for name, value in held.items():
         part = nn.Parameter(value.to_local().detach().clone(), requires_grad=value.requires_grad)
         vars(part).update(notes[name])
         module.register_parameter(name, part)
+    # What is in `vars` hides the parameters of the same names.
+    away = {name: _Away(join(path, name), module._parameters[name]) for name in held}  # type: ignore[arg-type]  # noqa: SLF001
+    vars(module).update(away)
     compute = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        seen = vars(module)  # what is here hides the parameters of the same names
+        seen, parts = vars(module), module._parameters  # noqa: SLF001
         for name, (mesh, placements) in layouts.items():
-            seen[name] = DTensor.from_local(module.get_parameter(name), mesh, placements, run_check=False)
+            seen[name] = DTensor.from_local(parts[name], mesh, placements, run_check=False)  # type: ignore[arg-type]
         try:
             return compute(*args, **kwargs)
         finally:
-            for name in layouts:
-                del seen[name]
+            seen.update(away)
 
     module.forward = forward
 

@@ -18,6 +18,7 @@ from paceline.errors import InputError, UnknownNameError
 from paceline.strategies.tensor.layers import SequenceNorm
 from paceline.strategies.tensor.proposal import (
     fitting,
+    has_own_weight,
     head_counts,
     join,
     linear_layers,
@@ -135,6 +136,11 @@ def _check(model: nn.Module, words: Mapping[str, str], size: int) -> None:
             raise InputError(
                 f"tensor_plan() splits {name} by {word}, but it is a {type(layer).__name__}: only Linear and Embedding are "
                 "split by a word. Name the Linear layers inside it, or give a ParallelStyle."
+            )
+        if not has_own_weight(layer):
+            raise InputError(
+                f"{name} computes its weight from other parameters (weight_norm, spectral_norm?), so a part of it is not what "
+                "the whole has there. Leave it out of tensor_plan()."
             )
         if name in tied:
             raise InputError(

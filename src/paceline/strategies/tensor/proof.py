@@ -20,6 +20,8 @@ from paceline.errors import InputError
 from paceline.strategies.pieces import MODEL, Box, Read
 from paceline.world import World, seeds
 
+SAME = 1e-6
+"""How far apart the losses of workers may be that computed the same, of their size."""
 CLOSE = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
 """Relative differences that rounding stays far below (1e-6 in float32, 1e-2 in bf16) and mistakes do not."""
 
@@ -77,6 +79,19 @@ class Proof:
                     "its split layers needs all features (softmax, a norm), or draws random numbers otherwise than by "
                     "nn.Dropout. Leave its layers out of the task's tensor_plan()."
                 )
+
+
+def check_same_totals(world: World, totals: Sequence[Tensor]) -> None:
+    """Refuse a loss that comes out differently on workers that computed the same samples."""
+    mine = torch.stack([one.detach().double().reshape(()) for one in totals])
+    everybody = torch.stack(world.comm.all_gather(mine.to(world.device)))
+    low, high = everybody.amin(0), everybody.amax(0)
+    # What is computed alike comes out alike to the bit; a few roundings are left for kernels that differ.
+    if bool((high - low > SAME * everybody.abs().amax(0)).any()):
+        raise InputError(
+            "the loss comes out differently on workers that computed the same samples: it uses weights or features of a split "
+            "layer, of which each worker has a part. Leave that layer out of the task's tensor_plan(), or use --strategy ddp."
+        )
 
 
 def check_same_gradients(world: World, gradients: Mapping[str, Tensor | None]) -> None:

@@ -7,6 +7,7 @@ layers whose results are gathered at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeGuard
 
 from torch import nn
 
@@ -35,7 +36,7 @@ def propose(model: nn.Module, size: int, scores: str | None) -> dict[str, str]:
         children = {
             child: layer
             for child, layer in module.named_children()
-            if type(layer) is nn.Linear and join(name, child) not in left_alone
+            if is_plain(layer) and join(name, child) not in left_alone
         }
         find = _neighbours if isinstance(module, nn.Sequential) else _pairs
         for columns, rows in find(module, children, size):
@@ -135,8 +136,18 @@ def fitting(*lengths: int) -> str:
 
 def linear_layers(model: nn.Module) -> list[tuple[str, nn.Linear]]:
     """Give the plain Linear layers of a model by name."""
+    return [(name, layer) for name, layer in model.named_modules() if is_plain(layer)]
+
+
+def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return whether a layer is a Linear with a weight of its own, not one that is computed from others."""
     # Exactly this type: torch's own attention has subclasses of it whose forward is never called.
-    return [(name, layer) for name, layer in model.named_modules() if type(layer) is nn.Linear]
+    return type(layer) is nn.Linear and has_own_weight(layer)
+
+
+def has_own_weight(layer: nn.Module) -> bool:
+    """Return whether a layer's weight is a parameter: weight_norm and spectral_norm compute it from others."""
+    return dict(layer.named_parameters(recurse=False)).get("weight") is not None
 
 
 def join(parent: str, child: str) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from paceline.errors import InputError
@@ -41,7 +42,7 @@ from paceline.strategies.pieces import (
     survey,
     unite,
 )
-from paceline.strategies.refusals import Unwritten, refuse_hooks, refuse_references, refuse_sparse
+from paceline.strategies.refusals import refuse_hooks, refuse_references, refuse_sparse
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.sharded import check_elementwise
@@ -55,7 +56,8 @@ from paceline.strategies.tensor.model import (
     pieces_of_whole,
 )
 from paceline.strategies.tensor.plan import Plan, make_plan
-from paceline.strategies.tensor.proof import check_same_gradients, proofs_of
+from paceline.strategies.tensor.proof import check_same_gradients, check_same_totals, proofs_of
+from paceline.strategies.trained import Writes, check_held
 from paceline.strategies.tuning import Tuning
 from paceline.task import Loss
 from paceline.world import World, determinism
@@ -113,7 +115,9 @@ class TensorReplica(SequentialReplica):
         )
         self._before.clear()  # the whole model may go
         refuse_hooks(self.model, "tp")  # which the optimizer's maker may have put there
-        self._unwritten = Unwritten(self.model.named_parameters(), "tp")
+        if self._rows.size == 1:  # else fsdp has looked
+            check_held(self.model, self.optimizer)
+        self._writes = Writes(self.model.named_parameters())
         check_elementwise(self.optimizer)
         self._trained = [name for name, value in self.model.named_parameters() if value.requires_grad]
         self._clip: float | None = None
@@ -161,7 +165,7 @@ class TensorReplica(SequentialReplica):
     def begin(self, work: StepWork) -> None:
         """Start a step with no gradients, between no split layers."""
         super().begin(work)
-        self._unwritten.begin()
+        self._writes.begin()
         self._region.leave()
 
     def backward(self, loss: Loss) -> None:
@@ -196,10 +200,13 @@ class TensorReplica(SequentialReplica):
         return norm
 
     def _finish_combination(self) -> None:
-        self._unwritten.check()
+        self._writes.check(self._work.number)
         super()._finish_combination()
         if not self._proven:
             self._proven = True
+            plain = [total for _, total in self.totals if not isinstance(total, DTensor)]
+            if plain:
+                check_same_totals(self._beside, plain)
             named = zip(self._trained, self.parameters, strict=True)
             chosen = {
                 name: value.grad
