@@ -11,9 +11,14 @@ from torch.utils import _pytree as pytree
 
 from paceline.strategies.precision import Precision
 
+_MARK = "_paceline_autocast"
+
 
 def autocast_forward(model: nn.Module, precision: Precision) -> None:
     """Make the model's forward pass compute in `precision` and hand out fp32, so that a loss outside stays exact."""
+    if vars(model).get(_MARK):
+        return
+    vars(model)[_MARK] = True  # beside the hooks: a module that gets other contents has neither
     open_contexts: list[contextlib.AbstractContextManager[object]] = []
 
     def enter(_: nn.Module, __: Any) -> None:

@@ -41,7 +41,8 @@ class LoopGuard:
         self._replica = replica
         self._ticks = self._count_ticks()
         optimizer = replica.optimizer
-        if optimizer not in self._watched:
+        # Where the state was cut up, the loop's optimizer has other contents in another group, without this guard.
+        if optimizer not in self._watched or "zero_grad" not in vars(optimizer):
             self._watched.add(optimizer)
             optimizer.register_step_pre_hook(self._before_step)
             self._guard_zero_grad(optimizer)

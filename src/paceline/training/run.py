@@ -31,10 +31,10 @@ from paceline.strategies.pieces import Held
 from paceline.strategies.precision import Precision
 from paceline.strategies.structure import Structure
 from paceline.training import cut_state, folder, resuming
-from paceline.training.autocast import autocast_forward
 from paceline.training.checks import check_batch_size, check_ends, check_last_batch, last_step, promise
 from paceline.training.cut_state import CutState
 from paceline.training.evaluation import evaluate
+from paceline.training.handle import Handle
 from paceline.training.handover import BEGINNING, CHECKPOINT, WORKERS, Source
 from paceline.training.horizon import KEY as HORIZON
 from paceline.training.journal import Journal
@@ -88,6 +88,8 @@ class Run:
         self.parameters = 0
         """Of the model, on all workers together."""
         self._parts: Parts | None = None
+        self._handle: Handle | None = None
+        """What a loop of the user's own holds."""
         self._replica: OpenReplica | None = None
         self.guard = LoopGuard()
         """Finds what a loop does that is done for it."""
@@ -152,10 +154,8 @@ class Run:
         structure: Structure | None = None,
     ) -> tuple[nn.Module, Optimizer]:
         """Place the model, wire up its gradients, and take over the state of a run that is being resumed."""
-        autocast = self.options.precision != "fp32"
         replica = self.prepare_replica(model, optimizer, scheduler, buffers, structure)
-        if autocast:
-            autocast_forward(replica.model, Precision(self.options.precision, self.world.device))
+        self._handle = Handle(replica, Precision(self.options.precision, self.world.device))
         return replica.model, replica.optimizer
 
     def prepare_replica(
@@ -423,7 +423,10 @@ class Run:
             raise RuntimeError("a group is entered when the model is prepared")
         parts = kept_parts(self._parts, before) if before is not None else self._parts
         self.strategy = strategies.load(self.choice.strategy(self.world.mesh))
-        return self.strategy.prepare(parts, self.world)
+        replica = self.strategy.prepare(parts, self.world)
+        if self._handle is not None:
+            self._handle.adopt(replica)
+        return replica
 
     def enter_group(self, position: Position, replica: OpenReplica) -> None:
         """Take this worker's place in the group that has formed: its shards, its listeners, its books.

@@ -77,7 +77,7 @@ class SplitScores:
             whole = loss(model, batch)
             check_loss(whole)
         value = self._split(loss, model, batch)
-        weight = self._layer.get_parameter("weight")
+        weight = dict(self._layer.named_parameters(recurse=False))["weight"]
         wanted = torch.autograd.grad(whole.total, weight)[0]
         with loss_parallel():
             got = torch.autograd.grad(value.total, weight, retain_graph=True)[0]
