@@ -46,8 +46,13 @@ class Cut:
 Cuts = Mapping[str, Cut]
 
 
-def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, plan: Plan) -> dict[str, Cut]:
-    """Split a model's layers in place, as a plan says, and name their cuts; every worker must hold the same weights."""
+def apply_tensor_parallel(
+    model: nn.Module, mesh: DeviceMesh, plan: Plan, *, guarded: bool = True
+) -> dict[str, Cut]:
+    """Split a model's layers in place, as a plan says, and name their cuts; every worker must hold the same weights.
+
+    `guarded` refuses to whoever reads a split weight outside of its layer; fsdp, which wraps the layers, has to.
+    """
     kept = {name: dict(vars(parameter)) for name, parameter in model.named_parameters()}
     parallelize_module(model, mesh, plan.styles, src_data_rank=None)
     check_divided(model, mesh.size())
@@ -61,7 +66,8 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, plan: Plan) -> dic
         for name, value in held.items():
             cuts[join(path, name)] = Cut(_box(value, mesh), tuple(value.shape))
         if held:
-            _hold_parts(path, module, held, {name: kept[join(path, name)] for name in held})
+            notes = {name: kept[join(path, name)] for name in held}
+            _hold_parts(path, module, held, notes, guarded=guarded)
     for name, attribute in plan.heads:
         counted = model.get_submodule(name)
         setattr(counted, attribute, getattr(counted, attribute) // mesh.size())
@@ -95,7 +101,12 @@ class _Away:
 
 
 def _hold_parts(
-    path: str, module: nn.Module, held: Mapping[str, DTensor], notes: Mapping[str, dict[str, Any]]
+    path: str,
+    module: nn.Module,
+    held: Mapping[str, DTensor],
+    notes: Mapping[str, dict[str, Any]],
+    *,
+    guarded: bool,
 ) -> None:
     """Have a layer hold plain parameters, and DTensors of them while it computes."""
     layouts = {name: (value.device_mesh, value.placements) for name, value in held.items()}
@@ -105,7 +116,8 @@ def _hold_parts(
         module.register_parameter(name, part)
     # What is in `vars` hides the parameters of the same names.
     away = {name: _Away(join(path, name), module._parameters[name]) for name in held}  # type: ignore[arg-type]  # noqa: SLF001
-    vars(module).update(away)
+    if guarded:
+        vars(module).update(away)
     compute = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -115,7 +127,10 @@ def _hold_parts(
         try:
             return compute(*args, **kwargs)
         finally:
-            seen.update(away)
+            for name in layouts:
+                del seen[name]
+            if guarded:
+                seen.update(away)
 
     module.forward = forward
 

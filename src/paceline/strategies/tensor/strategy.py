@@ -142,7 +142,7 @@ class TensorReplica(SequentialReplica):
         )
         self._before: dict[str, nn.Parameter] = {} if parts.remakes else dict(model.named_parameters())
         self._proofs = proofs_of(model, _unseen(model, plan), parts.precision.name)
-        self._cuts = apply_tensor_parallel(model, _mesh(self._beside), plan)
+        self._cuts = apply_tensor_parallel(model, _mesh(self._beside), plan, guarded=self._rows.size == 1)
         self._region = Region(self._beside.rank, self._beside.size)
         self._region.heads = {getattr(model.get_submodule(name), count) for name, count in plan.heads}
         watch_region(model, plan.opening, plan.closing, self._region)
