@@ -48,6 +48,13 @@ def test_a_worker_killed_anywhere_in_a_step_changes_nothing(rank, lane, tmp_path
     finished = [event["step"] for event in events(tmp_path, "step")]
     assert len(finished) == len(set(finished))
     assert max(finished) == STEPS
+    # What the tensors really travelled by, also after each regroup: with one worker left there is nothing to travel.
+    way = {"memory": "shared memory", "gloo": "gloo"}[lane]
+    told = [one["transport"] for kind in ("run_started", "regrouped") for one in events(tmp_path, kind)]
+    assert set(told) <= {way, "none"}
+    assert told[0] == way
+    receipt = json.loads((tmp_path / "run" / "receipt.json").read_text())
+    assert receipt["history"][0]["transport"] == way
 
 
 def test_those_who_are_left_keep_their_processes(tmp_path, undisturbed):

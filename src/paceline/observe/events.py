@@ -46,6 +46,8 @@ class RunStarted(Event):
     out: str
     shards_from: str = "option"
     """Who said how many shards: option, task or workers."""
+    transport: str = ""
+    """What tensors travel by between workers: shared memory, gloo, nccl, rpc, threads, none, or several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,8 @@ class Regrouped(Event):
     """Where the parts of a state that is cut up came from: workers, copies, checkpoint, beginning."""
     redone: int = 0
     """Steps that had been taken and are taken again."""
+    transport: str = ""
+    """What tensors travel by in the new group."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -363,8 +363,9 @@ def _open_exchange(parts: Parts, world: World) -> Exchange:
         return made
     if parts.lane == "memory":
         raise InputError(
-            "--lane memory needs CPU workers on Linux hosts (x86-64), as many on each. Use --lane gloo."
+            "--lane memory needs CPU workers on Linux hosts (x86-64 or aarch64), as many on each. Use --lane gloo."
         )
+    world.note_transport()
     return over_sockets(world.comm, Layout.of_workers(world, parts.shards))
 
 

@@ -17,6 +17,7 @@ from paceline.strategies.exchange import Done, Exchange, Layout, over_sockets
 from paceline.strategies.lane_exchange import ARRIVED, SUMMED, LaneExchange
 from paceline.world import World, all_gather_object
 from paceline.world.lane import Lane, machine, open_lane
+from paceline.world.world import SHARED_MEMORY
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,10 @@ def open_lanes(world: World, shards: int, hosts: Sequence[object] | None = None)
         return None
     if len(members) == 1:
         lane = open_lane(world)
-        return None if lane is None else LaneExchange(lane, Layout.of_workers(world, shards))
+        if lane is None:
+            return None
+        world.note_transport(SHARED_MEMORY)
+        return LaneExchange(lane, Layout.of_workers(world, shards))
     return _open_hosts(world, shards, members, order.index(hosts[world.rank]))
 
 
@@ -108,6 +112,8 @@ def _open_hosts(world: World, shards: int, members: list[list[int]], host: int) 
         return None
     carried = [[owned_shards(rank, world.size, shards, world.shares) for rank in ranks] for ranks in members]
     whole = [range(owned[0].start, owned[-1].stop) for owned in carried]
+    world.note_transport(SHARED_MEMORY)
+    world.note_transport()
     between = over_sockets(across, Layout(host, whole, shards))
     return HostsExchange(lane, Layout(place, carried[host], shards), between)
 

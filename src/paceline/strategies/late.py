@@ -35,8 +35,9 @@ def open_exchange(world: World, shards: int, lane: str = "auto") -> Exchange:
         return made
     if lane == "memory":
         raise InputError(
-            "--lane memory needs CPU workers on Linux hosts (x86-64), as many on each. Use --lane gloo."
+            "--lane memory needs CPU workers on Linux hosts (x86-64 or aarch64), as many on each. Use --lane gloo."
         )
+    world.note_transport()
     return over_sockets(world.comm, Layout.of_workers(world, shards))
 
 

@@ -53,6 +53,8 @@ class Start:
     allow_unused: bool
     sync_batchnorm: bool
     lane: str
+    transport: str = ""
+    """What tensors really travelled by, where `lane` is what was asked for; nothing in receipts of older versions."""
     tuning: Mapping[str, Any] = field(default_factory=dict)
     """What the strategy was tuned by, as far as it was."""
     clip: float | None

@@ -179,6 +179,7 @@ def describe_start(
     *,
     exactness: str,
     clip: float | None,
+    transport: str = "",
     about: Mapping[str, Any],
 ) -> Start:
     """Write down where a run starts from and everything that its bits depend on."""
@@ -206,6 +207,7 @@ def describe_start(
         allow_unused=options.allow_unused,
         sync_batchnorm=options.sync_batchnorm,
         lane=options.lane,
+        transport=transport,
         tuning={
             name: value for name, value in asdict(options.tuning).items() if value != getattr(Tuning, name)
         },

@@ -361,5 +361,6 @@ class Recovery:
                 seconds=self.recoveries[-1]["seconds"],
                 source=self._source,
                 redone=self._redone,
+                transport=run.transport,
             )
         )

@@ -53,6 +53,7 @@ from paceline.training.step import Step
 from paceline.training.stepping import Stepping
 from paceline.world import Identity, World, all_gather_object, broadcast_object, connect, determinism, seeds
 from paceline.world.pulse import NoPulse, Phase
+from paceline.world.world import THREADS
 
 STARTING, ENDED = Phase.STARTING, Phase.ENDED
 DEFAULT_BATCH = 32
@@ -393,6 +394,7 @@ class Run:
 
         def describe() -> Start:
             facts: dict[str, Any] = {"exactness": str(self.exactness), "clip": clip, "about": self.about}
+            facts["transport"] = self.transport
             return describe_start(self.options, self.world, position, feed, **facts)
 
         return self.name, self.options.seed, feed.batch_size, describe
@@ -541,6 +543,7 @@ class Run:
             start_step=self.position.number,
             out=str(options.out or ""),
             shards_from=options.shards_from,
+            transport=self.transport,
         )
 
     def evaluate(
@@ -611,6 +614,11 @@ class Run:
     def samples(self) -> int:
         """The samples of the whole run, what came before a resume included."""
         return int(self._meta.get("samples", 0)) + self._journal.samples
+
+    @property
+    def transport(self) -> str:
+        """What tensors really travel by between the workers of the present group."""
+        return THREADS if self.strategy.threaded and self.workers > 1 else self.world.transport
 
     @property
     def journal(self) -> Journal:

@@ -139,6 +139,7 @@ class Trainer:
             "workers_at_start": run.workers,
             "shards": options.total_shards,
             "shards_from": options.shards_from,
+            "transport": run.transport,
             "exactness": str(run.exactness),
             "steps": run.position.number,
             "samples": self._samples(),

@@ -32,7 +32,9 @@ FLAGS = 2
 SPIN_S = 100e-6
 CHECK_S = 0.02
 """How long a sleeper goes without looking at its peers."""
-_BROKEN = (HEADER - LINE) // 4
+_WORD = 8
+"""Bytes of a flag: it counts exchanges, and at a million a second would come round after half a million years."""
+_BROKEN = (HEADER - LINE) // _WORD
 """The word that says that nobody may wait here any more."""
 _NAME = "paceline-lane"
 _MAP_NORESERVE = 0x4000
@@ -49,7 +51,7 @@ class Lane:
         self.rank = rank
         self.size = len(peers)
         self._memory = memory
-        self._flags = memoryview(memory)[:HEADER].cast("I")
+        self._flags = memoryview(memory)[:HEADER].cast("Q")
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._pids = peers
         self._poll = select.poll()
@@ -75,27 +77,29 @@ class Lane:
         return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=place)
 
     def post(self, flag: int, value: int) -> None:
-        """Raise this worker's flag to `value` and wake who waits for it."""
+        """Raise this worker's flag to `value` and wake who waits for it: what it stored and loaded before is done with."""
         word = self._word(flag, self.rank)
+        futex.barrier()
         self._flags[word] = value
-        futex.wake(self._address + 4 * word)
+        futex.wake(self._address + _WORD * word)
 
     def wait(self, flag: int, value: int) -> None:
-        """Wait until everybody else's flag has reached `value`."""
+        """Wait until everybody else's flag has reached `value`: what they stored before is here to be loaded."""
         for other in range(self.size):
             word = self._word(flag, other)
             if other != self.rank and self._flags[word] < value:
                 self._wait_word(word, value, other)
+        futex.barrier()
 
     def abandon(self) -> None:
         """End the waits of everybody on this lane, at the latest when they next look at their peers."""
         self._flags[_BROKEN] = 1
         for flag in range(FLAGS):
             for rank in range(self.size):
-                futex.wake(self._address + 4 * self._word(flag, rank))
+                futex.wake(self._address + _WORD * self._word(flag, rank))
 
     def _word(self, flag: int, rank: int) -> int:
-        return (flag * self.size + rank) * (LINE // 4)
+        return (flag * self.size + rank) * (LINE // _WORD)
 
     def _wait_word(self, word: int, value: int, other: int) -> None:
         flags = self._flags
@@ -104,7 +108,7 @@ class Lane:
             if flags[word] >= value:
                 return
         while (seen := flags[word]) < value:
-            futex.wait(self._address + 4 * word, seen, CHECK_S)
+            futex.wait(self._address + _WORD * word, seen & futex.LOW, CHECK_S)
             if flags[word] < value:
                 self._check_peers(other, started)
 
@@ -145,8 +149,7 @@ def open_lane(world: World, timeout_s: float = 300.0) -> Lane | None:
     here = machine() if possible else None
     descriptor = -1
     if possible and world.is_first:
-        descriptor = os.memfd_create(_NAME)
-        os.ftruncate(descriptor, SIZE)
+        descriptor = _create()
     try:
         offers = all_gather_object(world.comm, (here, os.getpid(), descriptor))
         memory: mmap.mmap | None = None
@@ -162,6 +165,20 @@ def open_lane(world: World, timeout_s: float = 300.0) -> Lane | None:
     lane = Lane(memory, world.rank, [offer[1] for offer in offers], timeout_s)
     world.interruption.on_raise(lane.abandon)
     return lane
+
+
+def _create() -> int:
+    """Return the descriptor of a new memory; -1 where a limit stands against it, which all workers then hear of."""
+    try:
+        descriptor = os.memfd_create(_NAME)
+    except OSError:
+        return -1
+    try:
+        os.ftruncate(descriptor, SIZE)
+    except OSError:  # a limit on the size of files
+        os.close(descriptor)
+        return -1
+    return descriptor
 
 
 def _map(pid: int, descriptor: int) -> mmap.mmap | None:

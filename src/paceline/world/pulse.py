@@ -1,6 +1,6 @@
 """A worker's pulse: one page of memory it shares with its launcher, where it stores what it is doing right now.
 
-No message and no system call: a worker stores a few words as it goes from reading data to computing to waiting for the
+No message, and on x86-64 no system call: a worker stores a few words as it goes from reading data to computing to waiting for the
 others, and the launcher looks at them when it likes. The page is an anonymous file (memfd) that the launcher makes
 and hands over as a descriptor. Times are CLOCK_MONOTONIC, which all processes of a machine share.
 
@@ -12,16 +12,21 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from time import monotonic
 
 from paceline.world import futex
+from paceline.world.futex import barrier
 
 SIZE = 4096
 _NAME = "paceline-pulse"
-# Words of eight bytes. The beat is odd while a worker is in the middle of storing words that belong together.
-_BEAT, _PHASE, _SINCE, _TOUCHED, _OPERATION, _KIND, _STEP, _BATCHES, _STEPS = range(9)
+# Words of eight bytes. The beat is odd while a worker is in the middle of storing words that belong together (a sequence
+# lock): the barriers keep those words between the two stores of the beat, and the reader's loads between its two.
+# Phase and the moment it began change far more often, so they share one word, which is stored and loaded as one.
+_BEAT, _PHASE, _, _TOUCHED, _OPERATION, _KIND, _STEP, _BATCHES, _STEPS = range(9)
+_PHASE_BITS = 3
+_NANOSECONDS = 1e9
 _DATA_S, _COMPUTE_S, _COMMUNICATION_S, _LONGEST_S = range(9, 13)
 _QUESTION, _ANSWERED, _LENGTH = range(16, 19)
 _ANSWER = 1024
@@ -82,6 +87,8 @@ class Reading:
     """The longest step but the first, which may have compiled."""
     stopped: bool = False
     """Whether the process is stopped by a signal; its launcher sees that, not the pulse."""
+    whole: bool = True
+    """Whether all of it is of one moment; else the worker is stopped, or has lost its core, in the middle of storing it."""
 
     def silence_s(self, now: float) -> float:
         """Say for how long nothing has changed."""
@@ -160,10 +167,12 @@ class Pulse(NoPulse):
         self._operations += 1
         counts = self._counts
         counts[_BEAT] = self._beat + 1
+        barrier()
         counts[_OPERATION] = self._operations
         counts[_KIND] = kind
         counts[_STEP] = step
         self._beat += 2
+        barrier()
         counts[_BEAT] = self._beat
 
     def enter(self, phase: Phase) -> Phase:
@@ -171,8 +180,7 @@ class Pulse(NoPulse):
         now, before = monotonic(), self._phase
         self._spent[before] += now - self._since
         self._since, self._phase = now, phase
-        self._seconds[_SINCE] = now
-        self._counts[_PHASE] = phase
+        self._counts[_PHASE] = int(now * _NANOSECONDS) << _PHASE_BITS | phase
         return before
 
     def batch(self) -> None:
@@ -199,19 +207,21 @@ class Pulse(NoPulse):
         self._compute += compute
         self._communication += communication
         counts[_BEAT] = self._beat + 1
+        barrier()
         counts[_STEPS] = self._steps
         seconds[_LONGEST_S] = self._longest
         seconds[_DATA_S] = self._data
         seconds[_COMPUTE_S] = self._compute
         seconds[_COMMUNICATION_S] = self._communication
         self._beat += 2
+        barrier()
         counts[_BEAT] = self._beat
 
     def wait_for_question(self, seen: int) -> int:
         """Sleep until the launcher has asked something after question `seen`, and give the question's number."""
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) + 8 * _QUESTION
         while (asked := self._counts[_QUESTION]) == seen:
-            futex.wait(address, seen & 0xFFFFFFFF, _NAP_S)
+            futex.wait(address, seen & futex.LOW, _NAP_S)
         return asked
 
     def answer(self, question: int, text: bytes) -> None:
@@ -219,6 +229,7 @@ class Pulse(NoPulse):
         text = text[: SIZE - _ANSWER]
         self._memory[_ANSWER : _ANSWER + len(text)] = text
         self._counts[_LENGTH] = len(text)
+        barrier()
         self._counts[_ANSWERED] = question
 
 
@@ -234,11 +245,13 @@ class PulseReader:
         counts, seconds = self._words()
         for _ in range(_READ_ATTEMPTS):
             beat = counts[_BEAT]
+            barrier()
             reading = _reading(counts, seconds)
-            # A worker that was stopped in the middle of storing stays odd: then this is as good as it gets.
+            barrier()
             if counts[_BEAT] == beat and beat % 2 == 0:
-                break
-        return reading
+                return reading
+        # A worker that was stopped in the middle of storing stays odd: then this is as good as it gets.
+        return replace(reading, whole=False)
 
     def ask(self) -> int:
         """Ask the worker for its pending collectives; gives the number of the question."""
@@ -252,6 +265,7 @@ class PulseReader:
         counts, _ = self._words()
         if counts[_ANSWERED] != question:
             return None
+        barrier()
         return self._memory[_ANSWER : _ANSWER + counts[_LENGTH]]
 
     def close(self) -> None:
@@ -264,9 +278,10 @@ class PulseReader:
 
 
 def _reading(counts: memoryview[int], seconds: memoryview[float]) -> Reading:
+    phase = counts[_PHASE]
     return Reading(
-        phase=Phase(counts[_PHASE]),
-        since=seconds[_SINCE],
+        phase=Phase(phase & (1 << _PHASE_BITS) - 1),
+        since=(phase >> _PHASE_BITS) / _NANOSECONDS,
         touched=seconds[_TOUCHED],
         operation=counts[_OPERATION],
         kind=Kind(counts[_KIND]),

@@ -14,6 +14,8 @@ from paceline.world.local import LocalComm
 from paceline.world.mesh import DATA, Mesh
 from paceline.world.pulse import NoPulse
 
+SHARED_MEMORY, RPC, THREADS, NO_TRANSPORT = "shared memory", "rpc", "threads", "none"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
@@ -45,6 +47,9 @@ class World:
     closing: list[Callable[[], None]] = field(default_factory=list)
     """What is done when this worker leaves the world, before its connections go."""
 
+    transports: set[str] = field(default_factory=set)
+    """What has been opened for gradients, weights and activations to travel by; the worlds along a side add to the same set."""
+
     @property
     def is_first(self) -> bool:
         """Whether this worker speaks for all: rank 0."""
@@ -69,6 +74,24 @@ class World:
     def counts_samples(self) -> bool:
         """Whether this worker answers for its samples: those beside it in `tp` and `pp` see the same ones."""
         return self.mesh.leads(self.rank, "tp", "pp")
+
+    def note_transport(self, name: str | None = None) -> None:
+        """Record what tensors really travel by; without a name, the backend of the process group."""
+        if self.size > 1:
+            self.transports.add(self._carrier if name is None else name)
+
+    @property
+    def transport(self) -> str:
+        """What tensors really travel by; nothing in a world of one."""
+        if self.size == 1:
+            return NO_TRANSPORT
+        return " + ".join(sorted(self.transports, reverse=True)) or self._carrier
+
+    @property
+    def _carrier(self) -> str:
+        """What the process group moves tensors of this worker's device with: gloo or nccl."""
+        kinds = dict(part.split(":") for part in self.backend.split(",")) if ":" in self.backend else {}
+        return kinds.get(self.device.type, self.backend)
 
     def along(self, *sides: str) -> World:
         """Give the world of those who differ from this worker along these sides of the mesh only.

@@ -18,6 +18,7 @@ from torch import Tensor
 from paceline.errors import InputError
 from paceline.world import World, compat
 from paceline.world.lane import Lane, open_lane
+from paceline.world.world import SHARED_MEMORY
 
 PLACES = 3
 """Messages that there is room for. torch has one under way while it works with another."""
@@ -134,8 +135,9 @@ def open_gather(place: World, lane: str) -> Gather:
 def reach_lane(world: World, lane: str) -> Lane | None:
     """Open a lane where there can be one and `lane` does not speak against it."""
     opened = open_lane(world) if lane != "gloo" else None
+    world.note_transport(None if opened is None else SHARED_MEMORY)
     if opened is None and lane == "memory":
         raise InputError(
-            "--lane memory needs CPU workers on one Linux host (x86-64) for fsdp. Use --lane gloo."
+            "--lane memory needs CPU workers on one Linux host (x86-64 or aarch64) for fsdp. Use --lane gloo."
         )
     return opened

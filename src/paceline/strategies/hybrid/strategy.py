@@ -12,6 +12,7 @@ from paceline.strategies.hybrid.tables import bring_back, check
 from paceline.strategies.hybrid.trainer import LoneTrainer, Trainer
 from paceline.strategies.tuning import Tuning
 from paceline.world import World
+from paceline.world.world import RPC
 
 
 class Hybrid:
@@ -36,6 +37,7 @@ class Hybrid:
             raise InputError(
                 f"{asked} cannot reach what servers do with a step of --strategy hybrid. Leave it out, or use ddp."
             )
+        world.note_transport(RPC)
         group = world.along("ddp")
         if not parts.agreed:
             for parameter in sparse.sparse_parameters(parts.model):

@@ -21,6 +21,7 @@ from paceline.strategies.refusals import refuse_sparse
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.tuning import Tuning
 from paceline.world import World
+from paceline.world.world import RPC
 
 
 class ParameterServer:
@@ -48,6 +49,7 @@ class ParameterServer:
         if not world.mesh.servers:
             return SequentialReplica(parts, world)
         refuse_sparse(parts.model, "ps")
+        world.note_transport(RPC)
         if not world.serves:
             from paceline.strategies.parameter_server.trainer import TrainerReplica
 

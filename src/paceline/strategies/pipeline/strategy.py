@@ -36,6 +36,7 @@ class Pipeline:
 
             return Fsdp().prepare(parts, world)  # which is ddp where nobody shares parameters
         _check(parts, world)
+        world.note_transport()  # activations
         return PipelineReplica(parts, world)
 
 

@@ -82,6 +82,7 @@ class TensorParallel:
         if world.mesh.size("tp") == 1:
             return (Fsdp() if rows > 1 else Ddp()).prepare(parts, world)
         _check(parts, rows)
+        world.note_transport()  # inside the layers
         _select_kernels(parts, world)
         if rows > 1:
             return TensorFsdpReplica(parts, world)
