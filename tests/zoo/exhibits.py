@@ -15,8 +15,10 @@ ALL = "*"
 NO_SPARSE = {"hybrid": "keeps embeddings with sparse=True on servers, and the model has none"}
 NO_ROW = {"pp": "finds no row of layers"}
 BY_ROWS = {"fsdp": "may look across rows", "tp": "may look across rows"}
+WHOLE_GRADIENTS = dict.fromkeys(("fsdp", "tp", "pp", "ps", "local-sgd"), "is an embedding with sparse=True")
 NO_LINEAR = {"tp": "finds no layer to split"}
 NOT_FOLLOWED = {"pp": "cannot follow the forward pass"}
+ONLY_INSIDE = {"fsdp": "outside of that block's forward pass", "tp": "outside of its layer's forward pass"}
 ONLY_OUTPUT = {"pp": "sees only the model's output"}
 EXHIBITS: dict[str, Exhibit] = {}
 

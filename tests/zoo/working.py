@@ -77,10 +77,11 @@ def _train(run: paceline.Run, job: Job) -> dict[str, Any]:
         for feed in own._feeds:  # closing the run itself would close the world
             feed.close()
     model = {name: tensor.detach().clone() for name, tensor in state["model"].items()}
+    kept = _tensors(state["optimizer"]["state"])
     return {
         "model": model,
         "weights": weights_sha256(model),
-        "optimizer": weights_sha256(_tensors(state["optimizer"]["state"])),
+        "optimizer": weights_sha256(kept) if kept else "",  # plain SGD keeps nothing
         "exactness": str(own.exactness),
         **{key: result.get(key) for key in ("metrics", "steps", "samples", "loss")},
     }

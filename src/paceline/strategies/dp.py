@@ -56,17 +56,28 @@ class DataParallel:
         return ThreadedReplica(parts, world)
 
 
+def _copied(master: nn.Module) -> nn.Module:
+    """Return a copy; a tensor that a module computes before each pass (the weight of the old weight_norm) goes along as it is."""
+    computed = {
+        id(value): value.detach()
+        for module in master.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and value.grad_fn is not None
+    }
+    return copy.deepcopy(master, computed)
+
+
 class _Copy:
     """One thread's model, with gradients of its own."""
 
     def __init__(self, master: nn.Module, device: torch.device) -> None:
         self.device = device
         try:
-            self.model = copy.deepcopy(master).to(device)
+            self.model = _copied(master).to(device)
         except (RuntimeError, TypeError) as error:
             raise InputError(
                 f"dp gives each thread a copy of the model, and this one cannot be copied: {str(error).split(chr(46))[0]:.90}. "
-                "Use ddp; for torch.nn.utils.weight_norm, parametrizations.weight_norm can be copied."
+                "Use ddp."
             ) from error
         self.shares = device == next(master.parameters()).device
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]

@@ -39,7 +39,8 @@ def coefficient(
 
 def scale(gradients: Sequence[Tensor], factor: Tensor | float) -> None:
     """Multiply all by `factor`, in place."""
-    if isinstance(factor, Tensor) or factor != 1.0:
+    # None of them may be here: all that is trained may be tables on servers.
+    if gradients and (isinstance(factor, Tensor) or factor != 1.0):
         torch._foreach_mul_(list(gradients), factor)
 
 

@@ -37,7 +37,11 @@ class Recomputed(Small):
         return _Recomputed(reentrant=False)
 
 
-@exhibit("recomputed-reentrant", "activation checkpointing, `use_reentrant=True`")
+@exhibit(
+    "recomputed-reentrant",
+    "activation checkpointing, `use_reentrant=True`",
+    {"pp": "use use_reentrant=False there"},
+)
 class RecomputedReentrant(Small):
     """A backward pass in the backward pass."""
 
@@ -64,7 +68,10 @@ class ModuleHooks(Small):
         return made
 
 
-@exhibit("gradient-hooks", "hooks on the gradients of parameters (`Tensor.register_hook`)")
+HOOKED = dict.fromkeys(("fsdp", "tp"), "has a hook (register_hook)")
+
+
+@exhibit("gradient-hooks", "hooks on the gradients of parameters (`Tensor.register_hook`)", HOOKED)
 class GradientHooks(Small):
     """One gradient is halved, another is cut."""
 

@@ -43,7 +43,7 @@ class GroupNorm(Steady):
         )
 
 
-@exhibit("weight-norm-old", "`nn.utils.weight_norm`, the old form", {"dp": "cannot be copied"})
+@exhibit("weight-norm-old", "`nn.utils.weight_norm`, the old form")
 class WeightNormOld(Steady):
     """A hook makes the weight before each pass."""
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 from paceline import Loss
-from tests.zoo.exhibits import BY_ROWS, NO_ROW, exhibit
+from tests.zoo.exhibits import NO_ROW, WHOLE_GRADIENTS, exhibit
 from tests.zoo.tasks.base import IGNORED, LENGTH, WORDS, Steady, Words
 
 
@@ -27,7 +27,7 @@ class _Embedded(Words):
         return nn.Sequential(self.embedding(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, WORDS))
 
 
-@exhibit("sparse", "a sparse embedding (`sparse=True`) with SGD", sparse=True)
+@exhibit("sparse", "a sparse embedding (`sparse=True`) with SGD", WHOLE_GRADIENTS, sparse=True)
 class Sparse(_Embedded):
     """Only the rows of a batch have a gradient."""
 
@@ -38,7 +38,7 @@ class Sparse(_Embedded):
 @exhibit(
     "sparse-adam",
     "`torch.optim.SparseAdam` for an embedding alone",
-    {**BY_ROWS, "zero": "--shard-optimizer deals out tensors"},
+    {**WHOLE_GRADIENTS, "zero": "--shard-optimizer deals out tensors"},
     sparse=True,
 )
 class SparseAdam(Sparse):
@@ -54,7 +54,7 @@ class SparseAdam(Sparse):
         return torch.optim.SparseAdam(model[0].parameters(), lr=0.05)
 
 
-WRITTEN = dict.fromkeys(("ddp", "zero", "fsdp", "ps", "local-sgd"), "wrote to the weights")
+WRITTEN = dict.fromkeys(("dp", "ddp", "zero", "fsdp", "tp", "ps", "local-sgd"), "wrote to the weights")
 
 
 @exhibit("max-norm", "`nn.Embedding(max_norm=...)`, which changes its weight in the forward pass", WRITTEN)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from paceline import Loss
-from tests.zoo.exhibits import NO_LINEAR, NO_ROW, ONLY_OUTPUT, exhibit
+from tests.zoo.exhibits import NO_LINEAR, NO_ROW, ONLY_INSIDE, ONLY_OUTPUT, exhibit
 from tests.zoo.tasks.base import CLASSES, FEATURES, WORDS, Small, Words
 
 
@@ -195,7 +195,7 @@ class Complex(Small):
         return _Complex()
 
 
-@exhibit("direct", "a loss that uses parameters of the model directly", ONLY_OUTPUT)
+@exhibit("direct", "a loss that uses parameters of the model directly", {**ONLY_OUTPUT, **ONLY_INSIDE})
 class Direct(Small):
     """An L1 penalty on a weight, beside the loss."""
 

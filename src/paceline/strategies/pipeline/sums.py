@@ -75,7 +75,8 @@ class Sums:
         check_loss(loss)
         if not loss.total.requires_grad:
             raise InputError(
-                "the loss depends on nothing that is trained, so there is nothing to learn. Leave out .detach() and no_grad()."
+                "the loss depends on nothing that is trained, so there is nothing to learn. Leave out .detach() and no_grad(); "
+                "a stage cannot begin inside checkpoint(use_reentrant=True): use use_reentrant=False there."
             )
         names = sorted(loss.auxiliary)
         if not self.settled:
