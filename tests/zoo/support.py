@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.zoo.cells import Cell, Verdict
 from tests.zoo.exhibits import Exhibit
-from tests.zoo.layouts import LABELS, MESHES, levels
+from tests.zoo.layouts import LABELS, MESHES, SINGLE, levels
 
 PAGE = Path(__file__).parents[2] / "docs" / "support.md"
 
@@ -46,9 +46,9 @@ epoch and taken up by one process, and begun by one process and taken up by the 
 - **same bits**: weights, optimizer state, loss and metrics are those of one process, bit for bit.
 - **rounding**: the weights are within a relative difference of 1e-5 + 5e-6 a step (level `numeric`).
 - **in a band**: the loss is within 25 % of one process's (level `statistical`).
-- **refused**: the run ends before it trains, with status 2 and one line that says why and what to use instead.
+- **refused**: the run ends with status 2 and one line that says why and what to do instead, and trains nothing wrong.
 
-Nothing else can happen to these tasks. One process itself (`single`) is held against a loop from a textbook.
+Nothing else passes. One process (`single`) is the reference, and is itself held against a loop from a textbook.
 `zero` is `--strategy ddp --shard-optimizer`; `ps` and `hybrid` have one or two servers.
 """
 
@@ -69,12 +69,12 @@ def page(exhibits: Iterable[Exhibit]) -> str:
         for label in columns:
             why = exhibit.refusal(label)
             if why is None:
-                row.append(_WORDS[level[label]])
+                row.append("reference" if label == SINGLE else _WORDS[level[label]])
             else:
                 row.append(f"refused ({reasons.setdefault(why, len(reasons) + 1)})")
         lines.append(f"| {exhibit.about} | {' | '.join(row)} |")
     if reasons:
-        lines += ["", "What a refusal says:", ""]
+        lines += ["", "What a refusal says, in part:", ""]
         lines += [f"{number}. {why} ..." for why, number in reasons.items()]
     tried = [exhibit.about for exhibit in exhibits if exhibit.meshes]
     lines += ["", f"On the meshes {', '.join(f'`{mesh}`' for mesh in MESHES)}: {'; '.join(tried)}."]

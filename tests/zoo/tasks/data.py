@@ -40,7 +40,7 @@ class Augmented(Small):
         return _Noisy(self.data(SAMPLES, 1))
 
 
-@exhibit("loaded", "the same by two loading processes for each worker", resumes=False)
+@exhibit("loaded", "augmentation in two loading processes for each worker", resumes=False)
 class Loaded(Augmented):
     """Samples are read elsewhere."""
 

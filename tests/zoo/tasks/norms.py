@@ -108,7 +108,7 @@ class Counting(Small):
 
 @exhibit(
     "counting-unsaid",
-    "the same without a rule",
+    "a buffer that the forward pass changes, without a rule",
     {"*": "the buffer chosen", "single": None, **NOT_FOLLOWED},
 )
 class CountingUnsaid(Counting):

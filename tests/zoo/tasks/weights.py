@@ -102,7 +102,7 @@ class Unused(Small):
 
 @exhibit(
     "unused-unsaid",
-    "the same without `allow_unused`",
+    "unused parameters without `allow_unused`",
     {"*": "no gradient for", "single": None, "dp": None, "ps": None, **NO_ROW},
 )
 class UnusedUnsaid(Unused):
