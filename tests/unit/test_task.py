@@ -36,10 +36,10 @@ MEANS: dict[str, Callable[[Tensor], Tensor]] = {
     "margin": lambda x: F.multi_margin_loss(x, LABELS),
     "mean": lambda x: x.square().mean(),
     "mean of means": lambda x: x.square().mean(1).mean(0),
-    "kept": lambda x: x.square().mean((0, 1), keepdim=True).sum(),
     "of all dimensions": lambda x: x.square().mean((0, 1)),
     "divided": lambda x: x.square().mean(1).sum() / len(x),
-    "divided by all": lambda x: x.square().sum() / x.numel(),
+    "divided by a tensor": lambda x: x.square().mean(1).sum() / torch.ones(4).sum(),
+    "not a number left out": lambda x: x[:, 0].nanmean(),
     "half": lambda x: F.cross_entropy(x.bfloat16(), LABELS).float(),
     "with a term": lambda x: F.mse_loss(x, TARGET) + 0.1 * x.square().sum(),
 }
@@ -66,11 +66,69 @@ def scores() -> Tensor:
 @pytest.mark.parametrize("name", MEANS)
 def test_a_mean_is_found(name: str) -> None:
     made = MEANS[name](scores())
-    for weight in (4, torch.tensor(4), 1):
+    for weight in (4,) if name == "with a term" else (4, torch.tensor(4)):
+        if name.startswith("divided by a tensor") and isinstance(weight, Tensor):
+            weight = weight.float()  # noqa: PLW2901 - as the count of a mask is
         assert is_mean(made, weight)
         with pytest.raises(InputError, match=r"a mean where its sum belongs.*Loss.from_mean"):
             check_loss(Loss(made, weight))
         check_loss(Loss.from_mean(made, weight))
+
+
+def a_mask(x: Tensor) -> Tensor:
+    return torch.arange(len(x)).remainder(3).gt(0).float()
+
+
+def each(x: Tensor) -> list[Tensor]:
+    return [F.mse_loss(row, torch.ones(3)) for row in x]
+
+
+RIGHT: dict[str, Callable[[Tensor], Loss]] = {
+    "half": lambda x: Loss(x.square().sum() / 2, len(x)),
+    "half of each": lambda x: Loss((x.square().sum(1) / 2).sum(), len(x)),
+    "temperature": lambda x: Loss(x.square().sum() / 4.0, len(x)),
+    "one dimension kept": lambda x: Loss.mean(x.mean(1, keepdim=True)),
+    "per item": lambda x: Loss.mean(x.mean(1)),
+    "per element": Loss.mean,
+    "squeezed": lambda x: Loss(x.mean(1, keepdim=True).squeeze().sum(), len(x)),
+    "added one by one": lambda x: Loss(sum(each(x), torch.zeros(())), len(x)),
+    "added in Python": lambda x: Loss(sum(each(x)), len(x)),  # type: ignore[arg-type]
+    "two terms an item": lambda x: Loss(sum(one + 0.1 * one for one in each(x)), len(x)),  # type: ignore[arg-type]
+    "stacked": lambda x: Loss.mean(torch.stack(each(x))),
+    "stacked and summed": lambda x: Loss(torch.stack(each(x)).sum(), len(x)),
+    "masked": lambda x: Loss((x.mean(1) * a_mask(x)).sum(), a_mask(x).sum()),
+    "masked, over a number": lambda x: Loss((x.mean(1) * a_mask(x)).sum() / 2, a_mask(x).sum()),
+    "over a learned number": lambda x: Loss(x.square().sum() / torch.ones((), requires_grad=True), len(x)),
+    "with a penalty": lambda x: Loss(x.square().sum() + 0.1 * x.mean() * len(x), len(x)),
+    "tokens": lambda x: Loss.tokens(x, torch.zeros(len(x), dtype=torch.long)),
+    "times the count": lambda x: Loss.from_mean(x.mean(), len(x)),
+    "negative": lambda x: Loss(-x.mean(1).sum(), len(x)),
+    "once a batch": lambda x: Loss(x.mean(), 1),
+    "auxiliary": lambda x: Loss.mean(x.mean(1), balance=Loss(x.mean(), 1)),
+}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 16])
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_code_passes_with_any_number_of_items(name: str, size: int) -> None:
+    check_loss(RIGHT[name](torch.rand(size, 3).requires_grad_()))
+
+
+@pytest.mark.parametrize("size", [4, 5, 16])
+def test_a_masked_mean_is_found(size: int) -> None:
+    x = torch.rand(size, 3).requires_grad_()
+    mask = (torch.arange(size) > 0).float()
+    count, total = mask.sum(), (x.mean(1) * mask).sum()
+    for made in (
+        Loss(total / count, count),
+        Loss(total / mask.sum(), mask.sum()),
+        Loss(total / count.clamp(min=1), count),
+        Loss(total / count, int(count)),
+        Loss(torch.dot(x.mean(1), mask) / count, count),
+        Loss(x.square().sum() / size, size),
+    ):
+        with pytest.raises(InputError, match="a mean where its sum belongs"):
+            check_loss(made)
 
 
 @pytest.mark.parametrize("name", SUMS)
@@ -98,9 +156,6 @@ def test_a_mean_is_taken_back_to_its_sum() -> None:
 def test_a_number_has_no_mean() -> None:
     with pytest.raises(InputError, match="a mean of means"):
         Loss.mean(F.cross_entropy(scores(), LABELS))
-    for alone in (F.cross_entropy(scores(), LABELS).unsqueeze(0), F.mse_loss(scores(), TARGET).reshape(1)):
-        with pytest.raises(InputError, match="a mean where its sum belongs"):
-            check_loss(Loss.mean(alone))
     check_loss(Loss.mean(F.cross_entropy(scores()[:1], LABELS[:1], reduction="none")))
     assert Loss.mean(F.cross_entropy(scores()[:1], LABELS[:1], reduction="none")).weight == 1
 

@@ -59,7 +59,7 @@ def settings_of(loader: DataLoader[Any]) -> LoaderSettings:
                 f"follows from the seed, so that any number of workers computes the same. {INSTEAD}"
             )
         raise InputError(f"the {kind} has batch_size=None, so what it gives are batches already. {INSTEAD}")
-    if loader.drop_last:
+    if loader.drop_last and not _divides(loader, loader.batch_size):
         raise InputError(
             f"the {kind} has drop_last=True, but no sample is dropped here: a short last batch is weighted exactly. "
             "Leave drop_last out, or give a data set of a length that its batches divide."
@@ -143,6 +143,11 @@ def _shuffles(loader: DataLoader[Any], kind: str) -> bool:
         f"the {kind} has a sampler ({type(sampler).__name__}), but the order of samples is a function of the seed and the "
         "workers' shares follow from it. Leave the sampler out; for a fixed order or a subset give a data set that has it."
     )
+
+
+def _divides(loader: DataLoader[Any], batch_size: int) -> bool:
+    """Return whether the last batch is as long as the others, so that there is none to drop."""
+    return not isinstance(loader.dataset, IterableDataset) and _length(loader) % batch_size == 0
 
 
 def _length(loader: DataLoader[Any]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from paceline import strategies
 from paceline.data import Feed
@@ -48,10 +49,9 @@ def check_shards(asked: int | None, options: RunOptions) -> None:
 def last_step(feed: Feed, epochs: int | None, steps: int | None) -> float:
     """Give the number of the step at which the run ends, as far as it is known beforehand."""
     if steps is not None:
-        return int(STEPS.read("steps", steps))
+        return steps
     if epochs is None:
         raise InputError("the run has no end: give epochs or steps.")
-    epochs = COUNT.read("epochs", epochs)
     return math.inf if feed.steps_per_epoch is None else epochs * feed.steps_per_epoch
 
 
@@ -74,12 +74,12 @@ def check_batch_size(there: int, here: int) -> None:
         )
 
 
-def check_ends(epochs: int | None, steps: int | None, clip: float | None) -> None:
-    """Raise for a loop that would take no step, or clip by no number."""
-    for name, value in (("epochs", epochs), ("steps", steps)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InputError(f"{name} is {value!r}, but must be a whole number of at least 1.")
-    check_clip(clip)
+def read_ends(epochs: Any, steps: Any) -> tuple[int | None, int | None]:
+    """Return how many epochs and steps a call takes, as whole numbers of Python's own."""
+    return (
+        None if epochs is None else int(COUNT.read("epochs", epochs)),
+        None if steps is None else int(STEPS.read("steps", steps)),
+    )
 
 
 def check_clip(clip: float | None) -> None:

@@ -31,7 +31,14 @@ from paceline.strategies.pieces import Held
 from paceline.strategies.precision import Precision
 from paceline.strategies.structure import Structure
 from paceline.training import cut_state, folder, resuming
-from paceline.training.checks import check_batch_size, check_ends, check_last_batch, last_step, promise
+from paceline.training.checks import (
+    check_batch_size,
+    check_clip,
+    check_last_batch,
+    last_step,
+    promise,
+    read_ends,
+)
 from paceline.training.cut_state import CutState
 from paceline.training.evaluation import evaluate
 from paceline.training.handle import Handle
@@ -278,7 +285,8 @@ class Run:
         A second call goes through other data, or the same once more: epochs and steps count from where it begins. A resumed run
         skips the calls that were done. Leaving the loop with `break` ends the call; all workers must do so at the same step.
         """
-        check_ends(epochs, steps, clip)
+        epochs, steps = read_ends(epochs, steps)
+        check_clip(clip)
         phase = self._next_phase()
         if phase < self.position.phase and not self._recovery.waiting_to_join:
             return  # done before the run was resumed

@@ -93,7 +93,8 @@ def test_evaluation_takes_a_loader_of_any_batch() -> None:
         wanted = run.evaluate(data(), measure, batch_size=24)
         assert run.evaluate(DataLoader(data(), batch_size=24, shuffle=True), measure) == wanted
         with pytest.raises(InputError, match="drop_last"):
-            run.evaluate(DataLoader(data(), batch_size=24, drop_last=True), measure)
+            run.evaluate(DataLoader(data(), batch_size=7, drop_last=True), measure)
+        assert run.evaluate(DataLoader(data(), batch_size=24, drop_last=True), measure) == wanted
 
 
 def weighted() -> WeightedRandomSampler:
@@ -104,7 +105,7 @@ def weighted() -> WeightedRandomSampler:
     ("loader", "options", "words"),
     [
         (lambda: DataLoader(data(), batch_size=8), {"batch_size": 16}, "batches of 8 .* batches of 16"),
-        (lambda: DataLoader(data(), batch_size=8, drop_last=True), {}, "drop_last"),
+        (lambda: DataLoader(data(), batch_size=7, drop_last=True), {}, "drop_last"),
         (lambda: DataLoader(data(), batch_size=8, sampler=weighted()), {}, "WeightedRandomSampler"),
         (
             lambda: DataLoader(data(), batch_size=8, sampler=RandomSampler(data(), replacement=True)),
@@ -140,6 +141,13 @@ def test_what_would_not_be_kept_is_refused(loader: Any, options: dict[str, Any],
 def test_a_feed_takes_no_loader_by_any_way() -> None:
     with pytest.raises(InputError, match="gives batches, not samples"):
         Feed(DataLoader(Squares(8), batch_size=4), batch_size=4, shards=1, seed=0, owned=range(1))
+
+
+def test_where_batches_divide_the_samples_none_is_dropped() -> None:
+    with opened() as run:
+        wanted = trained(run, DataLoader(data(), batch_size=8))
+    with opened() as run:
+        assert same(trained(run, DataLoader(data(), batch_size=8, drop_last=True)), wanted)
 
 
 def test_two_functions_that_collate_are_one_too_many() -> None:

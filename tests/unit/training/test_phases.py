@@ -6,6 +6,7 @@ import multiprocessing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -123,6 +124,19 @@ def test_ends_that_are_none(ends: dict[str, Any]) -> None:
         prepared(run)
         with pytest.raises(InputError, match="must be a"):
             next(iter(run.steps(data(), batch_size=8, **ends)))
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    with opened() as run:
+        model, _ = prepared(run)
+        for ends in ({"steps": np.int64(2)}, {"epochs": np.uint8(1)}):
+            taken = 0
+            for step in run.steps(data(), batch_size=np.int32(8), **ends):  # type: ignore[arg-type]
+                for batch in step:
+                    step.backward(losses(model, batch))
+                taken += step.apply().size
+            assert taken == 8 * (2 if "steps" in ends else 3)
+        assert type(run.position.number) is int
 
 
 def test_loading_processes_end_with_what_they_loaded_for() -> None:
