@@ -42,6 +42,12 @@ Servers = Annotated[
     int | None, typer.Option(help="Processes beside them that hold parameters, for ps. Default: 1.")
 ]
 Epochs = Annotated[int | None, typer.Option(help="Passes over the data. Default: the task's.")]
+Horizon = Annotated[
+    int | None,
+    typer.Option(
+        help="Steps that the learning-rate schedule is laid out for. Default: the whole run's; a resumed run keeps its own."
+    ),
+]
 Precision = Annotated[str | None, typer.Option(help="fp32, bf16 or fp16 (CUDA only). Default: the task's.")]
 Compile = Annotated[bool, typer.Option("--compile", help="Compile the model with torch.compile.")]
 SyncBatchnorm = Annotated[

@@ -19,6 +19,7 @@ from paceline.cli.options import (
     Compile,
     Device,
     Epochs,
+    Horizon,
     JoinTimeout,
     Lane,
     LoaderWorkers,
@@ -79,12 +80,7 @@ def train(
     steps: Annotated[
         int | None, typer.Option(help="End after this step, counted from the beginning of the run.")
     ] = None,
-    horizon: Annotated[
-        int | None,
-        typer.Option(
-            help="Steps that the learning-rate schedule is laid out for. Default: the whole run's; a resumed run keeps its own."
-        ),
-    ] = None,
+    horizon: Horizon = None,
     batch_size: BatchSize = None,
     seed: Seed = None,
     precision: Precision = None,

@@ -19,6 +19,7 @@ from paceline.cli.options import (
     Compile,
     Device,
     Epochs,
+    Horizon,
     Lane,
     LoaderWorkers,
     MicroBatch,
@@ -51,13 +52,14 @@ def verify(
     shards: Annotated[
         int | None,
         typer.Option(
-            help="Logical shards of a global batch, for all runs. Default: the task's, or the most workers."
+            help="Logical shards of a global batch, for all runs. Default: the most workers, then the task's or twice as many."
         ),
     ] = None,
     exact: Annotated[
         str | None, typer.Option(help="Verify the runs at this level. Default: the strategy's own.")
     ] = None,
     epochs: Epochs = None,
+    horizon: Horizon = None,
     batch_size: BatchSize = None,
     seed: Seed = None,
     precision: Precision = None,
@@ -166,6 +168,7 @@ def verify(
             said={
                 "settings": dict(setting(text) for text in set_ or []),
                 "steps": steps,
+                "horizon": horizon,
                 "batch_size": batch_size,
                 "clip": clip,
                 "overrides": {name: value for name, value in said_of_task.items() if value is not None},

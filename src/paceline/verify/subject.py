@@ -83,6 +83,8 @@ class Subject:
             feed.close()
 
     def _horizon(self) -> int | None:
+        if self.spec.horizon is not None:
+            return self.spec.horizon
         per_epoch = self.feed.steps_per_epoch
         whole = None if per_epoch is None else self.epochs * per_epoch
         return self.spec.steps if whole is None else max(whole, self.spec.steps or 0)

@@ -21,6 +21,11 @@ class Loose(paceline.Task):
     def train_data(self): return list(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)))
     def loss(self, model, batch): return paceline.Loss.mean(model(batch).pow(2).squeeze(1))
 
+class Planned(Loose):
+    def scheduler(self, optimizer, total_steps):
+        import pathlib
+        pathlib.Path(f"horizon-{total_steps}").touch()
+
 class Fickle(Loose):
     def __init__(self):
         import pathlib
@@ -94,9 +99,12 @@ def test_more_workers_than_the_task_has_shards_and_a_task_of_two_minds(command, 
 def test_verify_and_chaos_take_the_tasks_shards(command, folder):
     (folder / "loose.py").write_text(LOOSE)
     ended = command(
-        "verify", "loose.py:Loose", "--set", "pieces=4", "--steps", 1, "--workers", 2, "--no-hash-seed", "--json"
+        *("verify", "loose.py:Planned", "--set", "pieces=5", "--steps", 1, "--horizon", 7, "--workers", 2),
+        *("--no-hash-seed", "--json"),
     )
-    assert json.loads(ended.out.splitlines()[-1])["shards"] == 4
+    # One shard per worker, and the task's own number.
+    assert json.loads(ended.out.splitlines()[-1])["shard_counts"] == [2, 5]
+    assert [path.name for path in folder.glob("horizon-*")] == ["horizon-7"]
     ended = command(
         *("chaos", "loose.py:Loose", "--set", "pieces=3", "--workers", 2, "--faults", 1, "--kinds", "kill"),
         *("--steps", 4, "--json"),
