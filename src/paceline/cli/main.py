@@ -22,7 +22,10 @@ def run() -> NoReturn:
 
 
 def _without_output(error: OSError) -> int:
-    """Say in one line that standard output takes nothing, if that is what an error is about: what was done is done."""
+    """Say in one line that standard output takes nothing, if that is what an error is about: what was done is done.
+
+    To a reader who went away (`| head`) there is nothing to say.
+    """
     import os
 
     try:
@@ -30,10 +33,12 @@ def _without_output(error: OSError) -> int:
     except OSError:
         # What is left in the buffer must not fail once more when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print(  # noqa: T201
-            f"error: standard output cannot be written: {error.strerror}. The command is done; only what it had to say is lost.",
-            file=sys.stderr,
-        )
+        if not isinstance(error, BrokenPipeError):
+            print(  # noqa: T201
+                f"error: standard output cannot be written: {error.strerror}. "
+                "The command is done; only what it had to say is lost.",
+                file=sys.stderr,
+            )
         return 1
     raise error
 

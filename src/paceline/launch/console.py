@@ -25,7 +25,7 @@ class Console:
             name: codecs.getincrementaldecoder("utf-8")(errors="replace") for name in ("out", "err")
         }
         self._told = False
-        """Whether it was said that standard output takes nothing."""
+        """Whether it was said, or raised, that standard output takes nothing."""
         self.result: dict[str, Any] | None = None
 
     def output(self, stream: str, chunk: bytes) -> None:
@@ -63,9 +63,16 @@ class Console:
 
     @contextmanager
     def _surviving(self, stream: str) -> Iterator[None]:
-        """Let a run go on whose output nobody takes (a full disk, a closed pipe); the logs in its folder have all of it."""
+        """Let a run go on whose output a full disk does not take: the logs in its folder have all of it.
+
+        A reader who went away (`| head`) wants no more of it: that ends the run, once, and not its clearing up.
+        """
         try:
             yield
+        except BrokenPipeError:
+            if not self._told:
+                self._told = True
+                raise
         except OSError as error:
             if stream == "out" and not self._told:
                 self._told = True

@@ -1,5 +1,7 @@
 """A standard output that takes nothing: one line, no traceback, and a run that goes on."""
 
+import contextlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +29,28 @@ def test_a_full_standard_output_is_one_line(arguments):
         "The command is done; only what it had to say is lost.\n"
     )
     assert ended.returncode == 1
+
+
+def test_to_a_reader_who_went_away_nothing_is_said():
+    shown = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "tasks"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    shown.stdout.close()
+    assert (shown.stderr.read(), shown.wait()) == ("", 1)
+    shown.stderr.close()
+
+
+def test_a_reader_who_went_away_ends_a_run_and_not_its_clearing_up(monkeypatch, capsys):
+    reading, writing = os.pipe()
+    os.close(reading)
+    console = Console()
+    with contextlib.suppress(BrokenPipeError), os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        with pytest.raises(BrokenPipeError):
+            console.output("out", b"some words\n")
+        console.output("out", b"last words\n")
+        monkeypatch.undo()
+    assert capsys.readouterr().err == ""
 
 
 def test_a_run_whose_output_nobody_takes_goes_on(monkeypatch, capsys):
