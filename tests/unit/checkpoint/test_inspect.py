@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.checkpoint import Checkpoints, weights_sha256
+from paceline.checkpoint import Checkpoints, load, weights_sha256
+from paceline.checkpoint.manifest import _digest
 from paceline.cli.inspect import inspect
 from paceline.errors import CheckpointError
 from tests.unit.checkpoint.states import MANIFEST, PART, REST, run_state
@@ -57,7 +59,9 @@ def test_as_json(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     }  # fmt: skip
     assert told["tensor_count"] == len(told["tensors"]) == 15
     assert set(told["files"]) == {PART, REST}
-    assert len(told["weights_sha256"]) == len(weights_sha256({}))
+    assert told["weights_sha256"] == weights_sha256(
+        load(run_folder / "checkpoints" / "step-1").state["model"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,6 +98,18 @@ def test_a_damaged_manifest(run_folder: Path, capsys: pytest.CaptureFixture[str]
         inspect(path)
     inspect(run_folder)
     assert f"passed over {path}: its manifest cannot be read" in capsys.readouterr().out
+
+
+def test_one_that_holds_no_weights(run_folder: Path) -> None:
+    path = run_folder / "checkpoints" / "step-2"
+    body = json.loads((path / MANIFEST).read_text())
+    del body["sha256"]
+    body["weights_sha256"] = hashlib.sha256().hexdigest()
+    (path / MANIFEST).write_text(json.dumps(body | {"sha256": _digest(body)}))
+    with pytest.raises(CheckpointError, match="the hash of nothing: no weights were hashed") as caught:
+        inspect(path)
+    assert f"{path} cannot be used: " in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_nonsense(tmp_path: Path) -> None:
