@@ -32,7 +32,7 @@ class Auxiliary:
         """Whether all workers have agreed on the names, so that no new one may come."""
         self._held: Gradients = []
 
-    def backward(self, terms: Mapping[str, Loss], scale: Callable[[torch.dtype], Tensor]) -> None:
+    def backward(self, terms: Mapping[str, Loss], scale: Callable[[torch.dtype], Tensor], size: int) -> None:
         """Add one batch's gradients of each term; the graph stays for the main term."""
         if not self.settled:
             self.names = self.names or sorted(terms)
@@ -46,7 +46,7 @@ class Auxiliary:
             made += torch.autograd.grad(
                 loss.total, self._parameters, scale(loss.total.dtype), retain_graph=True, allow_unused=True
             )
-            made.append(ledger_entry(loss))
+            made.append(ledger_entry(loss, size))
         self._held = add(self._held, made) if self._held else made
 
     def over(self, parameters: Sequence[nn.Parameter]) -> Auxiliary:

@@ -198,9 +198,11 @@ class ThreadedReplica(SequentialReplica):
     def _backward(self, replica: _Copy, shard: ShardWork, loss: Any) -> None:
         self.totals += [(shard.index, part.total.detach()) for part in (loss, *loss.auxiliary.values())]
         if loss.auxiliary:
-            replica.auxiliary.backward(loss.auxiliary, lambda dtype: self._scale(dtype).to(replica.device))
+            replica.auxiliary.backward(
+                loss.auxiliary, lambda dtype: self._scale(dtype).to(replica.device), self._work.size
+            )
         run_backward([loss.total], [self._scale(loss.total.dtype).to(replica.device)])
-        entry = ledger_entry(loss)
+        entry = ledger_entry(loss, self._work.size)
         replica.entry = entry if replica.entry is None else replica.entry + entry
 
 

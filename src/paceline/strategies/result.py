@@ -129,8 +129,14 @@ class StepResult:
     def check_norm(self) -> None:
         """Raise when the norm of the gradient is not a finite number, where it was taken."""
         norm = None if self.scaled else self.gradient_norm
-        if norm is not None and not math.isfinite(norm):
-            raise NonFiniteLossError(
-                f"step {self.number}: the norm of the gradient is {norm}, though the loss is {self.loss:.6g}: some derivative is "
-                "infinite there (a square root or a norm at 0, a logarithm or a quotient near 0)."
-            )
+        if norm is not None:
+            check_norm(self.number, norm)
+
+
+def check_norm(number: int, norm: float) -> None:
+    """Raise when the norm of a step's gradient is not a finite number; its loss was, or that would have been said."""
+    if not math.isfinite(norm):
+        raise NonFiniteLossError(
+            f"step {number}: the norm of the gradient is {norm}, though the loss is finite: some derivative is infinite there "
+            "(a square root or a norm at 0, a logarithm or a quotient near 0)."
+        )

@@ -124,12 +124,13 @@ class SequentialReplica:
         """Add one batch's gradients; the last one of the step sets off the combination with other workers."""
         self._enter(loss)
         if loss.auxiliary:
-            self.auxiliary.backward(loss.auxiliary, self._scale)
+            self.auxiliary.backward(loss.auxiliary, self._scale, self._work.size)
         roots = [loss.total, self.ledger]
         self._sent = self._left == 0 and self._reduces_now()
         if self._sent:
             self._arm(roots, self._open)
-        gradients.run_backward(roots, [self._scale(loss.total.dtype), gradients.ledger_entry(loss)])
+        starts = [self._scale(loss.total.dtype), gradients.ledger_entry(loss, self._work.size)]
+        gradients.run_backward(roots, starts)
         if self._sent:
             self._combined()
 
@@ -379,13 +380,6 @@ def check_loss(loss: object) -> None:
         raise InputError(
             f"Loss.total is a {type(loss.total).__name__}, not a tensor, so it has no gradient. Give the sum, without .item()."
         )
-    for name, part in {"Loss.total": loss, **loss.auxiliary}.items():
-        if isinstance(part.total, Tensor) and part.total.dtype in (torch.bfloat16, torch.float16):
-            kind = str(part.total.dtype).removeprefix("torch.")
-            raise InputError(
-                f"{name} is a {kind}: its sum is rounded to 3 digits, and so is one over the size of the batch, by which every "
-                "gradient would be off. Compute the loss from model(x).float()."
-            )
     if loss.total.dim() != 0:
         raise InputError(
             f"Loss.total has the shape {tuple(loss.total.shape)}; it must be one number, a sum. Use Loss.mean."

@@ -147,17 +147,3 @@ def test_hooks_run_and_writes_are_refused(strategy: str, workers: int, alone: di
 def test_workers_that_part_are_found_before_anything_is_saved_or_reported() -> None:
     for found in train({"clipped": ("Clipped", {})}, "ddp", 2):
         assert "head.weight differs between rank 0 and rank 1" in str(found["clipped"])
-
-
-class LowPrecision(Base):
-    def model(self) -> nn.Module:
-        return Words().bfloat16()
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def test_a_total_of_few_digits_is_refused() -> None:
-    (found,) = train({"low": ("LowPrecision", {})}, "single", 1)
-    assert "Loss.total is a bfloat16" in str(found["low"])
-    assert "model(x).float()" in str(found["low"])

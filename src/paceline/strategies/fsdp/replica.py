@@ -113,7 +113,8 @@ class FsdpReplica(SequentialReplica):
             self._backward_of_terms(loss)
         self._reduction.arm(self._combination(self._open))
         gradients.run_backward(
-            [loss.total, self.ledger], [self._scale(loss.total.dtype), gradients.ledger_entry(loss)]
+            [loss.total, self.ledger],
+            [self._scale(loss.total.dtype), gradients.ledger_entry(loss, self._work.size)],
         )
         self._reduction.settle()
         if self._reduction.ends:
@@ -130,7 +131,7 @@ class FsdpReplica(SequentialReplica):
                 self._refuse([name for name, one in zip(self._names, whole, strict=True) if one is None])
         for wrap in self._reduction.wraps:
             wrap.arm(reduces=False, keeps=wrap.name == "")
-        self._terms.backward(loss.auxiliary, self._scale)
+        self._terms.backward(loss.auxiliary, self._scale, self._work.size)
         self.auxiliary.names = self._terms.names
 
     def _combination(self, last: int | None) -> Combination | None:
@@ -254,6 +255,7 @@ class FsdpReplica(SequentialReplica):
         if entry is None:
             raise RuntimeError("the ledger has no sum")
         result = StepResult(self._work.number, self._work.size, entry, self.auxiliary.entries())
+        result.scaled = self.scaler is not None
         if entry.device.type == "cpu":
             result.check()
         self.buffers.combine(self._agree_on_buffers, self._gather_buffers)
@@ -264,6 +266,8 @@ class FsdpReplica(SequentialReplica):
         self._unscale()
         if clip is not None:
             result.norm = norm = self._reduction.norm() * factor
+            if entry.device.type == "cpu":
+                result.check_norm()
             factor = factor * torch.clamp(clip / (norm + 1e-6), max=1.0)
         held = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         gradients.finish(held, factor, None)

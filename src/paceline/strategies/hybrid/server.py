@@ -103,6 +103,7 @@ class ServerReplica(KeptReplica):
         if self.world.device.type == "cpu":
             result.check()
         result.norm = word.norm
+        result.check_norm()  # on the CPU in any case: the trainers sent it
         reach(OPTIMIZER_POINT)
         for part, gradient in zip(self._parts, summed, strict=False):
             part.values.grad = gradient

@@ -180,10 +180,12 @@ class _Trainer(KeptReplica, SequentialReplica):
 
     def apply(self, clip: float | None) -> StepResult:
         """Combine, normalise, clip, update, here and on the servers."""
+        self._told = False
         try:
             return super().apply(clip)
         except NonFiniteLossError:
-            if self.ledger.grad is not None:  # the servers find the same, and say so with everybody
+            # The servers find the same, and say so with everybody.
+            if self.ledger.grad is not None and not self._told:
                 self.servers.norms()
                 self.servers.apply(1.0, self.ledger.grad, None)
             raise
@@ -197,6 +199,7 @@ class _Trainer(KeptReplica, SequentialReplica):
         entry = self.ledger.grad
         if entry is None:
             raise RuntimeError("the ledger has no sum")
+        self._told = True
         self.servers.apply(float(factor), entry, norm)
         gradients.scale(held, factor)
         return norm

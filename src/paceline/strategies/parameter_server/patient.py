@@ -56,6 +56,11 @@ class PatientServer(ServerReplica):
         norm = self._meet(clip)
         if norm is not None and clip is not None:
             result.norm = norm = norm * factor
+            try:
+                result.check_norm()  # the same on all servers, and on the trainers once they are answered
+            except NonFiniteLossError:
+                self._desk.answer(letters, self._answer(result, entry, terms))
+                raise
             factor = factor * torch.clamp(clip / (norm + 1e-6), max=1.0)
         if held:
             gradients.finish(held, factor, None)

@@ -208,6 +208,8 @@ class PipelineReplica:
             sums.auxiliary.merge(work.size, factor)
             factor = 1.0
         result.norm = finish(sums, self._pipe, factor, clip)
+        if entry.device.type == "cpu":
+            result.check_norm()
         self._rows.hand_over()
         reach(OPTIMIZER)
         self.optimizer.step()

@@ -89,7 +89,7 @@ class Sums:
         self._totals += [(micro.shard, part.total.detach()) for part in parts]
         stride = len(self.parameters) + 1
         for term, part in enumerate(parts):
-            self._add(micro.shard, stride * (term + 1) - 1, [ledger_entry(part)])
+            self._add(micro.shard, stride * (term + 1) - 1, [ledger_entry(part, self._size)])
 
     def gradients(self, micro: Micro, stage: Stage, made: Sequence[Gradients]) -> None:
         """Add the gradients of one micro-batch; they come with the auxiliary terms first."""

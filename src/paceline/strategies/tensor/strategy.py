@@ -43,7 +43,7 @@ from paceline.strategies.pieces import (
     unite,
 )
 from paceline.strategies.refusals import refuse_hooks, refuse_references, refuse_sparse
-from paceline.strategies.result import StepResult
+from paceline.strategies.result import StepResult, check_norm
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.sharded import check_elementwise
 from paceline.strategies.tensor.layers import Region, watch_region
@@ -187,6 +187,8 @@ class TensorReplica(SequentialReplica):
     def _update(self) -> None:
         if self._clip is not None:
             self._norm = norm = self._whole_norm()
+            if norm.device.type == "cpu" and self.scaler is None:
+                check_norm(self._work.number, float(norm))
             # The same guard against division by zero as torch's clip_grad_norm_.
             factor = torch.clamp(self._clip / (norm + 1e-6), max=1.0)
             torch._foreach_mul_([one.grad for one in self.parameters if one.grad is not None], factor)
