@@ -186,6 +186,12 @@ class OpenReplica(Replica, Protocol):
     def backward(self, loss: Loss) -> None:
         """Add one batch's gradients."""
 
+    def combine(self) -> None:
+        """Make `.grad` hold the sum over the global batch, where it ever does; `apply` does so if nobody has."""
+
+    def leaves(self) -> Sequence[Tensor]:
+        """Return the tensors that a backward pass of the user's own would leave gradients in."""
+
     def apply(self, clip: float | None) -> StepResult:
         """Combine, normalise, clip, update."""
 

@@ -8,7 +8,7 @@ everyone knows; only where the true weight turns out to be another one (tokens, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
@@ -78,6 +78,7 @@ class SequentialReplica:
         self._open = 0
         self._left = 0
         self._sent = False
+        self._is_summed = False
         self._seeds: dict[tuple[int, torch.dtype], Tensor] = {}
 
     # One step, as the loop of a Task takes it.
@@ -99,7 +100,7 @@ class SequentialReplica:
         self._work = work
         self._follow()
         self._left = sum(len(shard.batches) for shard in work.shards)
-        self._sent = False
+        self._sent = self._is_summed = False
         self._tree = TreeSum(self._shards, self._adding)
         self.auxiliary.take()
         self.buffers.begin()
@@ -149,9 +150,19 @@ class SequentialReplica:
             check_passes(self._recompute)
             sparse.check_terms(self.sparse)
 
+    def combine(self) -> None:
+        """Make `.grad` hold the sum over the whole global batch, once a step."""
+        if not self._is_summed:
+            self._is_summed = True
+            self._finish_combination()
+
+    def leaves(self) -> Sequence[Tensor]:
+        """Return the model's parameters."""
+        return self.trained.parameters
+
     def apply(self, clip: float | None) -> StepResult:
         """Combine, normalise, clip, update."""
-        self._finish_combination()
+        self.combine()
         entry = self.ledger.grad
         if entry is None:
             raise InputError(

@@ -48,6 +48,11 @@ class Trained:
         self._held = self._holds()
 
     @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The model's parameters, whether they train or not."""
+        return self._parameters
+
+    @property
     def changed(self) -> bool:
         """Whether something else trains than what was wired up."""
         held = self._holds()

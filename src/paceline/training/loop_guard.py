@@ -6,21 +6,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter, is_
 from typing import Any
 from weakref import WeakSet
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.errors import InputError
 from paceline.strategies.base import OpenReplica
 
-WATCHED_STEPS = 3
-"""Steps in which gradients are looked at, a few microseconds for each hundred parameters: a loop does the same in each."""
-
-Gradients = list[tuple[Tensor, Tensor | None, int]]
+_GRADIENT = attrgetter("grad")
 
 
 class LoopGuard:
@@ -33,8 +32,12 @@ class LoopGuard:
         self._in_step = False
         self._replica: OpenReplica | None = None
         self._ticks: int | None = None
-        self._steps_left = WATCHED_STEPS
-        self._gradients: Gradients = []
+        self._leaves: Sequence[Tensor] = ()
+        self._gradients: list[Tensor | None] = []
+        """What the leaves had when the loop got its turn; a look at a hundred of them takes some twenty microseconds."""
+        self._versions: list[int] = []
+        self._stand_in: Tensor | None = None
+        """A leaf that was given a gradient of zeros, because no leaf has one: work on gradients would go unseen."""
 
     def watch(self, replica: OpenReplica) -> None:
         """Watch this replica from now on."""
@@ -59,29 +62,57 @@ class LoopGuard:
             self._ticks = self._count_ticks()
 
     def hand_over(self) -> None:
-        """Hand a batch to the loop: from here to `take_back` what happens to gradients is the loop's doing."""
+        """Hand the loop its turn: from here to `take_back` what happens to gradients is the loop's doing."""
         self._in_step = True
-        if self._steps_left and self._replica is not None:
-            self._gradients = [
-                (parameter, parameter.grad, _version(parameter.grad))
-                for parameter in self._replica.model.parameters()
-            ]
+        if self._replica is not None:
+            self._leaves = self._replica.leaves()
+            self._gradients = list(map(_GRADIENT, self._leaves))
+            self._versions = list(map(_version, self._gradients))
 
     def take_back(self) -> None:
-        """Raise if the loop changed gradients before it gave its loss."""
-        gradients, self._gradients = self._gradients, []
-        for parameter, before, version in gradients:
-            now = parameter.grad
-            if now is None and before is not None:
-                raise InputError(
-                    "the loop cleared gradients inside `for batch in step`, and what earlier batches of this step had added is "
-                    "lost. Leave zero_grad() out: every step begins without gradients."
-                )
-            if now is not before or _version(now) != version:
-                raise InputError(
-                    "the loop called backward() itself: those gradients are this worker's alone and divided by no weight. Call "
-                    "step.backward(losses) once for each batch; a further term goes into the loss, or is an auxiliary Loss."
-                )
+        """Raise if the loop changed gradients that the batches of a step have added, or will."""
+        before, now = self._take()
+        if any(one is not None and other is None for one, other in zip(before, now, strict=True)):
+            raise InputError(
+                "the loop cleared gradients inside `for batch in step`, and what earlier batches of this step had added is "
+                "lost. Leave zero_grad() out: every step begins without gradients."
+            )
+        if self._differs(before, now):
+            raise InputError(
+                "the loop called backward() itself, or changed gradients: they are this worker's alone, divided by no weight. "
+                "Call step.backward(losses) once for each batch; a further term goes into the loss, or is an auxiliary Loss; "
+                "torch.autograd.grad leaves no gradients behind."
+            )
+
+    def hand_sums_over(self) -> None:
+        """Do the same behind the last batch, when gradients are the sums of a step, or are elsewhere."""
+        self.hand_over()
+        trained = [leaf for leaf in self._leaves if leaf.requires_grad]
+        if trained and not any(one is not None for one in self._gradients):
+            self._stand_in = min(trained, key=Tensor.numel)
+            self._stand_in.grad = torch.zeros_like(self._stand_in)
+            self.hand_over()
+
+    def take_sums_back(self) -> None:
+        """Raise if the loop changed gradients between its batches and `step.apply`."""
+        before, now = self._take()
+        stand_in, self._stand_in = self._stand_in, None
+        if stand_in is not None:
+            stand_in.grad = None
+        if self._differs(before, now):
+            raise InputError(
+                "the loop changed gradients before step.apply() (clip_grad_norm_, a factor, a backward() of its own), and not on "
+                "every strategy are they the sums there. Clip with step.apply(clip=1.0); for other work use "
+                "optimizer.register_step_pre_hook, which sees the gradient that the update takes."
+            )
+
+    def _take(self) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        leaves, self._leaves = self._leaves, ()
+        before, self._gradients = self._gradients, []
+        return before, list(map(_GRADIENT, leaves))  # nothing where the loop had no turn
+
+    def _differs(self, before: list[Tensor | None], now: list[Tensor | None]) -> bool:
+        return bool(before) and (not all(map(is_, before, now)) or list(map(_version, now)) != self._versions)
 
     def applied(self) -> None:
         """Note that the gradients of a step have served."""
@@ -90,7 +121,6 @@ class LoopGuard:
     def end_step(self) -> None:
         """Note that the loop has done with a step."""
         self.check_schedule()
-        self._steps_left = max(0, self._steps_left - 1)
         self._in_step = False
 
     def check_schedule(self) -> None:

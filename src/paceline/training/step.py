@@ -77,9 +77,13 @@ class Step:
                 self._out = False
                 if self._broken:
                     break
+                self._guard.take_back()
             if self._broken:
                 break
         self._read = True
+        if not self._broken:
+            self._surviving(self._replica.combine)
+            self._guard.hand_sums_over()
 
     def backward(self, loss: Tensor | Loss, weight: Weight | None = None) -> None:
         """Add one batch: one loss for each item, or a `Loss`, or the SUM of its losses and the WEIGHT of that sum."""
@@ -92,8 +96,13 @@ class Step:
             )
         self._guard.take_back()
         self._added += 1
+        self._surviving(lambda: self._replica.backward(total))
+        self._guard.hand_over()
+
+    def _surviving(self, action: Callable[[], None]) -> None:
+        """Do something that the loss of another worker may break: then the step is given once more."""
         try:
-            self._replica.backward(total)
+            action()
         except Exception as error:
             if not self._recovery.survives(error):
                 raise
@@ -113,6 +122,7 @@ class Step:
                 "would be lost. Call it after `for batch in step`; to leave a batch out, do not call backward for it."
             )
         check_clip(clip)
+        self._guard.take_sums_back()
         return self._guarded(lambda: self._replica.apply(clip if clip is not None else self._clip))
 
     def compute(self, loss: LossFunction) -> StepResult:

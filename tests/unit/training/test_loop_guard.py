@@ -20,6 +20,7 @@ def loop(habit: str, **options: Any) -> torch.Tensor:  # noqa: C901 - one line f
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         schedule = StepLR(optimizer, 2)
         model, optimizer = run.prepare(model, optimizer, schedule)
+        norms: list[float] = []
         scaler = torch.amp.GradScaler("cpu")
         for step in run.steps(data(), batch_size=8, epochs=1):
             if habit == "zero_grad outside":
@@ -37,6 +38,26 @@ def loop(habit: str, **options: Any) -> torch.Tensor:  # noqa: C901 - one line f
                     kept.append(found)
                 else:
                     step.backward(found)
+                if habit == "late term" and step.number == 2:
+                    (0.1 * model.weight.square().sum()).backward()
+                if habit == "scaled inside":
+                    model.bias.grad.mul_(0.1)
+            if habit == "clip_grad_norm_":
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            if habit == "clip of a part":
+                nn.utils.clip_grad_norm_([model.weight], 100.0)
+            if habit == "clip_grad_value_":
+                nn.utils.clip_grad_value_(model.parameters(), 0.5)
+            if habit == "scaled":
+                model.weight.grad = 0.1 * model.weight.grad
+            if habit == "term behind":
+                (0.1 * model.weight.square().sum()).backward()
+            if habit == "model.zero_grad before apply":
+                model.zero_grad()
+            if habit == "reads":
+                norms.append(float(torch.stack([one.grad.norm() for one in model.parameters()]).norm()))
+                if step.number:
+                    torch.autograd.grad(model(torch.ones(1, 4)).sum(), model.weight)
             for each in kept:
                 step.backward(each)
             if habit == "twice":
@@ -44,7 +65,12 @@ def loop(habit: str, **options: Any) -> torch.Tensor:  # noqa: C901 - one line f
                     step.backward(losses(model, batch))
             if habit == "zero_grad before apply":
                 optimizer.zero_grad()
-            step.apply()
+            result = step.apply(clip=1e9 if habit == "reads" else None)
+            if habit == "reads":
+                assert result.norm == pytest.approx(norms[-1], rel=1e-5)
+                model(
+                    torch.ones(1, 4)
+                ).sum().backward()  # gradients of nobody's: the next step begins without
             if habit == "optimizer.step":
                 optimizer.step()
             if habit == "scaler.step":
@@ -70,6 +96,19 @@ def loop(habit: str, **options: Any) -> torch.Tensor:  # noqa: C901 - one line f
         ("zero_grad before apply", r"optimizer.zero_grad\(\) in the middle of a step"),
         ("model.zero_grad", "cleared gradients inside"),
         ("term", r"called backward\(\) itself"),
+        ("late term", r"called backward\(\) itself"),
+        ("scaled inside", "or changed gradients"),
+        *(
+            (habit, r"changed gradients before step.apply\(\).*clip=")
+            for habit in (
+                "clip_grad_norm_",
+                "clip of a part",
+                "clip_grad_value_",
+                "scaled",
+                "term behind",
+                "model.zero_grad before apply",
+            )
+        ),
         ("kept", "outside of `for batch in step`"),
         ("twice", "a second time"),
     ],
@@ -77,6 +116,10 @@ def loop(habit: str, **options: Any) -> torch.Tensor:  # noqa: C901 - one line f
 def test_a_habit_is_named(habit: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         loop(habit)
+
+
+def test_gradients_may_be_read_where_they_are_sums() -> None:
+    assert torch.equal(loop("reads"), loop("none"))
 
 
 def test_gradients_may_be_cleared_between_steps() -> None:

@@ -7,12 +7,12 @@ works on the rows as plain tensors (`sharded`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.data import owned_shards
 from paceline.errors import InputError
@@ -100,6 +100,8 @@ class FsdpReplica(SequentialReplica):
     def begin(self, work: StepWork) -> None:
         """Start a step, and learn how many rounds it takes."""
         super().begin(work)
+        for leaf in self.leaves():
+            leaf.grad = None  # of a pass that the loop made for itself
         self._reduction.begin(self._schedule.rounds(work))
         self._used = [False] * len(self.parameters)
         if self._terms is not None:
@@ -245,6 +247,16 @@ class FsdpReplica(SequentialReplica):
 
     def _gather_buffers(self, rows: BufferRows) -> BufferRows:
         return gather_rows(rows, self.buffers.like(), self._data, self._shards)
+
+    def combine(self) -> None:
+        """Do nothing: the sums are rows that the model's own parameters never show."""
+
+    def leaves(self) -> Sequence[Tensor]:
+        """Return the parameters, and the whole ones that they are gathered into."""
+        return [
+            *super().leaves(),
+            *(one.gathered for one in self._reduction.cuts if one.gathered is not None),
+        ]
 
     def apply(self, clip: float | None) -> StepResult:
         """Combine, normalise, clip by the norm of the whole gradient, update the rows."""

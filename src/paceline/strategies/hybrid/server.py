@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -92,6 +92,13 @@ class ServerReplica(KeptReplica):
     def backward(self, loss: Loss) -> None:
         """Refuse: servers compute no loss."""
         raise InputError(f"a loss of weight {loss.weight} was given to a server, which computes none.")
+
+    def combine(self) -> None:
+        """Wait until `apply`: the trainers bring the sums."""
+
+    def leaves(self) -> Sequence[Tensor]:
+        """Return none: no loss is computed here."""
+        return ()
 
     def apply(self, clip: float | None) -> StepResult:  # noqa: ARG002  (the trainers say what it comes to)
         """Add up what the trainers bring along the tree, and update the rows when they say so."""

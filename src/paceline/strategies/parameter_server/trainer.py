@@ -85,6 +85,9 @@ class TrainerReplica(SequentialReplica):
                 own[name].copy_(value)
         self._stale = False
 
+    def combine(self) -> None:
+        """Do nothing: the servers have the sums."""
+
     def apply(self, clip: float | None) -> StepResult:
         """Push this trainer's gradients; the servers combine, normalise, clip and update."""
         self._check_unchanged()

@@ -322,6 +322,14 @@ class PipelineReplica:
         del loss
         _refuse_own_loop()
 
+    def combine(self) -> NoReturn:
+        """Refuse as well."""
+        _refuse_own_loop()
+
+    def leaves(self) -> NoReturn:
+        """Refuse as well."""
+        _refuse_own_loop()
+
     def apply(self, clip: float | None) -> NoReturn:
         """Refuse as well."""
         del clip
