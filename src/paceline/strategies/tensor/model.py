@@ -7,7 +7,7 @@ called. To everything around it (DDP, fully_shard, an optimizer) the result is a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -46,12 +46,10 @@ class Cut:
 Cuts = Mapping[str, Cut]
 
 
-def apply_tensor_parallel(
-    model: nn.Module, mesh: DeviceMesh, plan: Plan, *, guarded: bool = True
-) -> dict[str, Cut]:
+def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, plan: Plan, guard: ReadGuard) -> dict[str, Cut]:
     """Split a model's layers in place, as a plan says, and name their cuts; every worker must hold the same weights.
 
-    `guarded` refuses to whoever reads a split weight outside of its layer; fsdp, which wraps the layers, has to.
+    `guard` refuses, once it is armed, to whoever reads a split weight outside of its layer.
     """
     kept = {name: dict(vars(parameter)) for name, parameter in model.named_parameters()}
     parallelize_module(model, mesh, plan.styles, src_data_rank=None)
@@ -67,7 +65,7 @@ def apply_tensor_parallel(
             cuts[join(path, name)] = Cut(_box(value, mesh), tuple(value.shape))
         if held:
             notes = {name: kept[join(path, name)] for name in held}
-            _hold_parts(path, module, held, notes, guarded=guarded)
+            _hold_parts(path, module, held, notes, guard)
     for name, attribute in plan.heads:
         counted = model.get_submodule(name)
         setattr(counted, attribute, getattr(counted, attribute) // mesh.size())
@@ -100,13 +98,38 @@ class _Away:
         )
 
 
+class ReadGuard:
+    """Hides split weights outside of their layers, from when the optimizer has been given them."""
+
+    def __init__(self) -> None:
+        self._hidden: list[tuple[nn.Module, dict[str, _Away]]] = []
+        self._armed = False
+
+    def watch(self, path: str, module: nn.Module, names: Iterable[str]) -> dict[str, _Away]:
+        """Take note of the split weights of a layer; return what hides them."""
+        parts = dict(module.named_parameters(recurse=False))
+        away = {name: _Away(join(path, name), parts[name]) for name in names}
+        self._hidden.append((module, away))
+        return away
+
+    def arm(self) -> None:
+        """Begin: what is in `vars` hides the parameters of the same names."""
+        self._armed = True
+        for module, away in self._hidden:
+            vars(module).update(away)
+
+    def hide(self, module: nn.Module, away: Mapping[str, _Away]) -> None:
+        """Hide the weights of a layer again that has computed."""
+        if self._armed:
+            vars(module).update(away)
+
+
 def _hold_parts(
     path: str,
     module: nn.Module,
     held: Mapping[str, DTensor],
     notes: Mapping[str, dict[str, Any]],
-    *,
-    guarded: bool,
+    guard: ReadGuard,
 ) -> None:
     """Have a layer hold plain parameters, and DTensors of them while it computes."""
     layouts = {name: (value.device_mesh, value.placements) for name, value in held.items()}
@@ -114,10 +137,7 @@ def _hold_parts(
         part = nn.Parameter(value.to_local().detach().clone(), requires_grad=value.requires_grad)
         vars(part).update(notes[name])
         module.register_parameter(name, part)
-    # What is in `vars` hides the parameters of the same names.
-    away = {name: _Away(join(path, name), module._parameters[name]) for name in held}  # type: ignore[arg-type]  # noqa: SLF001
-    if guarded:
-        vars(module).update(away)
+    away = guard.watch(path, module, held)
     compute = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -129,8 +149,7 @@ def _hold_parts(
         finally:
             for name in layouts:
                 del seen[name]
-            if guarded:
-                seen.update(away)
+            guard.hide(module, away)
 
     module.forward = forward
 

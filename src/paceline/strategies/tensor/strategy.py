@@ -49,6 +49,7 @@ from paceline.strategies.sharded import check_elementwise
 from paceline.strategies.tensor.layers import Region, watch_region
 from paceline.strategies.tensor.loss import SplitScores
 from paceline.strategies.tensor.model import (
+    ReadGuard,
     adopt,
     apply_tensor_parallel,
     norm_of_parts,
@@ -94,6 +95,7 @@ class TensorReplica(SequentialReplica):
 
     whole = False
     reads_whole = True  # the proof of its plan compares whole blocks
+    _writes: Writes
 
     def __init__(self, parts: Parts, world: World) -> None:
         self._all, self._beside, data = world, world.along("tp"), world.along(*DATA)
@@ -116,8 +118,9 @@ class TensorReplica(SequentialReplica):
         )
         self._before.clear()  # the whole model may go
         refuse_hooks(self.model, "tp")  # which the optimizer's maker may have put there
-        if self._rows.size == 1:  # else fsdp has looked
+        if self._rows.size == 1:  # else fsdp has looked, and does so
             check_held(self.model, self.optimizer)
+            self._guard.arm()
         self._writes = Writes(self.model.named_parameters())
         check_elementwise(self.optimizer)
         self._trained = [name for name, value in self.model.named_parameters() if value.requires_grad]
@@ -143,7 +146,8 @@ class TensorReplica(SequentialReplica):
         )
         self._before: dict[str, nn.Parameter] = {} if parts.remakes else dict(model.named_parameters())
         self._proofs = proofs_of(model, _unseen(model, plan), parts.precision.name)
-        self._cuts = apply_tensor_parallel(model, _mesh(self._beside), plan, guarded=self._rows.size == 1)
+        self._guard = ReadGuard()
+        self._cuts = apply_tensor_parallel(model, _mesh(self._beside), plan, self._guard)
         self._region = Region(self._beside.rank, self._beside.size)
         self._region.heads = {getattr(model.get_submodule(name), count) for name, count in plan.heads}
         watch_region(model, plan.opening, plan.closing, self._region)
