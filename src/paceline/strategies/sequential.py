@@ -183,7 +183,7 @@ class SequentialReplica:
         held = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         result.norm = self._normalise(held, factor, clip)
         if entry.device.type == "cpu":
-            result.check_norm()
+            self._check_norm(result)
         reach(OPTIMIZER)
         self._update()
         self.buffers.settle()
@@ -263,6 +263,10 @@ class SequentialReplica:
         if not held:
             return None
         return sparse.finish(held, factor, clip) if self.sparse else gradients.finish(held, factor, clip)
+
+    def _check_norm(self, result: StepResult) -> None:
+        """Raise, on all workers alike, where the norm of the gradient is no number; it is the same on all of them."""
+        result.check_norm()
 
     def _agree_on_buffers(self, names: list[str]) -> list[str]:
         """Give the buffers that change on any worker, in the model's order."""

@@ -51,7 +51,7 @@ def train(strategy: str, workers: int, *arguments: Any, **options: Any) -> tuple
     return found
 
 
-@pytest.mark.parametrize(("strategy", "workers"), [("single", 1), ("dp", 2), ("ddp", 2), ("fsdp", 2), ("ps", 2)])
+@pytest.mark.parametrize(("strategy", "workers"), [("single", 1), ("dp", 2), ("ddp", 2), ("fsdp", 2), ("ps", 2), ("local-sgd", 2)])
 def test_with_a_norm_it_is_found_before_the_update(strategy: str, workers: int) -> None:
     words, finite, number = train(strategy, workers, 1.0, 6)
     assert words.startswith(f"step {BAD}: the norm of the gradient is nan, though the loss is ")

@@ -17,6 +17,7 @@ average is lost with it, and whoever was a step behind takes over the weights of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -32,7 +33,7 @@ from paceline.strategies.local_sgd.averaging import Averaging, wide
 from paceline.strategies.local_sgd.outer import Nesterov
 from paceline.strategies.pieces import OPTIMIZER, Held, hold
 from paceline.strategies.refusals import refuse_sparse
-from paceline.strategies.result import StepResult
+from paceline.strategies.result import StepResult, check_norm
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.trained import Writes, check_held
 from paceline.strategies.tree import add
@@ -97,6 +98,7 @@ class LocalReplica(SequentialReplica):
         """Whether optimizers have stepped alone since they last had the same state."""
         self.outer = Nesterov(self.parameters, parts.tuning) if parts.tuning.outer == "nesterov" else None
         self._abandoned = False
+        self._clip: float | None = None
         self._writes = Writes(self.model.named_parameters())
         self._meet(parts)
 
@@ -189,6 +191,21 @@ class LocalReplica(SequentialReplica):
             return 1.0
         weight = self._own[1]
         return torch.where(weight > 0, self._work.size / weight, 0.0)
+
+    def _check_norm(self, result: StepResult) -> None:
+        """Raise on all workers where anybody's own norm is no number: whoever goes on alone would wait for ever."""
+        if self._clip is None or self._together:
+            return super()._check_norm(result)
+        norm = None if result.norm is None else float(result.norm)
+        bad = torch.tensor([0.0 if norm is None or math.isfinite(norm) else 1.0])
+        if self.world.comm.all_reduce(bad).any():
+            check_norm(self._work.number, math.nan)
+        return None
+
+    def apply(self, clip: float | None) -> StepResult:
+        """Combine, normalise, clip, update."""
+        self._clip = clip
+        return super().apply(clip)
 
     def _update(self) -> None:
         """Step alone; a worker without a sample waits. At the end of a period, average."""
