@@ -24,8 +24,8 @@ class CodeErrors:
         self.all: list[CodeError] = []
         self.vacant: list[int] = []
         """The ranks whose workers failed and are to be replaced before anybody goes on."""
-        self._first: dict[int, Failure] = {}
-        """By step: the failure that was retried."""
+        self._first: dict[tuple[int, bool], Failure] = {}
+        """The failure that was retried, by step, and apart from it the evaluation that comes before the step."""
         self._latest: Failure | None = None
         self._unplaced: list[int] = []
         """Which of all errors happened in a step that is not known yet."""
@@ -35,17 +35,17 @@ class CodeErrors:
         """The failure that was noted last."""
         return self._latest
 
-    def before(self, step: int | None) -> Failure | None:
+    def before(self, step: int | None, *, evaluating: bool = False) -> Failure | None:
         """Return the failure that the same step was retried for, if it was."""
-        return None if step is None else self._first.get(step)
+        return None if step is None else self._first.get((step, evaluating))
 
-    def note(self, failure: Failure, step: int | None, *, retried: bool) -> None:
+    def note(self, failure: Failure, step: int | None, *, retried: bool, evaluating: bool = False) -> None:
         """Enter a failure."""
         self._latest = failure
         if step is None:
             self._unplaced.append(len(self.all))
         else:
-            self._first.setdefault(step, failure)
+            self._first.setdefault((step, evaluating), failure)
         self.all.append(CodeError(rank=failure.rank, step=step, message=failure.message, retried=retried))
 
     def place(self, step: int) -> Failure | None:
@@ -54,7 +54,7 @@ class CodeErrors:
         for index in self._unplaced:
             self.all[index] = replace(self.all[index], step=step)
         if self._unplaced and self._latest is not None:
-            self._first.setdefault(step, self._latest)
+            self._first.setdefault((step, False), self._latest)
         several = len(self._unplaced) > 1
         placed, self._unplaced = bool(self._unplaced), []
         return (before or (self._latest if several else None)) if placed else None

@@ -8,7 +8,7 @@ somebody joins or leaves); each says where it stands; when all have, each is giv
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from paceline.data.shards import owned_shards
@@ -116,6 +116,8 @@ class Membership:
         self._trains = policy.trains
         self._formed = 0
         """How many the present group began with."""
+        self._asked = 0
+        """How many newcomers were asked for and are not counted in yet: what asks for them goes on deciding."""
         self._changing = False
         self._stopping = False
         """Whether the next group is the last: it saves a checkpoint and ends."""
@@ -134,6 +136,7 @@ class Membership:
         """Count in a worker that is being started: with its rank in the first group, or none to join later."""
         self.members[number] = Member(number, host, rank=-1 if rank is None else rank, newcomer=rank is None)
         self._formed += rank is not None
+        self._asked -= rank is None and self._asked > 0
 
     def began(self, number: int) -> list[Action]:
         """A first worker has entered training."""
@@ -187,7 +190,7 @@ class Membership:
             return self._start_over() if self._trains else [GiveUp(failure)]
         self._reasons.append(f"rank {member.rank} {failure.cause()}")
         replacing = self._replace()
-        if failure.of_code and (end := self._end_of_retries(member, failure, step, replacing)) is not None:
+        if failure.of_code and (end := self._end_of_retries(member, failure, step)) is not None:
             return [GiveUp(end)]
         self._changing = True
         return self._tell(at_once=True) + replacing + self._settle()
@@ -195,10 +198,11 @@ class Membership:
     def raised(self, number: int, failure: Failure, step: int | None) -> list[Action]:
         """A worker's code has raised in an evaluation: the worker stays, and all do that once more."""
         member = self.members[number]
-        first = self._code.before(step)
+        failure = replace(failure, rank=member.rank)
+        first = self._code.before(step, evaluating=True)
         if first is not None or len(self._in_group()) == 1 or not self._pay():
             return [GiveUp(first or failure)]
-        self._code.note(failure, step, retried=True)
+        self._code.note(failure, step, retried=True, evaluating=True)
         self._reasons.append(f"rank {member.rank} {failure.cause()}")
         self._changing = True
         return self._tell(at_once=True)
@@ -230,9 +234,9 @@ class Membership:
             (one for one in self._in_group() if not one.leaving), key=lambda one: one.rank not in served
         )
         coming = [one for one in self.members.values() if one.state in (State.STARTING, State.WAITING)]
-        missing = workers - len(staying) - len(coming)
+        missing = workers - len(staying) - len(coming) - self._asked
         if missing > 0:
-            return [Start(missing)]
+            return self._ask(missing)
         actions: list[Action] = []
         for member in coming[max(0, workers - len(staying)) :]:
             member.state = State.RELEASED
@@ -289,7 +293,7 @@ class Membership:
     def restarted(self) -> None:
         """All workers are being started over."""
         self.members.clear()
-        self._formed = 0
+        self._formed = self._asked = 0
         self._changing = False
         self._reasons.clear()
         self._failures.clear()
@@ -324,8 +328,17 @@ class Membership:
         ]
         if not any(one.state in (State.TRAINING, State.BROKEN) for one in self.members.values()):
             return []
-        count = sum(self._spend() for _ in range(self.target - len(here)))
+        return self._ask(sum(self._spend() for _ in range(self.target - len(here) - self._asked)))
+
+    def _ask(self, count: int) -> list[Action]:
+        self._asked += count
         return [Start(count)] if count else []
+
+    def _coming(self) -> int:
+        """Return how many are on their way into the group, those included whose start was only asked for."""
+        return self._asked + sum(
+            one.state in (State.STARTING, State.WAITING) for one in self.members.values()
+        )
 
     def _spend(self) -> bool:
         paid = self._pay()
@@ -342,20 +355,16 @@ class Membership:
         self._tokens -= 1
         return True
 
-    def _end_of_retries(
-        self, member: Member, failure: Failure, step: int | None, replacing: list[Action]
-    ) -> Failure | None:
+    def _end_of_retries(self, member: Member, failure: Failure, step: int | None) -> Failure | None:
         """Return what ends the run where an error of the user's code cannot be retried; else note that it is.
 
         It is retried once, by another worker in the same place: the layout of a run does not change because of it.
         """
         first = self._code.before(step)
-        coming = sum(one.state in (State.STARTING, State.WAITING) for one in self.members.values())
-        coming += sum(action.count for action in replacing if isinstance(action, Start))
         owed = 0 if member.leaving else 1 + len(self._code.vacant)
         if first is not None:
             return first
-        if self._complete or not self._in_group() or coming < owed:
+        if self._complete or not self._in_group() or self._coming() < owed:
             return failures.first_cause(self._failures)
         self._code.note(failure, step, retried=True)
         if not member.leaving:
@@ -420,15 +429,14 @@ class Membership:
 
     def _await_replacement(self, *, at_step: bool) -> list[Action]:
         """Wait for whoever takes the place of a worker whose code failed; where nobody can come in, that is the end."""
-        coming = sum(one.state in (State.STARTING, State.WAITING) for one in self.members.values())
         cause = self._code.latest
-        if cause is None or (at_step and coming >= len(self._code.vacant)):
+        if cause is None or (at_step and self._coming() >= len(self._code.vacant)):
             return []
         return [GiveUp(cause)]
 
     def _too_few(self, group: list[Member], there: int) -> list[Action]:
         """Wait for those who are on their way; nobody coming is the end."""
-        if any(one.state in (State.STARTING, State.WAITING) for one in self.members.values()):
+        if self._coming():
             return []
         cause = failures.first_cause(self._failures) if self._failures else None
         words = f"; the last one lost: rank {cause.rank} {cause.cause()}" if cause is not None else ""

@@ -373,6 +373,42 @@ class TestExceptions:
             assert {one.size for one in of(Assign, actions)} <= {3}
             assert len(made.group()) in (0, 3)
 
+    @settings(max_examples=200, deadline=None)
+    @given(st.data(), st.integers(2, 4), st.sampled_from(["code", "exit"]), st.integers(0, 2))
+    def test_in_whatever_order_it_is_heard_of_the_same_layout_goes_on(
+        self, data, workers, kind, killed_before
+    ):
+        made = training(workers, min_workers=workers)
+        failing = data.draw(st.integers(0, workers - 1))
+        failure = Failure(rank=failing, host="here", kind=kind, message="no", trace="a trace")
+        left = data.draw(st.permutations(range(workers)))
+        newcomers = 0
+        while left or not made.group():
+            # The replacement is there at any time behind its start, and may be killed before it is ready.
+            coming = [
+                one.number for one in made.members.values() if one.newcomer and one.state is State.STARTING
+            ]
+            if coming and (not left or data.draw(st.booleans())):
+                lost = newcomers < killed_before
+                newcomers += lost
+                actions = made.lost(coming[0], killed()) if lost else made.ready(coming[0])
+            elif left[0] == failing:
+                left, actions = left[1:], made.lost(failing, failure, step=4 if kind == "code" else None)
+            else:
+                actions, left = made.broken(left[0], standing(4)), left[1:]
+            assert carry_out(made, actions), actions
+        assert {one.rank for one in made.group() if one.number >= workers} == {failing}
+        assert len(made.group()) == workers
+        assert [(one.rank, one.step) for one in made.errors] == [(failing, 4)]
+        assert made.restarts == 1 + newcomers
+
+    def test_an_evaluation_and_the_step_behind_it_are_not_the_same_place(self):
+        made = training(2)
+        made.raised(1, raised(-1), step=8)
+        regroup(made, 0, 1, kind=EVALUATE)
+        assert not of(GiveUp, made.lost(0, raised(0), step=8))
+        assert [one.rank for one in made.errors] == [1, 0]
+
     def test_a_kill_beside_it_still_makes_the_group_smaller_by_one(self):
         made = training(4, max_restarts=1)
         made.lost(1, raised(1), step=4)
