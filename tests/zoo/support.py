@@ -50,6 +50,12 @@ epoch and taken up by one process, and begun by one process and taken up by the 
 
 Nothing else passes. One process (`single`) is the reference, and is itself held against a loop from a textbook.
 `zero` is `--strategy ddp --shard-optimizer`; `ps` and `hybrid` have one or two servers.
+A refusal looks like this:
+
+```console
+$ paceline train digits --strategy hybrid --workers 2   # exit status 2
+error: --strategy hybrid keeps embeddings with sparse=True on servers, and the model has none. Use --strategy ddp, ...
+```
 """
 
 

@@ -103,7 +103,7 @@ class Unused(Small):
 @exhibit(
     "unused-unsaid",
     "unused parameters without `allow_unused`",
-    {"*": "no gradient for", "single": None, "dp": None, "ps": None, **NO_ROW},
+    {"*": "no gradient for", "single": None, "dp": None, "tp": None, "ps": None, "local-sgd": None, **NO_ROW},
 )
 class UnusedUnsaid(Unused):
     """What nobody has said may be unused."""
