@@ -17,6 +17,8 @@ LONG_LIVED_COMMANDS = (
     "multiprocessing.resource_tracker",
     "paceline.launch.zygote",
 )
+# Started with the first progress bar that torch's compiler shows, and there for the rest of the process.
+LONG_LIVED_THREADS = ("tqdm_monitor",)
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 # Set by pytest itself, and by libraries when they are first imported, whichever test that falls into.
 OTHERS_VARIABLES = ("PYTEST_", "HYPOTHESIS_", "KMP_", "TORCHINDUCTOR_", "TRITON_")
@@ -94,7 +96,9 @@ def left_threads(before: Before) -> list[str]:
         f"thread {thread.name!r} still runs"
         for thread in threading.enumerate()
         # A dummy stands for a thread of a library in C++ that once called Python: torch's, and it stays.
-        if thread not in before.threads and not isinstance(thread, threading._DummyThread)
+        if thread not in before.threads
+        and not isinstance(thread, threading._DummyThread)
+        and thread.name not in LONG_LIVED_THREADS
     ]
 
 
