@@ -27,7 +27,7 @@ from tests.zoo.judging import Result, judge, judge_plain
 from tests.zoo.layouts import PLAIN, Layout, reference
 from tests.zoo.working import HALFWAY, Job, work
 
-HANG_S = 30.0
+HANG_S = 60.0
 Told = Callable[[Cell, Verdict], None]
 
 
@@ -120,9 +120,8 @@ class Zoo:
             jobs[f"{name}-half"] = Job(key=f"{name}-half", task=task, shards=shards, steps=HALFWAY, out=left)
             taken_up[name] = Job(key=f"{name}-back", task=task, shards=shards, out=left, resume=True)
             if isinstance(half, list):
-                copy = left.with_name(f"{left.name}-taken-up")
-                shutil.copytree(self._left(reference(shards), cell.exhibit), copy)
-                jobs[f"{name}-on"] = Job(key=f"{name}-on", task=task, shards=shards, out=copy, resume=True)
+                halfway = self._left(reference(shards), cell.exhibit)
+                jobs[f"{name}-on"] = Job(key=f"{name}-on", task=task, shards=shards, out=halfway, resume=True)
         ended = self._launch(layout, jobs, alone=[c.exhibit.name for c in cells if c.refusal is not None])
         back = self._launch(
             reference(layout.shards),
@@ -217,7 +216,9 @@ class Zoo:
             **layout.options,
         )
         launcher = api.choose(_Silent())
-        plan = api.plan(launcher, work, (jobs, folder), {}, options, threads=1)
+        plan = api.plan(
+            launcher, work, ([_fresh(job, folder) for job in jobs], folder), {}, options, threads=1
+        )
         if not together:
             plan = replace(plan, policy=replace(plan.policy, trains=True))
         return launcher.launch(plan)
@@ -228,6 +229,15 @@ class Zoo:
         if not files or len(files) < len(begun):
             return None
         return [torch.load(path, weights_only=False) for path in files]
+
+
+def _fresh(job: Job, folder: Path) -> Job:
+    """Return a job that goes on in a copy of the run it resumes: it may be tried again."""
+    if not job.resume or job.out is None:
+        return job
+    copy = folder / "resumed" / job.key
+    shutil.copytree(job.out, copy)
+    return replace(job, out=copy)
 
 
 class _Silent(Console):
