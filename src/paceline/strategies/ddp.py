@@ -27,7 +27,7 @@ from paceline.strategies.compress import CompressedExchange, Span
 from paceline.strategies.exchange import Exchange, Layout, SocketExchange, TorchExchange, over_sockets
 from paceline.strategies.hooks import silenced
 from paceline.strategies.hosts import open_lanes
-from paceline.strategies.packing import nothing_like
+from paceline.strategies.packing import as_real, dense_strides, memory_shape, nothing_like
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.trained import Writes, check_equal
@@ -209,7 +209,7 @@ class DdpReplica(SequentialReplica):
         return [
             Span(
                 int(view.storage_offset() - start),
-                view.shape,
+                memory_shape(view),
                 self._places[id(parameter)],
                 parameter is self.ledger,
             )
@@ -377,20 +377,24 @@ def _bucket_mb(tuning: Tuning, exchange: Exchange) -> float | None:
 
 
 def _views(bucket: GradBucket) -> list[Tensor]:
-    """Return each parameter's part of a bucket, as real numbers.
+    """Return each parameter's part of a bucket, as real numbers, in the order of memory that the parameter has.
 
-    A bucket of complex parameters is a flat tensor of real ones, but torch (2.11 to 2.13) counts its offsets in complex ones.
+    Two things torch (2.11 to 2.13) tells otherwise than it lays them out: its views have contiguous strides where a dense
+    parameter has others (channels_last, a transposed weight), and the offsets of complex ones are counted in complex numbers.
     """
     views: list[Tensor] = bucket.gradients()
-    first: Tensor = bucket.parameters()[0]
-    if not first.is_complex():
+    parameters: list[Tensor] = bucket.parameters()
+    is_complex = parameters[0].is_complex()
+    if not is_complex and all(one.is_contiguous() for one in parameters):
         return views
     buffer: Tensor = bucket.buffer()
-    whole = torch.view_as_complex(buffer.view(-1, 2))
+    whole = torch.view_as_complex(buffer.view(-1, 2)) if is_complex else buffer
     start, here = buffer.storage_offset(), whole.storage_offset()
     return [
-        torch.view_as_real(whole.as_strided(one.shape, one.stride(), here + one.storage_offset() - start))
-        for one in views
+        as_real(
+            whole.as_strided(view.shape, dense_strides(parameter), here + int(view.storage_offset()) - start)
+        )
+        for view, parameter in zip(views, parameters, strict=True)
     ]
 
 

@@ -27,6 +27,36 @@ def as_real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
+def dense_strides(like: Tensor) -> tuple[int, ...]:
+    """Return the strides that torch gives a gradient: the parameter's own where it fills its memory, else contiguous ones."""
+    return like.stride() if _fills(like) else torch.empty(like.shape, device="meta").stride()
+
+
+def memory_shape(tensor: Tensor) -> torch.Size:
+    """Return the sides of a dense tensor in the order in which they lie in memory, the outermost first."""
+    if tensor.is_contiguous():
+        return tensor.shape
+    sides = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return torch.Size(tensor.shape[side] for side in sides)
+
+
+def _fills(tensor: Tensor) -> bool:
+    """Return whether a tensor has every number of a stretch of memory once, in any order."""
+    length = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != length:
+                return False
+            length *= size
+    return True
+
+
+def _laid_out(gradient: Tensor, like: Tensor) -> Tensor:
+    """Return a gradient in the order of memory that torch gives it: a norm adds in that order."""
+    made = torch.empty_strided(like.shape, dense_strides(like), dtype=gradient.dtype, device=gradient.device)
+    return made.copy_(gradient)
+
+
 class Packing:
     """Where each gradient of a list lies in the flat tensors."""
 
@@ -71,5 +101,6 @@ class Packing:
         for place, (like, (dtype, start, stop)) in enumerate(zip(self._like, self._spans, strict=True)):
             real = whole[dtype][start:stop].view(as_real(like).shape)
             missing = doubtful[place] and not there[place] > 0
-            found.append(None if missing else torch.view_as_complex(real) if like.is_complex() else real)
+            one = torch.view_as_complex(real) if like.is_complex() else real
+            found.append(None if missing else one if like.is_contiguous() else _laid_out(one, like))
         return found

@@ -250,3 +250,45 @@ class Outside(Small):
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         features, labels = batch
         return Loss.mean(F.cross_entropy(model(features) / self.temperature, labels, reduction="none"))
+
+
+_BY_STRIDES = {**NO_ROW, **NO_LINEAR, "fsdp": "does not lie row by row in memory"}
+
+
+class _Picture(nn.Module):
+    """A convolution in channels_last, a weight that is another's transpose, and one that has gaps in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 8, (2, 2)).to(memory_format=torch.channels_last)
+        self.turned = nn.Parameter(torch.randn(16, 7).t() * 0.3)
+        self.gaps = nn.Parameter(torch.randn(14, 6)[::2, ::2] * 0.3)
+
+    def forward(self, features: Tensor) -> Tensor:
+        made = self.conv(torch.cat([features, features.square()], 1).view(-1, 2, 2, 3))
+        return torch.tanh(torch.tanh(made).flatten(1) @ self.turned.t()) @ self.gaps
+
+
+@exhibit(
+    "strides",
+    "parameters that are not contiguous (`channels_last`, a transposed weight)",
+    _BY_STRIDES,
+)
+class Strides(Small):
+    """Clipped, because a norm adds in the order of memory."""
+
+    clip = 0.3
+
+    def model(self) -> nn.Module:
+        return _Picture()
+
+
+@exhibit("strides-terms", "the same beside an auxiliary term", _BY_STRIDES)
+class StridesTerms(Strides):
+    """Some gradients come from the term alone."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        features, labels = batch
+        main = F.cross_entropy(model(features), labels, reduction="none")
+        sizes = model(features.flip(1)).square().sum()
+        return Loss(main.sum(), len(main), {"size": Loss(0.1 * sizes, len(main))})
