@@ -18,6 +18,8 @@ from paceline.observe import CheckpointDamaged, CheckpointSaved, Event, Note
 from paceline.strategies.base import Replica
 from paceline.strategies.pieces import MODEL, Box, Form
 from paceline.training.folder import CHECKPOINTS
+from paceline.training.frozen import KEY as FROZEN
+from paceline.training.frozen import frozen_names
 from paceline.training.loop_state import KEY, LoopState, Values
 from paceline.training.nonfinite import check_weights
 from paceline.training.options import RunOptions
@@ -68,6 +70,7 @@ def save(
         "shards": options.total_shards,
         "strategy": options.strategy,
         "mesh": str(world.mesh),
+        **({FROZEN: frozen_names(replica.model)} if replica.whole else {}),
         "workers": options.workers if options.processes == 1 else world.size - world.mesh.servers,
     }
     moment = Moment(step=position.number, position=asdict(position), meta={**meta, **facts})

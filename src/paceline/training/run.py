@@ -41,6 +41,8 @@ from paceline.training.checks import (
 )
 from paceline.training.cut_state import CutState
 from paceline.training.evaluation import evaluate
+from paceline.training.frozen import KEY as FROZEN
+from paceline.training.frozen import freeze_as, frozen_names
 from paceline.training.handle import Handle
 from paceline.training.handover import BEGINNING, CHECKPOINT, WORKERS, Source
 from paceline.training.horizon import KEY as HORIZON
@@ -194,10 +196,20 @@ class Run:
         if self.options.resume and not joins:
             self.position, self._meta, states = resuming.load(replica, self.options, self.world, self.emit)
             self.started_at = self.position.number
+            self._freeze()
             self._note_new(self.loop_state.resume(states))
             self.guard.watch(replica)  # its schedule stands elsewhere now
         self.cut.note_checkpoint(self.position, self._journal)
         return replica
+
+    def _freeze(self) -> None:
+        """Have that train which did where the run was saved: the loop's code may have changed it at a step before."""
+        names: list[str] | None = self._meta.get(FROZEN)
+        if names is not None and (changed := freeze_as(self.replica.model, names)):
+            trains = "trained" if changed[0] not in names else "was frozen"
+            self.emit(Note(text=f"{changed[0]} {trains} where this run was saved, and does so again"))
+        if self._begun is not None:
+            self._meta.pop(FROZEN, None)  # from here on the loop says what trains
 
     def saved_meta(self) -> dict[str, Any]:
         """Return what the newest checkpoint of a run that is resumed says of it; all workers call it."""
@@ -317,6 +329,7 @@ class Run:
         self._begun = feed, clip
         self._catches_up |= self._recovery.waiting_to_join
         joined = self._catches_up
+        self._freeze()
         self.loop_state.begin()
         self._recovery.begin()
         if phase < self.position.phase:
@@ -523,6 +536,7 @@ class Run:
             "meta": self._meta,
             "journal": self._journal.state(),
             "states": self.loop_state.snapshot(),
+            FROZEN: frozen_names(self.replica.model) if self.replica.whole else None,
         }
 
     def adopt(self, position: Position, shared: dict[str, Any]) -> None:
@@ -530,6 +544,8 @@ class Run:
         self.position = position
         self.started_at, self._meta = shared["started_at"], shared["meta"]
         self.workers = shared["workers"]
+        if shared[FROZEN] is not None:
+            freeze_as(self.replica.model, shared[FROZEN])
         self._journal.load(shared["journal"])
         self.loop_state.load(shared["states"])
 

@@ -159,3 +159,26 @@ def _loss(model: nn.Module, batch: Any) -> Any:
     from paceline import Loss
 
     return Loss.mean(losses(model, batch))
+
+
+def freed(steps: int, run: Run) -> torch.Tensor:
+    """Train a second layer from step 2 on, frozen by the loop before its first."""
+    model: Any = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+    model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+    model[0].requires_grad_(False)
+    for step in run.steps(data(), batch_size=8, steps=steps):
+        if step.number == 2:
+            model[0].requires_grad_(True)
+        for batch in step:
+            step.backward(losses(model, batch))
+        step.apply()
+    return model[0].weight.detach()  # type: ignore[no-any-return]
+
+
+def test_what_was_freed_before_a_checkpoint_trains_on(tmp_path: Path) -> None:
+    with opened(shards=2) as run:
+        wanted = freed(6, run)
+    with opened(shards=2, out=tmp_path) as run:
+        freed(4, run)
+    with resumed(tmp_path, shards=2) as run:
+        assert torch.equal(freed(6, run), wanted)
