@@ -16,7 +16,10 @@ STEPS = 10
 def train(run, folder, faults=()):
     """Train with the objects that `prepare` gave, learning rate included."""
     model, optimizer = run.prepare(make, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
-    first = model[0]
+    first, passes = model[0], set()
+    first.register_forward_hook(lambda *_: passes.add((run.position.number, first.training)))
+    first.eval()
+    first.note = "kept"
     points.set_trap(lambda point: set_off(run, folder, faults, point))
     for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS, clip=1.0):
         set_off(run, folder, faults, "loop")
@@ -29,6 +32,9 @@ def train(run, folder, faults=()):
     assert run.replica.model is model
     assert run.replica.optimizer is optimizer
     assert model[0] is first
+    assert first.note == "kept"
+    assert passes in (set(), {(number, False) for number in range(STEPS)})  # nothing on a server
+    assert len(first._forward_hooks) <= 2  # the loop's own, and fully_shard's where there are several workers
     return {"weights": run.weights_sha256(), "size": run.world.size, "recoveries": len(run.recoveries)}
 
 

@@ -1,7 +1,8 @@
 """The model and the optimizer that a loop of the user's own holds: they stay the live ones when a group forms anew.
 
 Where the state is cut up, the next group makes model and optimizer anew. The objects that the loop holds then become
-those: they take over class and contents, module by module, so that what the loop calls is what is trained.
+those: they take over class and contents, module by module, so that what the loop calls is what is trained. What the
+loop itself has put on its modules since then (train or eval mode, hooks, attributes) stays on them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Handle:
         self.optimizer: Optimizer = replica.optimizer
         self._precision = precision
         self._switch()
+        self._known = self._contents()
 
     def adopt(self, replica: OpenReplica) -> None:
         """Have the loop's objects be those of another replica, and the replica work with them."""
@@ -29,6 +31,7 @@ class Handle:
             made, held = dict(replica.model.named_modules()), dict(self.model.named_modules())
             for name, module in held.items():
                 if name in made:
+                    _carry_over(module, made[name], self._known.get(name, {}))
                     _become(module, made[name])
             for name, module in held.items():
                 for child in module._modules:  # noqa: SLF001  (names alone do not replace)
@@ -39,10 +42,40 @@ class Handle:
             _become(self.optimizer, replica.optimizer)
             replica.optimizer = self.optimizer
         self._switch()
+        self._known = self._contents()
+
+    def _contents(self) -> dict[str, dict[str, set[int]]]:
+        """Return which attributes and hooks each module has, by the module's name."""
+        return {
+            name: {key: set(value) if key in _HOOKS else set() for key, value in vars(module).items()}
+            for name, module in self.model.named_modules()
+        }
 
     def _switch(self) -> None:
         if self._precision.name != "fp32":
             autocast_forward(self.model, self._precision)
+
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+def _carry_over(old: nn.Module, new: nn.Module, known: dict[str, set[int]]) -> None:
+    """Give a module what was put on the one before it since `known`; a hook's number is its own in the whole process."""
+    new.training = old.training
+    for key, value in vars(old).items():
+        if key in _HOOKS:
+            added = {number: hook for number, hook in value.items() if number not in known.get(key, set())}
+            vars(new)[key].update(added)
+        elif key not in known and key not in vars(new):
+            vars(new)[key] = value
 
 
 def _become(one: object, other: object) -> None:
