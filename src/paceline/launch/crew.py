@@ -165,7 +165,7 @@ class Crew:
         process = self._processes.get(number)
         log = None if process is None else process.log
         if log is not None:
-            log.write(text.encode())
+            log.write(text.encode(errors="backslashreplace"))
 
     @property
     def unstarted(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import DiskFaultError, InputError, NonFiniteLossError, RecordsError, WorkerGoneError
-from paceline.world.last_words import tell_of_a_lost_peer
+from paceline.world.last_words import tell_of_a_lost_peer, text_of, writable
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CALLERS = (
@@ -56,18 +56,18 @@ class Failure:
 def from_exception(error: BaseException, rank: int, host: str, step: int | None = None) -> Failure:
     """Describe an exception that ended a worker."""
     if isinstance(error, DiskFaultError | RecordsError):
-        return Failure(rank=rank, host=host, kind="disk", message=str(error), step=step)
+        return Failure(rank=rank, host=host, kind="disk", message=text_of(error), step=step)
     if isinstance(error, InputError):
-        return Failure(rank=rank, host=host, kind="input", message=str(error), step=step)
+        return Failure(rank=rank, host=host, kind="input", message=text_of(error), step=step)
     if isinstance(error, NonFiniteLossError):
         # Its words name step, shard and samples; where in our loop it was raised helps nobody.
-        return Failure(rank=rank, host=host, kind="code", message=str(error), step=step)
+        return Failure(rank=rank, host=host, kind="code", message=text_of(error), step=step)
     lost = isinstance(error, WorkerGoneError) or tell_of_a_lost_peer(error)
     return Failure(
         rank=rank,
         host=host,
         kind="peer" if lost else "code",
-        message=f"{type(error).__name__}: {error}",
+        message=f"{type(error).__name__}: {text_of(error)}",
         trace=user_traceback(error),
         step=step,
     )
@@ -96,7 +96,7 @@ def user_traceback(error: BaseException) -> str:
     # Where our own call of torch failed there is no such code, and the way there is what matters.
     if theirs and f"{os.sep}torch{os.sep}" not in theirs[0].filename:
         report.stack = traceback.StackSummary.from_list(theirs)
-    return "".join(report.format())
+    return writable("".join(report.format()))
 
 
 def first_cause(failures: Sequence[Failure]) -> Failure:

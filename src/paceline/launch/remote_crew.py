@@ -126,6 +126,6 @@ class RemoteCrew:
             case {"evidence": evidence}:
                 self._evidence = {number: travel.unpack_evidence(packed) for number, packed in evidence}
             case {"output": stream, "text": text}:
-                self._audience.output(stream, text.encode())
+                self._audience.output(stream, text.encode(errors="backslashreplace"))
             case {"events": text, "number": number}:
-                self._audience.events(text.encode(), source=number)
+                self._audience.events(text.encode(errors="backslashreplace"), source=number)

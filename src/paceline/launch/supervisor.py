@@ -408,7 +408,7 @@ class Supervisor:
 
     def _say(self, text: str) -> None:
         """Tell the user, whether or not there is a progress line."""
-        self._console.output("err", f"{text}\n".encode())
+        self._console.output("err", f"{text}\n".encode(errors="backslashreplace"))
 
     def _tell(self, event: Event) -> None:
         """Say something about the run that no worker can say."""

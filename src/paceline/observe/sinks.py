@@ -60,7 +60,7 @@ class JsonlSink:
     def _write(self) -> None:
         lines = [to_json(event) + "\n" for event in self._waiting]
         self._waiting.clear()
-        self._file.write("".join(lines).encode())
+        self._file.write("".join(lines).encode(errors="backslashreplace"))
         self._file.flush()
         self._written = time.monotonic()
 
