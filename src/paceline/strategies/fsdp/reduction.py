@@ -93,6 +93,8 @@ class Reduction:
         # Before anything is waited for: those who follow wait for their rows only when they know that no more come.
         self._passage.announce(END)
         self._collect()
+        for wrap in self.wraps:
+            wrap.disarm()
 
     def _collect(self) -> None:
         self.scatter.finish()

@@ -140,6 +140,10 @@ class Wrap:
         self._group.reshard_after_backward = not keeps
         self.missing = []
 
+    def disarm(self) -> None:
+        """Let a backward pass that a loop makes for itself add on this worker only: its gradients belong to no step."""
+        self._reduces = False
+
     def settle(self) -> None:
         """Reduce now what could not leave during the pass: a wrap that the pass went through more than once."""
         if self._reduces and not self.reduced and any(cut.gathered is not None for cut in self.cuts):
