@@ -70,10 +70,15 @@ class StartOver:
 
 
 @dataclass(frozen=True)
+class AwaitCause:
+    """Wait a moment: all that is known are workers that lost another one, and whoever began it may yet say why."""
+
+
+@dataclass(frozen=True)
 class GiveUp:
     """End the run, because of this."""
 
     failure: Failure
 
 
-Action = Break | Assign | Release | Begin | Tell | Start | StartOver | GiveUp
+Action = Break | Assign | Release | Begin | Tell | Start | StartOver | AwaitCause | GiveUp

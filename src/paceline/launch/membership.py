@@ -13,7 +13,18 @@ from enum import Enum, auto
 
 from paceline.data.shards import owned_shards
 from paceline.launch import failures
-from paceline.launch.actions import Action, Assign, Begin, Break, GiveUp, Release, Start, StartOver, Tell
+from paceline.launch.actions import (
+    Action,
+    Assign,
+    AwaitCause,
+    Begin,
+    Break,
+    GiveUp,
+    Release,
+    Start,
+    StartOver,
+    Tell,
+)
 from paceline.launch.code_errors import CodeError, CodeErrors
 from paceline.launch.failures import Failure
 from paceline.strategies import Choice
@@ -128,6 +139,8 @@ class Membership:
         """The shares that are wanted, and those of the present group."""
         self._failures: list[Failure] = []
         """What was lost since the last step that all finished: their causes, should it come to an end."""
+        self._unexplained = False
+        """Whether the first group never came to be, and nobody has said why."""
         self._code = CodeErrors()
 
     # What happens.
@@ -187,13 +200,17 @@ class Membership:
         self._failures.append(failure)
         if any(one.state is State.STARTING and not one.newcomer for one in self.members.values()):
             # The first group never came to be.
-            return self._start_over() if self._trains else [GiveUp(failure)]
+            return self._failed_start(failure)
         self._reasons.append(f"rank {member.rank} {failure.cause()}")
         replacing = self._replace()
         if failure.of_code and (end := self._end_of_retries(member, failure, step)) is not None:
             return [GiveUp(end)]
         self._changing = True
         return self._tell(at_once=True) + replacing + self._settle()
+
+    def unexplained(self) -> list[Action]:
+        """The time is over in which the cause of a start that failed might have been heard of."""
+        return self._start_over() if self._unexplained else []
 
     def raised(self, number: int, failure: Failure, step: int | None) -> list[Action]:
         """A worker's code has raised in an evaluation: the worker stays, and all do that once more."""
@@ -294,7 +311,7 @@ class Membership:
         """All workers are being started over."""
         self.members.clear()
         self._formed = self._asked = 0
-        self._changing = False
+        self._changing = self._unexplained = False
         self._reasons.clear()
         self._failures.clear()
         self._code.vacant.clear()
@@ -385,6 +402,14 @@ class Membership:
             self._code.note(failure, None, retried=True)
         return self._replace() + (self._settle() if self._changing else [])
 
+    def _failed_start(self, failure: Failure) -> list[Action]:
+        if not self._trains:
+            return [GiveUp(failure)]
+        # One that lost its peer is heard of first at times: a bug may be behind it, which starting over would hide.
+        alive = any(one.state is not State.ENDED for one in self.members.values())
+        self._unexplained = alive and all(one.kind == "peer" for one in self._failures)
+        return [AwaitCause()] if self._unexplained else self._start_over()
+
     def _start_over(self) -> list[Action]:
         failure = failures.first_cause(self._failures)
         if any(one.of_code for one in self._failures) or not self._spend():
@@ -403,7 +428,7 @@ class Membership:
             self._changing = False
             # Where one has come to the end of the run, those that were lost behind it are not missed.
             return [] if self._complete or not self._failures else self._start_over()
-        if any(one.state is State.TRAINING for one in group):
+        if self._unexplained or any(one.state is State.TRAINING for one in group):
             return []
         furthest = max(one.standing.operation for one in group if one.standing is not None)
         at_step = all(

@@ -15,6 +15,7 @@ from paceline.launch import failures
 from paceline.launch.actions import (
     Action,
     Assign,
+    AwaitCause,
     Begin,
     Break,
     GiveUp,
@@ -28,7 +29,7 @@ from paceline.launch.base import LaunchPlan, Outcome
 from paceline.launch.console import Console
 from paceline.launch.control import ControlSocket
 from paceline.launch.crew import STORE, Crew
-from paceline.launch.ending import STOP_WAIT_S, Ending
+from paceline.launch.ending import ECHO_WAIT_S, STOP_WAIT_S, Ending
 from paceline.launch.failures import Failure
 from paceline.launch.job import ScriptCall
 from paceline.launch.leading import Follower, Leading
@@ -68,6 +69,8 @@ class Supervisor:
         """The ranks that were lost and that the others do without."""
         self._verdicts: dict[int, str] = {}
         """Why a worker that was ended here was: it made no progress."""
+        self._cause_by: float | None = None
+        """Until when the cause of a start that failed is waited for, if it is."""
         self._leading = Leading(plan, self._selector, self, console) if plan.rendezvous is not None else None
         self._control: ControlSocket | None = None
         if plan.out is not None and plan.policy.elastic:
@@ -131,7 +134,7 @@ class Supervisor:
         ending = self._ending
         look_at = None if ending.under_way else self._lookout.due
         far = None if self._leading is None else time.monotonic() + self._leading.tick()
-        moments = (ending.deadline, look_at, far, self._announcements.due, ending.remind_at)
+        moments = (ending.deadline, look_at, far, self._announcements.due, ending.remind_at, self._cause_by)
         times = [moment for moment in moments if moment is not None]
         wait = max(0.0, min(times) - time.monotonic()) if times else None
         for key, _ in self._selector.select(wait):
@@ -142,6 +145,9 @@ class Supervisor:
             self._leading.tick()
         if not ending.under_way:
             self._announcements.tell_due()
+            if self._cause_by is not None and time.monotonic() >= self._cause_by:
+                self._cause_by = None
+                self._do(self._membership.unexplained())
             self._heed_notice()
         if ending.due:
             if ending.interrupted is not None and self._crew.unstarted:
@@ -286,7 +292,7 @@ class Supervisor:
             self._ending.note(failure)
             return
         actions = self._membership.lost(entry.number, failure, failure.step)
-        if not any(isinstance(action, GiveUp) for action in actions):
+        if not any(isinstance(action, GiveUp | AwaitCause) for action in actions):
             if failure.of_code and self._membership.policy.elastic:
                 self._announce(entry, failure)
             else:
@@ -348,10 +354,8 @@ class Supervisor:
         places = [action for action in actions if isinstance(action, Assign)]
         for action in actions:
             match action:
-                case Break():
-                    order = {"do": "break", **dataclasses.asdict(action)}
-                    del order["member"]
-                    self._staffing.send(action.member, order)
+                case Break() | Begin() | Tell():
+                    self._staffing.send(action.member, _order(action))
                 case Assign() if action is places[0]:
                     self._staffing.assign(places)
                     self._lookout.regrouped()
@@ -359,13 +363,11 @@ class Supervisor:
                 case Release():
                     self._roster[action.member].rank = -1
                     self._staffing.send(action.member, {"do": "release"})
-                case Begin():
-                    self._staffing.send(action.member, {"do": "begin"})
-                case Tell():
-                    self._staffing.send(action.member, {"do": "note_lost", "rank": action.lost})
                 case Start():
                     for _ in range(action.count):
                         self._staffing.start_newcomer()
+                case AwaitCause():
+                    self._cause_by = self._cause_by or time.monotonic() + ECHO_WAIT_S
                 case StartOver():
                     self._start_over(action.failure)
                     return
@@ -374,6 +376,7 @@ class Supervisor:
                     return
 
     def _start_over(self, failure: Failure) -> None:
+        self._cause_by = None
         out = self._plan.out
         saved = out is not None and run_folder.has_run(out)
         how = "from the last checkpoint" if saved else "from the beginning"
@@ -415,3 +418,16 @@ class Supervisor:
         self._console.event(event)
         if self._plan.out is not None:
             append_event(self._plan.out / run_folder.EVENTS, event)
+
+
+def _order(action: Break | Begin | Tell) -> dict[str, Any]:
+    """Return what a worker is told."""
+    match action:
+        case Break():
+            order = {"do": "break", **dataclasses.asdict(action)}
+            del order["member"]
+            return order
+        case Begin():
+            return {"do": "begin"}
+        case Tell():
+            return {"do": "note_lost", "rank": action.lost}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.launch.actions import Assign, Begin, Break, GiveUp, Release, Start, StartOver, Tell
+from paceline.launch.actions import Assign, AwaitCause, Begin, Break, GiveUp, Release, Start, StartOver, Tell
 from paceline.launch.failures import Failure
 from paceline.launch.membership import Membership, Policy, State
 from paceline.strategies import choice
@@ -426,6 +426,40 @@ def test_a_death_before_the_first_group_came_to_be(trains):
     made.add(1, rank=1)
     (action,) = made.lost(1, killed(1))
     assert isinstance(action, StartOver if trains else GiveUp)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 0, 1)])
+def test_a_bug_in_the_first_start_ends_the_run_whoever_is_heard_of_first(order, late):
+    made = Membership(Policy(workers=3, shards=3, trains=True), Clock())
+    for number in range(3):
+        made.add(number, rank=number)
+    if late:
+        made.began(0)
+    echo = Failure(rank=0, host="here", kind="peer", message="lost a peer", trace="an echo")
+    actions = []
+    while not of(GiveUp, actions):
+        number, *order = order
+        actions = made.lost(number, raised(1) if number == 1 else replace(echo, rank=number))
+        assert [type(one) for one in actions] == [GiveUp if number == 1 else AwaitCause]
+    assert of(GiveUp, actions)[0].failure.rank == 1
+    assert made.restarts == 0
+
+
+def test_where_nobody_says_why_a_start_failed_all_start_over():
+    made = Membership(Policy(workers=3, shards=3, trains=True), Clock())
+    for number in range(3):
+        made.add(number, rank=number)
+    echo = Failure(rank=0, host="here", kind="peer", message="lost a peer", trace="an echo")
+    assert [made.lost(number, replace(echo, rank=number)) for number in (0, 1)] == [[AwaitCause()]] * 2
+    assert isinstance(made.lost(2, echo)[0], StartOver)
+    assert made.restarts == 1
+    made.restarted()
+    assert made.unexplained() == []
+    made.add(3, rank=0)
+    made.add(4, rank=1)
+    made.lost(3, echo)
+    assert isinstance(made.unexplained()[0], StartOver)
 
 
 def test_wrong_input_and_a_run_that_is_not_elastic_end_at_the_first_loss():
