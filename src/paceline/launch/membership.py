@@ -229,6 +229,9 @@ class Membership:
         member = self.members[number]
         self._complete = self._complete or member.state is not State.RELEASED
         member.state = State.ENDED
+        if self._complete and self._code.vacant and self._code.latest is not None:
+            # The code of one failed where others have come to the end: nobody is left to retry that with.
+            return [GiveUp(self._code.latest)]
         return self._settle() if self._changing else []
 
     def wants_to_leave(self, number: int) -> list[Action]:
@@ -425,9 +428,7 @@ class Membership:
         """Form the next group when everybody who is left has come out of the old one."""
         group = self._in_group()
         if not group:
-            self._changing = False
-            # Where one has come to the end of the run, those that were lost behind it are not missed.
-            return [] if self._complete or not self._failures else self._start_over()
+            return self._end_of_all()
         if self._unexplained or any(one.state is State.TRAINING for one in group):
             return []
         furthest = max(one.standing.operation for one in group if one.standing is not None)
@@ -451,6 +452,16 @@ class Membership:
         if there < (self.policy.min_workers if at_step and not self._stopping else 1):
             return self._too_few(group, there)
         return self._form(staying, entering, [one for one in group if one.leaving and one not in staying])
+
+    def _end_of_all(self) -> list[Action]:
+        """Decide what becomes of those that were lost, now that nobody is left."""
+        self._changing = False
+        if self._failures and not self._complete:
+            return self._start_over()
+        # Where one has come to the end of the run, those that were lost behind it are not missed; but a function of the
+        # user's returns something on each of them.
+        missed = self._failures and not self.policy.trains
+        return [GiveUp(failures.first_cause(self._failures))] if missed else []
 
     def _await_replacement(self, *, at_step: bool) -> list[Action]:
         """Wait for whoever takes the place of a worker whose code failed; where nobody can come in, that is the end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 import paceline
 from paceline import InputError, Loss, Run
 from paceline.checkpoint import weights_sha256
+from paceline.errors import WorkerFailedError
 
 SAMPLES = 24
 
@@ -112,6 +114,23 @@ def differs(run: Run) -> None:
 def test_a_state_that_is_not_the_same_on_all_workers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the state 'seen' of the loop differs between rank 1 and rank 0"):
         paceline.launch(differs, workers=2, out=tmp_path / "run", threads=1, device="cpu")
+
+
+def fails_behind_the_loop(run: Run) -> int:
+    """Raise on one worker when the last step is done, and be heard of before the other has returned."""
+    prepared(run, nn.Linear(4, 1))
+    for step in run.steps(data(), batch_size=8, epochs=1):
+        step.compute(task_loss)
+    if run.world.rank == 0:
+        raise ValueError("cannot draw the curve")
+    time.sleep(1.0)
+    return run.world.rank
+
+
+def test_an_exception_behind_the_last_step_ends_the_launch_and_no_result_is_missing() -> None:
+    with pytest.raises(WorkerFailedError) as caught:
+        paceline.launch(fails_behind_the_loop, workers=2, threads=1, device="cpu")
+    assert "cannot draw the curve" in "".join(caught.value.__notes__)
 
 
 class Stream(IterableDataset[tuple[Tensor, Tensor]]):

@@ -333,6 +333,19 @@ class TestExceptions:
         made.ended(0)
         assert of(GiveUp, made.lost(1, raised(1), step=4))
 
+    @pytest.mark.parametrize("trains", [False, True])
+    def test_raised_behind_the_last_step_it_is_the_end_whoever_is_heard_of_first(self, trains):
+        made, failure = training(3, trains=trains), raised(0)
+        assert not of(GiveUp, made.lost(0, failure, step=15))
+        made.add(7, rank=None)
+        assert made.ended(1) == [GiveUp(failure)]
+
+    def test_a_worker_killed_behind_the_last_step_is_missed_where_each_returns_something(self):
+        for trains in (False, True):
+            made, failure = training(2, trains=trains), killed(0)
+            made.lost(0, failure)
+            assert made.ended(1) == ([] if trains else [GiveUp(failure)])
+
     def test_an_exit_without_a_known_step_counts_for_the_step_of_the_others(self):
         exited = Failure(rank=1, host="here", kind="exit", message="exited with status 0")
         made = training(3)
