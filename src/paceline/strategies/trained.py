@@ -138,8 +138,15 @@ def refuse_writes(name: str, when: str) -> NoReturn:
 def check_held(model: nn.Module, optimizer: Optimizer) -> None:
     """Raise where the optimizer holds a parameter that the model has not."""
     known = {id(parameter) for parameter in model.parameters()}
+    seen: set[int] = set()
     for group in optimizer.param_groups:
         for parameter in group["params"]:
+            if id(parameter) in seen:
+                raise InputError(
+                    f"the optimizer holds a parameter of shape {tuple(parameter.shape)} twice, and would update it twice a step. "
+                    "Name each parameter once: list(dict.fromkeys(parameters))."
+                )
+            seen.add(id(parameter))
             if id(parameter) not in known:
                 raise InputError(
                     f"the optimizer holds a parameter of shape {tuple(parameter.shape)} that the model has not: its gradients "

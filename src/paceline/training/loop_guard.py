@@ -103,7 +103,7 @@ class LoopGuard:
             raise InputError(
                 "the loop changed gradients before step.apply() (clip_grad_norm_, a factor, a backward() of its own), and not on "
                 "every strategy are they the sums there. Clip with step.apply(clip=1.0); for other work use "
-                "optimizer.register_step_pre_hook, which sees the gradient that the update takes."
+                "optimizer.register_step_pre_hook under single, dp or ddp, where it sees the gradient that the update takes."
             )
 
     def _take(self) -> tuple[list[Tensor | None], list[Tensor | None]]:
@@ -161,4 +161,7 @@ class LoopGuard:
 
 
 def _version(gradient: Tensor | None) -> int:
-    return 0 if gradient is None else gradient._version  # noqa: SLF001 - torch counts writes under no other name
+    if gradient is None:
+        return 0
+    # torch counts writes under no other name, and those to a DTensor on the tensor inside it.
+    return getattr(gradient, "_local_tensor", gradient)._version  # noqa: SLF001

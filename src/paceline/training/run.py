@@ -301,7 +301,13 @@ class Run:
         check_clip(clip)
         phase = self._next_phase()
         if phase < self.position.phase and not self._recovery.waiting_to_join:
-            return  # done before the run was resumed
+            self.emit(
+                Note(
+                    text=f"call {phase + 1} of run.steps was done before this run was resumed, and is skipped: what the loop "
+                    "learned from it (a learning rate, a best score) is there only if run.register_state holds it."
+                )
+            )
+            return
         feed = data if isinstance(data, Feed) else self.feed(data, batch_size=batch_size)
         try:
             yield from self._phase(phase, feed, epochs, steps, clip, after_epoch)

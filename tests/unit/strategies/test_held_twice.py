@@ -1,0 +1,25 @@
+"""What optimizers hold, and how they round."""
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import InputError
+from paceline.strategies.sharded import check_elementwise
+from paceline.strategies.trained import check_held
+
+
+def test_a_parameter_that_is_listed_twice_is_refused() -> None:
+    model = nn.Linear(3, 2)
+    with pytest.warns(UserWarning, match="duplicate"):
+        optimizer = torch.optim.SGD([model.weight, model.bias, model.weight], lr=0.1)
+    with pytest.raises(InputError, match=r"a parameter of shape \(2, 3\) twice"):
+        check_held(model, optimizer)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_what_rounds_a_row_by_its_neighbours_is_refused(kind: type[torch.optim.Optimizer]) -> None:
+    model = nn.Linear(3, 2)
+    check_elementwise(kind(model.parameters(), lr=0.1))
+    with pytest.raises(InputError, match=rf"{kind.__name__}\(fused=True\) rounds"):
+        check_elementwise(kind(model.parameters(), lr=0.1, fused=True))
