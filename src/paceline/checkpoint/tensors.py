@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import Tensor
 
 from paceline.errors import CheckpointError
@@ -94,6 +95,16 @@ def _scalar(value: Any) -> Any:
     if isinstance(bare, float):
         return float.__float__(bare)
     return str.__str__(bare) if isinstance(bare, str) else bare
+
+
+@cache
+def is_writable(dtype: torch.dtype) -> bool:
+    """Return whether a file of safetensors can hold numbers of this type."""
+    try:
+        save({"one": torch.empty(0, dtype=dtype)})
+    except KeyError:
+        return False
+    return True
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from paceline.data import owned_shards
 from paceline.errors import InputError, UnknownNameError
 from paceline.strategies.tree import TreeSum
+from paceline.strategies.unsaved import unsaved
 from paceline.world import World
 
 Rule = str | Callable[[Tensor, list[Tensor]], Tensor]
@@ -57,15 +58,24 @@ class Buffers:
         self._before: dict[str, Tensor] = {}
         self._rows: dict[int, dict[str, Tensor]] = {}
         self._touched = False
+        self._steps = 0
+        self.refuses_unsaved = True
+        """Whether a buffer that no state holds may not change; off where the replica holds those, too."""
 
     def begin(self) -> None:
         """Note where every shard of this step starts from."""
         if self.active:
+            self._steps += 1
             held = dict(self.model.named_buffers())
-            names = held if self.names is None else self.names
+            names = held if self.names is None or self._looks else self.names
             self._before = {name: held[name].clone() for name in names}
             self._rows = {}
             self._touched = False
+
+    @property
+    def _looks(self) -> bool:
+        """Whether this step compares all buffers by value, for a write through `.data` is counted by nobody: now and then."""
+        return self._steps & (self._steps - 1) == 0
 
     def open_shard(self, model: nn.Module) -> Versions:
         """Start a shard from the buffers as they were before the step; `model` may be a replica."""
@@ -76,7 +86,7 @@ class Buffers:
             for name, before in self._before.items():
                 held[name].copy_(before)
         self._touched = True
-        return {name: _mark(value) for name, value in held.items()}
+        return {name: mark(value) for name, value in held.items()}
 
     def close_shard(self, index: int, model: nn.Module, versions: Versions) -> None:
         """Keep what a shard made of them."""
@@ -86,10 +96,11 @@ class Buffers:
         names = self.names
         if names is None:
             # By value: BatchNorm's kernels write to its statistics without counting it as a write.
-            names = [
-                name for name, old in self._before.items() if not torch.equal(held[name].to(old.device), old)
-            ]
-        late = [name for name in held if name not in self._before and versions.get(name) != _mark(held[name])]
+            names = [name for name, old in self._before.items() if not _equal(held[name], old)]
+        late = [name for name in held if name not in self._before and versions.get(name) != mark(held[name])]
+        if self.names is not None:
+            others = self._before.keys() - set(self.names)
+            late += [name for name in held if name in others and not _equal(held[name], self._before[name])]
         if late:
             raise InputError(
                 f"the buffer {late[0]} began to change after the first step, so its value before is gone. Give it a rule "
@@ -117,6 +128,16 @@ class Buffers:
         for place, name in enumerate(self.names):
             values = [rows[index][place] for index in sorted(rows)]
             held[name].copy_(self._one(name, values) if values else self._before[name])
+        if self.refuses_unsaved and self._looks:
+            self._check_unsaved(held)
+
+    def _check_unsaved(self, held: Mapping[str, Tensor]) -> None:
+        for name in unsaved(self.model):
+            if name in (self.names or ()) and not _equal(held[name], self._before[name]):
+                raise InputError(
+                    f"the buffer {name} changes in training, but is registered with persistent=False, so no state of this "
+                    "strategy would hold it and a resumed run would go on otherwise. Leave persistent=False out, or use ddp."
+                )
 
     def put_back(self) -> None:
         """Undo what an unfinished step did to them."""
@@ -146,7 +167,12 @@ class Buffers:
         return values[0]
 
 
-def _mark(value: Tensor) -> tuple[int, int]:
+def _equal(now: Tensor, before: Tensor) -> bool:
+    return torch.equal(now.to(before.device), before)
+
+
+def mark(value: Tensor) -> tuple[int, int]:
+    """Return what changes when a tensor is replaced, or written to in place other than through `.data`."""
     return id(value), value._version  # noqa: SLF001  (torch's own count of writes in place)
 
 

@@ -84,6 +84,7 @@ class DdpReplica(SequentialReplica):
     """One worker's model, wired to those of the others."""
 
     adapts = True
+    holds_unsaved = True
     same_weights = True
     """Whether every worker of its group has all weights; those that leave some to servers say otherwise."""
 

@@ -120,6 +120,7 @@ class ThreadedReplica(SequentialReplica):
     """Deals the shards of a step over threads; a loop of the user's own gets them in turn."""
 
     adapts = True
+    holds_unsaved = True
 
     def __init__(self, parts: Parts, world: World) -> None:
         super().__init__(parts, world)

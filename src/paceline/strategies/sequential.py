@@ -20,14 +20,16 @@ from paceline.reduction import is_mean
 from paceline.strategies import gradients, sparse
 from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import LossFunction, MetricsFunction, Parts, Rows, ShardWork, StepWork
+from paceline.strategies.buffer_snapshot import BufferSnapshot
 from paceline.strategies.buffers import Buffers
 from paceline.strategies.buffers import Rows as BufferRows
 from paceline.strategies.pieces import Box, Catalogue, Held, Read, hold, unite
 from paceline.strategies.recompute import check_passes, recompute_blocks
 from paceline.strategies.result import StepResult
-from paceline.strategies.state import load_optimizer_state, optimizer_state, plain
+from paceline.strategies.state import check_own_entries, load_optimizer_state, optimizer_state, plain
 from paceline.strategies.trained import Trained, agree_on_change, check_held
 from paceline.strategies.tree import Gradients, TreeSum, add
+from paceline.strategies.unsaved import moved_unsaved, note_unsaved, put_unsaved
 from paceline.task import Loss
 from paceline.world import World, seeds
 from paceline.world.points import BACKWARD, FORWARD, OPTIMIZER, reach
@@ -41,9 +43,13 @@ class SequentialReplica:
     adapts = True
     """Whether it goes on where other parameters begin to train; a subclass that does says so itself."""
 
+    holds_unsaved = True
+    """Whether its state has the buffers that `state_dict` leaves out, where they change; a subclass says so itself."""
+
     def __init_subclass__(cls) -> None:
         """Have a strategy refuse what it does not say that it can do."""
         cls.adapts = vars(cls).get("adapts", False)
+        cls.holds_unsaved = vars(cls).get("holds_unsaved", False)
 
     def __init__(self, parts: Parts, world: World) -> None:
         self.world = world
@@ -55,6 +61,7 @@ class SequentialReplica:
         if parts.compile and not parts.carries_on:
             self.model.compile()  # in place: the module keeps its type and its names
         self.optimizer = parts.optimizer(self.model)
+        check_own_entries(self.optimizer, kept=self.adapts)
         self.scheduler = parts.scheduler(self.optimizer)
         self.precision = parts.precision
         self.scaler = parts.scaler or parts.precision.scaler()
@@ -67,6 +74,9 @@ class SequentialReplica:
         """What was wired up; a subclass that gives the optimizer other tensors afterwards renews it."""
         self._buffer_rules = parts.buffer_rules
         self.buffers = Buffers(self.model, parts.buffer_rules, parts.shards)
+        self.buffers.refuses_unsaved = not self.holds_unsaved
+        if self.holds_unsaved:
+            note_unsaved(self.model)
         self.totals: list[tuple[int, Tensor]] = []
         """The loss of each batch of this step with its shard, to find where a bad one came from."""
         self.sparse = sparse.sparse_parameters(self.model)
@@ -221,6 +231,7 @@ class SequentialReplica:
         self.sparse = sparse.sparse_parameters(self.model)
         self._adding = sparse.add if self.sparse else add
         self.buffers = Buffers(self.model, self._buffer_rules, self._shards)
+        self.buffers.refuses_unsaved = not self.holds_unsaved
 
     # What a strategy of several workers does otherwise.
 
@@ -325,9 +336,10 @@ class SequentialReplica:
     # Evaluation and state.
 
     def evaluate(self, works: Iterable[StepWork], metrics: MetricsFunction) -> Rows:
-        """Measure this worker's shards without touching gradients or random streams."""
+        """Measure this worker's shards without touching gradients, buffers or random streams."""
         rows: Rows = {}
         modes = [(module, module.training) for module in self.model.modules()]
+        buffers = BufferSnapshot(module for module, _ in modes)
         self.model.eval()
         try:
             with torch.no_grad(), seeds.preserved():
@@ -340,7 +352,9 @@ class SequentialReplica:
                                 rows[work.number, shard.index, part] = metrics(
                                     self.model, self._placed(batch)
                                 )
+                            buffers.restore_moved()
         finally:
+            buffers.restore()
             for module, mode in modes:
                 module.training = mode  # a layer that the user froze stays frozen
         return rows
@@ -350,7 +364,9 @@ class SequentialReplica:
 
     def state(self) -> dict[str, Any]:
         """Give everything by name, independent of the strategy."""
+        moved = moved_unsaved(self.model)
         return {
+            **({"buffers": moved} if moved else {}),
             "model": self.model.state_dict(),
             "optimizer": plain(optimizer_state(self.model, self.optimizer)),
             "scheduler": None if self.scheduler is None else plain(self.scheduler.state_dict()),
@@ -360,6 +376,7 @@ class SequentialReplica:
     def load(self, state: dict[str, Any]) -> None:
         """Take over a state, of this or another strategy."""
         self.model.load_state_dict(state["model"])
+        put_unsaved(self.model, state.get("buffers", {}))
         load_optimizer_state(self.model, self.optimizer, state["optimizer"])
         if self.scheduler is not None and state["scheduler"] is not None:
             self.scheduler.load_state_dict(state["scheduler"])

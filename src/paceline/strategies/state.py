@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
@@ -13,15 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, InputError
 
 
 def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """Give the optimizer's state keyed by parameter name instead of by position."""
     names = _names(model, optimizer)
     packed = optimizer.state_dict()
+    own = own_entries(packed["state"])
     return {
-        "state": {names[number]: dict(entry) for number, entry in packed["state"].items()},
+        **({"own": own} if own else {}),
+        "state": {names[key]: dict(entry) for key, entry in packed["state"].items() if key not in own},
         "groups": [
             {**group, "params": [names[number] for number in group["params"]]}
             for group in packed["param_groups"]
@@ -44,13 +47,42 @@ def load_optimizer_state(model: nn.Module, optimizer: Optimizer, saved: dict[str
         )
     optimizer.load_state_dict(
         {
-            "state": {numbers[name]: dict(entry) for name, entry in saved["state"].items()},
+            "state": {numbers[name]: dict(entry) for name, entry in saved["state"].items()}
+            | saved.get("own", {}),
             # torch matches parameters by their place, so the places are this optimizer's.
             "param_groups": [
                 {**group, "params": places} for group, places in zip(saved["groups"], here, strict=True)
             ],
         }
     )
+
+
+def own_entries(state: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return what an optimizer keeps under names of its own (`self.state["global"]`), beside what it keeps of parameters."""
+    return {key: entry for key, entry in state.items() if isinstance(key, str)}
+
+
+def check_own_entries(optimizer: Optimizer, *, kept: bool) -> None:
+    """Raise after the first step where an optimizer keeps what a checkpoint cannot hold, or what this strategy does not."""
+
+    def look(*_: Any) -> None:
+        handle.remove()
+        own = own_entries(optimizer.state)
+        kind = type(optimizer).__name__
+        if own and not kept:
+            raise InputError(
+                f"{kind} keeps state {next(iter(own))!r} that belongs to no parameter, and this strategy cuts the optimizer's "
+                "state up by parameters. Use --strategy ddp."
+            )
+        strange = [key for key in optimizer.state if not isinstance(key, str | Tensor)]
+        if strange:
+            raise InputError(
+                f"{kind} keeps state under {strange[0]!r:.40}, which is neither a parameter nor a name, so no checkpoint could "
+                "hold it. Use a name: self.state['global']."
+            )
+        plain(dict(own), f"the state of {kind}")
+
+    handle = optimizer.register_step_post_hook(look)
 
 
 def _names(model: nn.Module, optimizer: Optimizer) -> list[str]:

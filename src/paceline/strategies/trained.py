@@ -164,17 +164,17 @@ def checksum(tensor: Tensor) -> int:
 
 
 def check_equal(model: nn.Module, world: World) -> None:
-    """Raise on all workers where their weights differ: something wrote to them, or to their gradients, on some workers only."""
-    named = list(model.named_parameters())
-    mine = torch.tensor([checksum(parameter) for _, parameter in named])
+    """Raise on all workers where their weights or buffers differ: something wrote to them, or to gradients, on some only."""
+    named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
+    mine = torch.tensor([checksum(value) for _, value in named])
     rows = world.comm.all_gather(mine.to(world.device))
     for rank, row in enumerate(rows):
         if not torch.equal(row, rows[0]):
             name = named[int((row != rows[0]).nonzero()[0])][0]
             raise InputError(
-                f"{name} differs between rank 0 and rank {rank}: something outside the optimizer changes weights or gradients on "
-                "each worker alone (a write to .data in forward, an update by the loop). Do it alike on all workers, after "
-                "step.apply()."
+                f"{name} differs between rank 0 and rank {rank}: something outside the optimizer changes weights, buffers or "
+                "gradients on each worker alone (a write to .data in forward, an update by the loop). Do it alike on all "
+                "workers, after step.apply(); a buffer that changes in forward needs a rule in the task's buffers()."
             )
 
 

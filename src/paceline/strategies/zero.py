@@ -51,6 +51,7 @@ class ZeroReplica(DdpReplica):
     """One worker's model, with the optimizer state of its part of the parameters."""
 
     whole = False
+    holds_unsaved = True
 
     def __init__(self, parts: Parts, world: World) -> None:
         super().__init__(parts, world)

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -15,6 +16,7 @@ from paceline import strategies
 from paceline.errors import InputError
 from paceline.strategies.base import Exactness, Parts, Replica
 from paceline.strategies.buffers import Rule
+from paceline.strategies.pieces import check_saved
 from paceline.strategies.precision import Precision
 from paceline.strategies.structure import Structure
 from paceline.task import Task
@@ -39,9 +41,11 @@ def new_parts(
     """Put together what the user gave and what the run was asked for."""
     given = isinstance(model, nn.Module)
     if isinstance(model, nn.Module):
-        _check_bare(model)
+        _check_model(model, saved=options.out is not None)
     return Parts(
-        make_model=(lambda: model) if isinstance(model, nn.Module) else _seeded(model, options.seed),
+        make_model=(lambda: model)
+        if isinstance(model, nn.Module)
+        else _seeded(model, options.seed, saved=options.out is not None),
         remakes=not (given or isinstance(optimizer, Optimizer)),
         structure=structure or Structure(),
         tuning=options.tuning,
@@ -64,7 +68,7 @@ def structure_of(task: Task) -> Structure:
     return Structure(blocks=task.wrap_blocks(), tensor_plan=task.tensor_plan(), stages=task.pipeline_stages())
 
 
-def _seeded(make: MakeModel, seed: int) -> MakeModel:
+def _seeded(make: MakeModel, seed: int, *, saved: bool) -> MakeModel:
     """Make the model with the same weights every time."""
 
     def made() -> nn.Module:
@@ -72,10 +76,34 @@ def _seeded(make: MakeModel, seed: int) -> MakeModel:
         model = make()
         if not isinstance(model, nn.Module):
             raise InputError(f"the model is a {type(model).__name__}, not a torch.nn.Module.")
-        _check_bare(model)
+        _check_model(model, saved=saved)
         return model
 
     return made
+
+
+def _check_model(model: nn.Module, *, saved: bool) -> None:
+    """Raise before the first step for a model that cannot be trained or saved: at the end all work would be lost."""
+    _check_bare(model)
+    for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(parameter):
+            raise InputError(
+                f"{name} has no size yet (a lazy module finds it out in its first pass). Call the model once with an example "
+                "before it is returned or prepared: model(torch.zeros(1, 16))."
+            )
+    state = model.state_dict()
+    check_saved(state)
+    if saved:
+        from paceline.checkpoint.tensors import (
+            is_writable,
+        )  # which loads safetensors: nobody needs it who saves nothing
+
+        for name, value in state.items():
+            if not is_writable(value.dtype):
+                raise InputError(
+                    f"{name} is of type {value.dtype}, which no checkpoint can hold (safetensors has no such type). Keep it in "
+                    "another type, or train without --out."
+                )
 
 
 def _check_bare(model: nn.Module) -> None:

@@ -116,3 +116,83 @@ class CountingUnsaid(Counting):
 
     def buffers(self) -> Mapping[str, Any]:
         return {}
+
+
+class _Centred(nn.Module):
+    """Takes a running mean from its features, in evaluation too."""
+
+    def __init__(self, *, persistent: bool) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+        self.centre: Tensor
+        self.register_buffer("centre", torch.zeros(FEATURES), persistent=persistent)
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, features: Tensor) -> Tensor:
+        self.centre = 0.9 * self.centre + 0.1 * features.mean(0).detach()
+        self.passes += 1
+        scores: Tensor = self.layer(features - self.centre)
+        return scores
+
+
+@exhibit(
+    "evaluation-moves", "buffers that evaluation changes too: they are put back", NOT_FOLLOWED, plain=False
+)
+class EvaluationMoves(Small):
+    """A running mean that is replaced, and a count, whatever the mode."""
+
+    def model(self) -> nn.Module:
+        return _Centred(persistent=True)
+
+    def buffers(self) -> Mapping[str, Any]:
+        return {"centre": "mean", "passes": "sum"}
+
+
+@exhibit(
+    "unsaved-buffer",
+    "a changing buffer with `persistent=False`",
+    {
+        **dict.fromkeys(("fsdp", "tp", "ps", "local-sgd"), "is registered with persistent=False"),
+        **NOT_FOLLOWED,
+    },
+    plain=False,
+)
+class UnsavedBuffer(EvaluationMoves):
+    """Checkpoints hold it all the same."""
+
+    def model(self) -> nn.Module:
+        return _Centred(persistent=False)
+
+
+class _Late(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+        self.steps: Tensor
+        self.centre: Tensor
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("centre", torch.zeros(FEATURES))
+
+    def forward(self, features: Tensor) -> Tensor:
+        if self.training:
+            if self.steps >= 2:
+                self.centre.data.mul_(0.9).add_(0.1 * features.mean(0).detach())
+            self.steps += 1
+        scores: Tensor = self.layer(features - self.centre)
+        return scores
+
+
+@exhibit(
+    "late-buffer",
+    "a buffer without a rule that begins to change later, through `.data`",
+    {"*": "began to change after the first step", **NOT_FOLLOWED},
+    plain=False,
+)
+class LateBuffer(Small):
+    """As a codebook does after a warm-up."""
+
+    def model(self) -> nn.Module:
+        return _Late()
+
+    def buffers(self) -> Mapping[str, Any]:
+        return {"steps": "max"}

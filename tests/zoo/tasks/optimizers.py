@@ -73,3 +73,31 @@ class Plateau(_Scheduled):
 
     def scheduler(self, optimizer: Optimizer, total_steps: int | None) -> LRScheduler:
         return schedules.ReduceLROnPlateau(optimizer, patience=1)
+
+
+class _Slowing(Optimizer):
+    """Smaller steps as time goes by; the time is kept under a name, as schedule-free optimizers do."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        own = self.state["global"]
+        own["steps"] = own.get("steps", 0) + 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad, alpha=group["lr"] / own["steps"])
+
+
+@exhibit(
+    "own-state",
+    'an optimizer that keeps state under a name (`self.state["global"]`)',
+    {**dict.fromkeys(("zero", "pp", "ps", "local-sgd"), "belongs to no parameter"), **BY_ROWS},
+)
+class OwnState(Small):
+    """It is saved and resumed."""
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return _Slowing(model.parameters(), lr=0.3)

@@ -292,3 +292,27 @@ class StridesTerms(Strides):
         main = F.cross_entropy(model(features), labels, reduction="none")
         sizes = model(features.flip(1)).square().sum()
         return Loss(main.sum(), len(main), {"size": Loss(0.1 * sizes, len(main))})
+
+
+class _Extra(nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {"passes": 0}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+@exhibit("extra-state", "`get_extra_state`", {"*": "not a tensor"}, sparse=True, plain=False)
+class ExtraState(Small):
+    """What a state_dict holds beside tensors."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(_Extra(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+
+
+@exhibit("lazy", "lazy modules that were never called", {"*": "has no size yet"}, sparse=True, plain=False)
+class Lazy(Small):
+    """`nn.LazyLinear`."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(16), nn.Tanh(), nn.Linear(16, CLASSES))

@@ -27,6 +27,7 @@ from paceline.strategies.base import (
     ShardWork,
     StepWork,
 )
+from paceline.strategies.buffer_snapshot import BufferSnapshot
 from paceline.strategies.buffers import Rows as BufferRows
 from paceline.strategies.buffers import gather_rows
 from paceline.strategies.combination import Combination
@@ -308,6 +309,7 @@ class FsdpReplica(SequentialReplica):
         rows: Rows = {}
         metrics = named_reach(metrics, self._reduction.blocks)
         modes = [(module, module.training) for module in self.model.modules()]
+        buffers = BufferSnapshot(module for module, _ in modes)
         self.model.eval()
         try:
             with torch.no_grad(), seeds.preserved():
@@ -322,11 +324,13 @@ class FsdpReplica(SequentialReplica):
                                 measured = metrics(self.model, self._placed(batch))
                             check_measured(measured, self._reduction.blocks)
                             rows[work.number, shard.index, part] = measured
+                            buffers.restore_moved()
                             self._reduction.end_forward()
                     while not self._reduction.over:
                         self._reduction.follow(None)
             self._reduction.check_passes("evaluation")
         finally:
+            buffers.restore()
             for module, mode in modes:
                 module.training = mode
         return rows

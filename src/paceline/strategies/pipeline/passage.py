@@ -44,13 +44,19 @@ class Conveyor:
         self._links = Links(world)
         self._first = min(stages)
 
-    def measure(self, program: Program, micros: Sequence[Micro], function: Function) -> dict[int, Any]:
-        """Go forward only; gives, on the worker of the last stage, what the function made of each micro-batch."""
+    def measure(
+        self, program: Program, micros: Sequence[Micro], function: Function, after: Callable[[], None]
+    ) -> dict[int, Any]:
+        """Go forward only; gives, on the worker of the last stage, what the function made of each micro-batch.
+
+        `after` is called after each pass through a stage.
+        """
         run = _Pass(self._links, self._world, micros)
         made: dict[int, Any] = {}
         for action in program:
             if action.kind is Kind.FORWARD:
                 value = self._forward(run, action, function)
+                after()
                 if self._stages[action.stage].last:
                     made[action.micro] = value
             else:

@@ -19,6 +19,7 @@ from paceline.strategies.base import (
     ShardWork,
     StepWork,
 )
+from paceline.strategies.buffer_snapshot import BufferSnapshot
 from paceline.strategies.buffers import Buffers, gather_rows
 from paceline.strategies.late import LateSum
 from paceline.strategies.pieces import Catalogue, Held, Read
@@ -35,6 +36,7 @@ from paceline.strategies.recompute import recompute_blocks
 from paceline.strategies.refusals import refuse_sparse
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import check_trainable
+from paceline.strategies.state import check_own_entries
 from paceline.strategies.trained import Trained, Writes, check_held
 from paceline.task import Loss
 from paceline.world import World, all_gather_object, broadcast_object, seeds
@@ -65,6 +67,7 @@ class PipelineReplica:
         Buffers(self.model, parts.buffer_rules, parts.shards)  # checks the rules against the whole model
         optimizer = parts.optimizer(self.model)
         check_held(self.model, optimizer)
+        check_own_entries(optimizer, kept=False)
         if self._place.size > 1:
             from paceline.strategies.sharded import check_elementwise  # which loads DTensor: 0.8 s
 
@@ -252,6 +255,7 @@ class PipelineReplica:
             self._agree_on_cut(self._propose(batches, metrics))
         rows: Rows = {}
         modes = [(one, one.training) for stage in self._stages.values() for one in stage.body.modules()]
+        buffers = BufferSnapshot(dict.fromkeys(module for module, _ in modes))
         for module, _ in modes:
             module.training = False
         self._rows.gather()
@@ -260,12 +264,15 @@ class PipelineReplica:
                 for work in chained(seen, works):
                     for micros in self._rounds(work):
                         programs_ = forward_programs(self._pipe.size, self._stage_count, len(micros))
-                        made = self._conveyor.measure(programs_[self._pipe.rank], micros, metrics)
+                        made = self._conveyor.measure(
+                            programs_[self._pipe.rank], micros, metrics, buffers.restore_moved
+                        )
                         rows |= {
                             (work.number, micros[place].shard, micros[place].part): row
                             for place, row in made.items()
                         }
         finally:
+            buffers.restore()
             for module, mode in modes:
                 module.training = mode  # a layer that the user froze stays frozen
             self._rows.let_go()

@@ -1,0 +1,79 @@
+"""The buffers of a model as they were before passes that must leave no trace: those of an evaluation.
+
+Each worker measures other batches, so a buffer that evaluation moved would part between the workers, and a metric that
+reads one would depend on which batches this worker had before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from paceline.strategies.buffers import mark
+
+
+class _Entry(NamedTuple):
+    module: nn.Module
+    name: str
+    tensor: Tensor
+    before: Tensor
+
+
+class BufferSnapshot:
+    """Puts buffers back after each batch of an evaluation, and after the whole."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._entries = [
+            _Entry(module, name, value, _here(value).clone())
+            for module in modules
+            for name, value in module._buffers.items()  # noqa: SLF001  (their own names, without those of children)
+            if value is not None
+        ]
+        self._marks = [mark(entry.tensor) for entry in self._entries]
+        self._moving: set[int] | None = None
+        """Which ones a batch has moved; the first is asked by value, for not every kernel counts its writes."""
+
+    def restore_moved(self) -> None:
+        """Put back what the batch before moved."""
+        if not self._entries:
+            return
+        if self._moving is None:
+            self._moving = {place for place, entry in enumerate(self._entries) if _moved(entry)}
+        for place, entry in enumerate(self._entries):
+            if place in self._moving or self._marks[place] != _now(entry):
+                self._restore(place)
+
+    def restore(self) -> None:
+        """Put back all of them."""
+        for place in range(len(self._entries)):
+            self._restore(place)
+
+    def _restore(self, place: int) -> None:
+        entry = self._entries[place]
+        now = entry.module._buffers.get(entry.name)  # noqa: SLF001
+        if now is None or now.shape != entry.tensor.shape or now.dtype != entry.tensor.dtype:
+            return  # a cache that has grown: its module has noted that it did
+        if now is not entry.tensor:
+            entry.module._buffers[entry.name] = entry.tensor  # noqa: SLF001
+        with torch.no_grad():
+            _here(entry.tensor).copy_(entry.before)
+        self._marks[place] = mark(entry.tensor)
+
+
+def _moved(entry: _Entry) -> bool:
+    now = entry.module._buffers.get(entry.name)  # noqa: SLF001
+    return now is not None and not torch.equal(_here(now), entry.before)
+
+
+def _now(entry: _Entry) -> tuple[int, int] | None:
+    now = entry.module._buffers.get(entry.name)  # noqa: SLF001
+    return None if now is None else mark(now)
+
+
+def _here(value: Tensor) -> Tensor:
+    """Return this worker's part of a buffer that is cut up."""
+    part: Tensor = getattr(value, "_local_tensor", value)
+    return part.detach()

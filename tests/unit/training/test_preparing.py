@@ -1,0 +1,58 @@
+"""Models that could not be saved, or trained, are refused when they are prepared."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.checkpoint.tensors import is_writable
+from paceline.errors import PacelineError
+from paceline.strategies.base import Exactness
+from paceline.training.options import RunOptions
+from paceline.training.preparing import new_parts
+
+
+class _Extra(nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {"passes": 0}
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        (
+            nn.Linear(2, 2, dtype=torch.complex128),
+            "weight is of type torch.complex128, which no checkpoint can hold",
+        ),
+        (_Extra(2, 2), "cannot hold _extra_state of the model's state: it is a dict, not a tensor"),
+        (nn.Sequential(nn.LazyLinear(2)), "0.weight has no size yet"),
+    ],
+)
+def test_a_model_that_could_not_be_saved_is_refused_at_once(
+    model: nn.Module, line: str, given: bool, tmp_path: Path
+) -> None:
+    with pytest.raises(PacelineError, match=re.escape(line)):
+        _prepare(model if given else lambda: model, tmp_path)
+
+
+def test_what_is_never_saved_may_have_any_type() -> None:
+    model = nn.Linear(2, 2, dtype=torch.complex128)
+    assert _prepare(lambda: model, None) is model
+
+
+def test_types_that_a_file_can_hold() -> None:
+    held = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool, torch.int64)
+    assert all(map(is_writable, held))
+    assert not is_writable(torch.complex128)
+
+
+def _prepare(model: Any, out: Path | None) -> nn.Module:
+    options = RunOptions(out=out)
+    cpu = torch.device("cpu")
+    return new_parts(options, Exactness.BITWISE, cpu, model, lambda _: None, None, None, None).model  # type: ignore[arg-type,return-value]
