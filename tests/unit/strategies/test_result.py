@@ -67,11 +67,11 @@ def test_finish_leaves_a_small_gradient_alone() -> None:
     ],
 )
 def test_a_weight_of_any_kind_is_one_number(weight: Weight) -> None:
-    entry = ledger_entry(Loss(torch.tensor(1.5, dtype=torch.float64), weight))
+    entry = ledger_entry(Loss(torch.tensor(1.5, dtype=torch.float64), weight), 4)
     assert entry.dtype == torch.float32
     assert entry.tolist() == [1.5, float(weight)]
     elsewhere = ledger_entry(
-        Loss(torch.tensor(1.5, device="meta"), weight)
+        Loss(torch.tensor(1.5, device="meta"), weight), 4
     )  # as on a GPU, without the numbers
     assert (elsewhere.shape, elsewhere.dtype) == (entry.shape, entry.dtype)
 
