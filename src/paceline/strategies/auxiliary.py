@@ -114,7 +114,7 @@ class Auxiliary:
             if entry is None:
                 continue
             # A term without any weight in this step has nothing to say.
-            share = torch.where(entry[1] > 0, size / entry[1], 0.0)
+            share = torch.where(entry[1] != 0, size / entry[1], 0.0)
             for parameter, gradient in zip(self._parameters, gradients, strict=True):
                 if gradient is not None:
                     gradient.mul_(share)

@@ -23,6 +23,7 @@ from paceline.strategies.base import LossFunction, MetricsFunction, Parts, Rows,
 from paceline.strategies.buffer_snapshot import BufferSnapshot
 from paceline.strategies.buffers import Buffers
 from paceline.strategies.buffers import Rows as BufferRows
+from paceline.strategies.guards import check_step_hooks
 from paceline.strategies.pieces import Box, Catalogue, Held, Read, hold, unite
 from paceline.strategies.recompute import check_passes, recompute_blocks
 from paceline.strategies.result import StepResult
@@ -62,6 +63,8 @@ class SequentialReplica:
             self.model.compile()  # in place: the module keeps its type and its names
         self.optimizer = parts.optimizer(self.model)
         check_own_entries(self.optimizer, kept=self.adapts)
+        if not self.whole and parts.kept is None:
+            check_step_hooks(self.optimizer)
         self.scheduler = parts.scheduler(self.optimizer)
         self.precision = parts.precision
         self.scaler = parts.scaler or parts.precision.scaler()

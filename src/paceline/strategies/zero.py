@@ -8,12 +8,14 @@ optimizer computes what it would alone, and the bits are those of one process.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from paceline.errors import InputError
 from paceline.strategies.base import Parts
@@ -56,6 +58,8 @@ class ZeroReplica(DdpReplica):
     def __init__(self, parts: Parts, world: World) -> None:
         super().__init__(parts, world)
         check_held(self.model, self.optimizer)
+        if parts.kept is None:
+            _check_apart(self.optimizer)
         dealt = [
             parameter
             for group in self.optimizer.param_groups
@@ -163,6 +167,17 @@ class ZeroReplica(DdpReplica):
                 # The optimizer goes on with the very tensors it is given.
                 wanted[key] = read(key, Box.whole(form.shape)).clone()
         self.load(unite(wanted, rest))
+
+
+def _check_apart(optimizer: Optimizer) -> None:
+    """Raise for an optimizer whose update of one parameter may depend on others: each worker updates some of them alone."""
+    kind = type(optimizer)
+    step = inspect.unwrap(kind.step)
+    if not step.__module__.startswith("torch.optim") and not getattr(optimizer, "elementwise", False):
+        raise InputError(
+            f"--shard-optimizer has each worker update some parameters, and {kind.__name__} may look across parameters (a norm "
+            "of all gradients). Leave --shard-optimizer out; if it does not, say so in its class: elementwise = True."
+        )
 
 
 Message = tuple[int, list[nn.Parameter]]

@@ -94,10 +94,34 @@ class _Slowing(Optimizer):
 @exhibit(
     "own-state",
     'an optimizer that keeps state under a name (`self.state["global"]`)',
-    {**dict.fromkeys(("zero", "pp", "ps", "local-sgd"), "belongs to no parameter"), **BY_ROWS},
+    {
+        **dict.fromkeys(("pp", "ps", "local-sgd"), "belongs to no parameter"),
+        **BY_ROWS,
+        "zero": "may look across parameters",
+    },
 )
 class OwnState(Small):
     """It is saved and resumed."""
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         return _Slowing(model.parameters(), lr=0.3)
+
+
+def _clip(optimizer: Optimizer, *_: Any) -> None:
+    held = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+    nn.utils.clip_grad_norm_(held, 0.2)
+
+
+@exhibit(
+    "step-hook",
+    "`optimizer.register_step_pre_hook` that looks across parameters",
+    dict.fromkeys(("zero", "fsdp", "pp", "tp", "ps"), "has a hook of register_step_pre_hook"),
+    plain=False,
+)
+class StepHook(Small):
+    """Clips in the hook."""
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        made = super().optimizer(model)
+        made.register_step_pre_hook(_clip)
+        return made

@@ -21,6 +21,7 @@ from paceline.strategies.base import (
 )
 from paceline.strategies.buffer_snapshot import BufferSnapshot
 from paceline.strategies.buffers import Buffers, gather_rows
+from paceline.strategies.guards import check_step_hooks
 from paceline.strategies.late import LateSum
 from paceline.strategies.pieces import Catalogue, Held, Read
 from paceline.strategies.pipeline.call import Function, call_of
@@ -68,6 +69,8 @@ class PipelineReplica:
         optimizer = parts.optimizer(self.model)
         check_held(self.model, optimizer)
         check_own_entries(optimizer, kept=False)
+        if parts.kept is None:
+            check_step_hooks(optimizer)
         if self._place.size > 1:
             from paceline.strategies.sharded import check_elementwise  # which loads DTensor: 0.8 s
 
