@@ -95,6 +95,8 @@ class Outcome:
     """How many workers were started in place of lost ones."""
     interrupted: int | None = None
     """The signal that asked for the end, if one did."""
+    at_once: bool = False
+    """Whether the workers were ended where they stood, and not let go behind a step."""
     saved_at: int | None = None
     """The step of the checkpoint that such an end left, where it left one."""
     lost: tuple[int, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 from paceline.errors import InputError
 from paceline.launch.base import Outcome
+from paceline.observe.events import Note, RunStarted
 from paceline.training import folder
 
 _FILES = {
@@ -108,9 +110,25 @@ class RunFolder:
             self._keep = not self._temporary and (begun or folder.has_run(self.path))
             if self._spec_before is not None:  # what was refused must not speak for the run that is there
                 (self.path / folder.SPEC).write_bytes(self._spec_before)
+        elif failure is None and outcome.interrupted and not outcome.at_once and self._nothing_done():
+            self._keep = False
+            print(f"no step was finished, so nothing of this run is kept in {self.path}", file=sys.stderr)  # noqa: T201
         elif failure is not None and self._temporary:
             self._keep = True
             print(f"the output of every rank is in {self.path / 'logs'}", file=sys.stderr)  # noqa: T201
+
+    def _nothing_done(self) -> bool:
+        """Return whether a run in the user's folder has begun and got no further: nobody could go on with it."""
+        if self._temporary or self._found is None or folder.has_run(self.path):
+            return False
+        events = self.path / folder.EVENTS
+        if not events.exists() or events in self._found:
+            return False
+        try:
+            kinds = {json.loads(line)["kind"] for line in events.read_text().splitlines()}
+        except (ValueError, LookupError, TypeError):  # torn: whatever it was, something was done
+            return False
+        return kinds <= {RunStarted.kind, Note.kind}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

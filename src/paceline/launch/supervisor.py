@@ -101,6 +101,7 @@ class Supervisor:
             failure=self._ending.cause,
             errors=self._membership.errors,
             interrupted=ending.interrupted or noticed,
+            at_once=ending.interrupted is not None,
             saved_at=run_folder.newest_step(self._plan.out) if noticed and self._plan.out else None,
             restarts=self._membership.restarts,
             lost=tuple(sorted(self._without)),

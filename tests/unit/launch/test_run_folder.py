@@ -84,6 +84,39 @@ def test_a_run_that_has_begun_keeps_everything_however_it_ends(tmp_path, failure
     assert files(tmp_path / "a") == {*WRITTEN, "spec.json"}
 
 
+STARTED, STEPPED = '{"kind":"run_started"}\n{"kind":"note"}\n', '{"kind":"step"}\n'
+
+
+@pytest.mark.parametrize(
+    ("events", "at_once", "kept"),
+    [
+        (STARTED, False, False),
+        (STARTED, True, True),  # what was done may not have been written yet
+        (STARTED + STEPPED, False, True),
+        (STARTED + '{"ki', False, True),
+    ],
+)
+def test_a_run_interrupted_before_its_first_step_leaves_the_folder_free(
+    tmp_path, capsys, events, at_once, kept
+):
+    write(tmp_path / "a", "notes.txt")
+    with RunFolder(tmp_path / "a", {}) as made:
+        write(made.path, *WRITTEN)
+        (made.path / "events.jsonl").write_text(events)
+        made.settle(Outcome(results=(), interrupted=2, at_once=at_once))
+    assert files(tmp_path / "a") == {"notes.txt", *((*WRITTEN, "spec.json") if kept else ())}
+    assert ("no step was finished" in capsys.readouterr().err) is not kept
+
+
+def test_a_checkpoint_or_another_runs_events_are_never_taken_away(tmp_path):
+    for name, before in (("a", "checkpoints/step-4/x"), ("b", "events.jsonl")):
+        write(tmp_path / name, before)
+        with RunFolder(tmp_path / name, {}) as made:
+            (made.path / "events.jsonl").write_text(STARTED)
+            made.settle(Outcome(results=(), interrupted=2))
+        assert files(tmp_path / name) == {before, "events.jsonl", "spec.json"}
+
+
 def test_two_launches_never_share_a_folder(tmp_path):
     with RunFolder(tmp_path / "a", {"first": True}) as first:
         with pytest.raises(InputError, match=r"another launch is at work in .*a\. .*choose another --out"):
