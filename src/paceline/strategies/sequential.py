@@ -262,7 +262,7 @@ class SequentialReplica:
             self._give(self._tree.nodes[0][1])
         for parameter in self.sparse:
             if parameter.grad is not None:
-                parameter.grad = parameter.grad.coalesce()
+                parameter.grad = sparse.coalesced(parameter.grad)
 
     def _result(self, entry: Tensor) -> StepResult:
         """Give what the step came to, from the combined ledger."""

@@ -48,9 +48,19 @@ def made_of(rows: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
     )
 
 
+def coalesced(gradient: Tensor) -> Tensor:
+    """Return the gradient of a table with each row once, in order; raise where it is no gradient of rows."""
+    if not gradient.is_sparse:
+        raise InputError(
+            f"an embedding of shape {tuple(gradient.shape)} has sparse=True, but its gradient is dense: its weight is also used "
+            "otherwise (tied with a head, in a penalty). Leave sparse=True out."
+        )
+    return gradient.coalesce()
+
+
 def parts_of(gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Give the row numbers of a gradient, in order and each once, and their values."""
-    gradient = gradient.coalesce()
+    gradient = coalesced(gradient)
     return gradient.indices()[0], gradient.values()
 
 
@@ -70,7 +80,7 @@ def add(left: Gradients, right: Gradients) -> Gradients:
 def _add_rows(left: Tensor | None, right: Tensor | None) -> Tensor | None:
     if left is None or right is None:
         found = right if left is None else left
-        return None if found is None else found.coalesce()
+        return None if found is None else coalesced(found)
     (left_rows, left_values), (right_rows, right_values) = parts_of(left), parts_of(right)
     rows, places = torch.unique(torch.cat([left_rows, right_rows]), return_inverse=True)
     left_places, right_places = places[: len(left_rows)], places[len(left_rows) :]
@@ -83,7 +93,7 @@ def _add_rows(left: Tensor | None, right: Tensor | None) -> Tensor | None:
 
 def take(sparse: Sequence[nn.Parameter]) -> Gradients:
     """Take the gradients of a finished shard, coalesced."""
-    taken: Gradients = [None if one.grad is None else one.grad.coalesce() for one in sparse]
+    taken: Gradients = [None if one.grad is None else coalesced(one.grad) for one in sparse]
     for one in sparse:
         one.grad = None
     return taken

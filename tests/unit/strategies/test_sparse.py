@@ -99,3 +99,9 @@ def test_terms_beside_rows_are_refused() -> None:
     sparse.check_terms([])
     with pytest.raises(InputError, match="auxiliary terms"):
         sparse.check_terms([nn.Parameter(torch.zeros(1))])
+
+
+def test_a_dense_gradient_of_a_table_is_refused_in_one_line() -> None:
+    rows = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1, 2), (3, 2))
+    with pytest.raises(InputError, match="its gradient is dense"):
+        sparse.add([rows], [torch.ones(3, 2)])
