@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 import numpy as np
 import torch
@@ -62,27 +62,42 @@ def own_entries(state: Mapping[Any, Any]) -> dict[str, Any]:
     return {key: entry for key, entry in state.items() if isinstance(key, str)}
 
 
+_watched: WeakSet[Optimizer] = WeakSet()
+"""Optimizers whose first step is looked at. The look stays where it is: torch goes through a step's hooks as they are."""
+
+
 def check_own_entries(optimizer: Optimizer, *, kept: bool) -> None:
-    """Raise after the first step where an optimizer keeps what a checkpoint cannot hold, or what this strategy does not."""
+    """Raise, now or after the first step, where an optimizer keeps what a checkpoint or this strategy cannot hold."""
+    _check_own_entries(optimizer, kept=kept)
+    if optimizer in _watched:
+        return
+    _watched.add(optimizer)
+    looked = False
 
-    def look(*_: Any) -> None:
-        handle.remove()
-        own = own_entries(optimizer.state)
-        kind = type(optimizer).__name__
-        if own and not kept:
-            raise InputError(
-                f"{kind} keeps state {next(iter(own))!r} that belongs to no parameter, and this strategy cuts the optimizer's "
-                "state up by parameters. Use --strategy ddp."
-            )
-        strange = [key for key in optimizer.state if not isinstance(key, str | Tensor)]
-        if strange:
-            raise InputError(
-                f"{kind} keeps state under {strange[0]!r:.40}, which is neither a parameter nor a name, so no checkpoint could "
-                "hold it. Use a name: self.state['global']."
-            )
-        plain(dict(own), f"the state of {kind}")
+    def look(stepped: Optimizer, *_: Any) -> None:
+        nonlocal looked
+        if not looked:
+            looked = True
+            _check_own_entries(stepped, kept=kept)
 
-    handle = optimizer.register_step_post_hook(look)
+    optimizer.register_step_post_hook(look)
+
+
+def _check_own_entries(optimizer: Optimizer, *, kept: bool) -> None:
+    own = own_entries(optimizer.state)
+    kind = type(optimizer).__name__
+    if own and not kept:
+        raise InputError(
+            f"{kind} keeps state {next(iter(own))!r} that belongs to no parameter, and this strategy cuts the optimizer's "
+            "state up by parameters. Use --strategy ddp."
+        )
+    strange = [key for key in optimizer.state if not isinstance(key, str | Tensor)]
+    if strange:
+        raise InputError(
+            f"{kind} keeps state under {strange[0]!r:.40}, which is neither a parameter nor a name, so no checkpoint could "
+            "hold it. Use a name: self.state['global']."
+        )
+    plain(dict(own), f"the state of {kind}")
 
 
 def _names(model: nn.Module, optimizer: Optimizer) -> list[str]:
