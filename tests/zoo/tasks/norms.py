@@ -185,7 +185,7 @@ class _Late(nn.Module):
 @exhibit(
     "late-buffer",
     "a buffer without a rule that begins to change later, through `.data`",
-    {"*": "began to change after the first step", **NOT_FOLLOWED},
+    {"*": "began to change after the first step", "single": None, **NOT_FOLLOWED},
     plain=False,
 )
 class LateBuffer(Small):
