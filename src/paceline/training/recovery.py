@@ -132,6 +132,7 @@ class Recovery:
         while True:
             pulse.begin(_KINDS[kind], self._run.position.number)
             try:
+                self._run.check_left()
                 value = action()
             except Exception as error:
                 if not (self.survives(error) or self._tries_again(kind, error)):

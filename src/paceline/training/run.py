@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +48,7 @@ from paceline.training.handle import Handle
 from paceline.training.handover import BEGINNING, CHECKPOINT, WORKERS, Source
 from paceline.training.horizon import KEY as HORIZON
 from paceline.training.journal import Journal
+from paceline.training.leaving import WAIT, Leaving
 from paceline.training.listeners import Listeners
 from paceline.training.loop_guard import LoopGuard
 from paceline.training.loop_state import LoopState, Values
@@ -56,7 +58,7 @@ from paceline.training.position import Position
 from paceline.training.preparing import MakeModel, MakeOptimizer, MakeScheduler, kept_parts, new_parts
 from paceline.training.receipt import Start
 from paceline.training.recorder import describe_start, open_records
-from paceline.training.recovery import Recovery
+from paceline.training.recovery import Recovery, RolledBackError
 from paceline.training.saving import Saving
 from paceline.training.step import Step
 from paceline.training.stepping import Stepping
@@ -115,6 +117,7 @@ class Run:
         """Whether this worker has joined a run that is in a later call of `steps`."""
         self.loop_state = LoopState()
         """What the loop has registered beside model, optimizer and schedule."""
+        self._leaving = Leaving()
         self._states: Values = {}
         """What that was where the run goes on, should it go back."""
         self._records = open_records(options, self.world)
@@ -311,6 +314,9 @@ class Run:
         feed = data if isinstance(data, Feed) else self.feed(data, batch_size=batch_size)
         try:
             yield from self._phase(phase, feed, epochs, steps, clip, after_epoch)
+        except GeneratorExit:
+            self._note_left(phase)
+            raise
         finally:
             self._taken_back = False
             if feed is not data:
@@ -331,6 +337,8 @@ class Run:
         clip: float | None,
         after_epoch: Callable[[int], None] | None,
     ) -> Iterator[Step]:
+        if self._leaving.pending:
+            self._recovery.together(SAVE, lambda: None)
         check_batch_size(self._meta.setdefault("batch_size", feed.batch_size), feed.batch_size)
         self._begun = feed, clip
         self._catches_up |= self._recovery.waiting_to_join
@@ -367,6 +375,7 @@ class Run:
         self.ended = False
         while not self.ended:
             yield from stepping.take()
+            self._note_left(phase)
             self._journal.settle()
             self._saving.at_the_end()
             # A worker may have been lost in that very checkpoint, and steps with it.
@@ -376,10 +385,22 @@ class Run:
     def finish(self) -> None:
         """Save what a loop did that was left with `break`; for whoever started the run, when its function has returned."""
         if self._begun is not None and not (self.ended or self._catches_up):
+            self._note_left(self.position.phase)
             self._journal.settle()
+            with suppress(RolledBackError):
+                self._recovery.together(SAVE, lambda: None)  # all are to have left at the same step
             self._saving.at_the_end()
             self.ended = True
             self._records.finish()
+
+    def _note_left(self, phase: int) -> None:
+        """Tell the others that this worker has left a call of `steps`; an iterator may be closed long after the next began."""
+        if phase == self.position.phase and not (self._recovery.waiting_to_join or self._catches_up):
+            self._leaving.note(self.world, phase, self.position.number)
+
+    def check_left(self) -> None:
+        """Raise where this worker has left a call of `steps` at another step than the others."""
+        self._leaving.check(self.world, WAIT * self.options.hang_timeout)
 
     def _close_feed(self, feed: Feed) -> None:
         self._feeds.remove(feed)

@@ -31,7 +31,9 @@ def steep(run: paceline.Run, clip: float | None, steps: int) -> tuple[str, bool,
                 scores = model(features)
                 losses = F.cross_entropy(scores, labels, reduction="none")
                 if step.number == BAD:
-                    losses = losses + (scores - scores.detach()).square().sum(1).sqrt()  # 0, whose slope is infinite
+                    losses = (
+                        losses + (scores - scores.detach()).square().sum(1).sqrt()
+                    )  # 0, whose slope is infinite
                 step.backward(Loss.mean(losses))
             step.apply()
     except NonFiniteLossError as error:
@@ -51,7 +53,9 @@ def train(strategy: str, workers: int, *arguments: Any, **options: Any) -> tuple
     return found
 
 
-@pytest.mark.parametrize(("strategy", "workers"), [("single", 1), ("dp", 2), ("ddp", 2), ("fsdp", 2), ("ps", 2), ("local-sgd", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "workers"), [("single", 1), ("dp", 2), ("ddp", 2), ("fsdp", 2), ("ps", 2), ("local-sgd", 2)]
+)
 def test_with_a_norm_it_is_found_before_the_update(strategy: str, workers: int) -> None:
     words, finite, number = train(strategy, workers, 1.0, 6)
     assert words.startswith(f"step {BAD}: the norm of the gradient is nan, though the loss is ")
@@ -64,9 +68,7 @@ def test_with_a_norm_it_is_found_before_the_update(strategy: str, workers: int) 
 @pytest.mark.parametrize(("strategy", "workers"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
 def test_without_one_the_next_step_says_what_is_true(strategy: str, workers: int) -> None:
     with pytest.raises(WorkerFailedError) as caught:
-        paceline.launch(
-            steep, None, 6, strategy=strategy, workers=workers, shards=2, threads=1
-        )
+        paceline.launch(steep, None, 6, strategy=strategy, workers=workers, shards=2, threads=1)
     words = str(caught.value)
     assert f"step {BAD + 1}: the loss is nan. 0.weight was no number before this step began" in words
     assert "samples" not in words

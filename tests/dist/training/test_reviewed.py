@@ -133,6 +133,28 @@ def test_an_exception_behind_the_last_step_ends_the_launch_and_no_result_is_miss
     assert "cannot draw the curve" in "".join(caught.value.__notes__)
 
 
+def leave_apart(run: Run) -> None:
+    """Leave the loop by a number of each worker's own."""
+    prepared(run, nn.Linear(4, 1))
+    for step in run.steps(data(), batch_size=8, epochs=2):
+        step.compute(task_loss)
+        if step.number == 1 + run.world.rank:
+            break
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_workers_that_leave_the_loop_at_different_steps_are_told(keeps: bool, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"rank 0 left the loop of run\.steps behind step 1, "):
+        paceline.launch(
+            leave_apart,
+            workers=2,
+            threads=1,
+            device="cpu",
+            hang_timeout=5.0,
+            out=tmp_path / "run" if keeps else None,
+        )
+
+
 class Stream(IterableDataset[tuple[Tensor, Tensor]]):
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         yield from (data()[index] for index in range(SAMPLES))
@@ -192,14 +214,18 @@ class Frozen(nn.Module):
 
 def train(run: Run, kind: str, double: bool = False) -> tuple[str, dict[str, Tensor]]:
     """Train one of the models above."""
-    model = {"Recomputed": Recomputed, "Late": Late, "Frozen": Frozen, "Linear": lambda: nn.Linear(4, 1)}[kind]()
+    model = {"Recomputed": Recomputed, "Late": Late, "Frozen": Frozen, "Linear": lambda: nn.Linear(4, 1)}[
+        kind
+    ]()
     plain = data()
     if double:
         model, plain = model.double(), TensorDataset(*(column.double() for column in plain.tensors))
     replica = run.prepare_replica(model, lambda made: torch.optim.SGD(made.parameters(), lr=0.05))
     for step in run.steps(plain, batch_size=7, epochs=2):
         step.compute(task_loss)
-        run.evaluate(plain, lambda model, batch: {"loss": paceline.Mean(losses(model, batch).sum(), len(batch[0]))})
+        run.evaluate(
+            plain, lambda model, batch: {"loss": paceline.Mean(losses(model, batch).sum(), len(batch[0]))}
+        )
     state = replica.state()["model"]
     return weights_sha256(state), state
 
@@ -208,7 +234,9 @@ def train(run: Run, kind: str, double: bool = False) -> tuple[str, dict[str, Ten
 def test_activations_computed_again_draw_the_same(strategy: str, workers: int) -> None:
     alone = paceline.launch(train, "Recomputed", strategy="single", shards=3, threads=1, device="cpu")[0][0]
     for _ in range(2):
-        found = paceline.launch(train, "Recomputed", strategy=strategy, workers=workers, shards=3, threads=1, device="cpu")
+        found = paceline.launch(
+            train, "Recomputed", strategy=strategy, workers=workers, shards=3, threads=1, device="cpu"
+        )
         assert {weights for weights, _ in found} == {alone}
 
 
