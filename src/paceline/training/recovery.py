@@ -27,7 +27,7 @@ from paceline.training.position import Position
 from paceline.training.transfer import broadcast_state
 from paceline.world import World, all_gather_object, broadcast_object, connect
 from paceline.world.interruption import InterruptibleStore, Interruption
-from paceline.world.loss import is_lost_peer
+from paceline.world.loss import is_lost_peer, may_come_of_a_break
 from paceline.world.points import REGROUP, reach
 from paceline.world.pulse import Kind, Phase
 
@@ -109,7 +109,7 @@ class Recovery:
         if not (self._begun and self.membership.elastic):
             return False
         if self._run.world.interruption.raised:
-            return True
+            return may_come_of_a_break(error)
         if not is_lost_peer(error):
             return False
         # Words can deceive: the user's own code may fail to connect somewhere, and would do so for ever.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.errors import PacelineError
 from paceline.world.interruption import InterruptedWaitError
 from paceline.world.lane import PeerLostError
 from paceline.world.last_words import tell_of_a_lost_peer
@@ -10,3 +11,16 @@ from paceline.world.last_words import tell_of_a_lost_peer
 def is_lost_peer(error: BaseException) -> bool:
     """Say whether an operation failed because another worker is gone."""
     return isinstance(error, PeerLostError | InterruptedWaitError) or tell_of_a_lost_peer(error)
+
+
+def may_come_of_a_break(error: BaseException) -> bool:
+    """Return whether a broken group can have caused this: a KeyError of the user's code has another reason.
+
+    What breaks an operation under way comes as one of these, or is what the user's code made of one of them.
+    """
+    while not isinstance(error, RuntimeError | OSError | PacelineError):
+        before = error.__cause__ or error.__context__
+        if before is None:
+            return False
+        error = before
+    return True

@@ -33,6 +33,8 @@ def make() -> nn.Module:
 class Counting(torch.optim.SGD):
     """An optimizer that counts in plain numbers."""
 
+    elementwise = True
+
     def step(self, closure: Any = None) -> None:
         super().step(closure)
         for group in self.param_groups:

@@ -7,6 +7,7 @@ from paceline.training.handover import Source
 from paceline.training.membership import EVALUATE, STEP, FixedMembership
 from paceline.training.position import Position
 from paceline.training.recovery import Recovery, _Member
+from paceline.world.interruption import InterruptedWaitError, Interruption
 
 
 def member(finished: int, number: int, kind: str = STEP, redone: int = 0) -> _Member:
@@ -41,3 +42,18 @@ def test_all_know_of_steps_that_one_has_gone_back_by() -> None:
     assert gone == [Position(number=7)]
     # And what was gone back by counts on when the next attempt goes back no further.
     assert stand(recovery, 7, member(11, 7, redone=1)) == (False, 12, 1, False)
+
+
+def test_an_error_of_the_user_s_code_is_not_the_break_it_came_with() -> None:
+    interruption = Interruption()
+    interruption.interrupt()
+    recovery = Recovery(
+        SimpleNamespace(world=SimpleNamespace(interruption=interruption)),  # type: ignore[arg-type]
+        SimpleNamespace(elastic=True, newcomer=False),  # type: ignore[arg-type]
+    )
+    recovery._begun = True
+    assert not recovery.survives(KeyError("label"))
+    assert recovery.survives(RuntimeError("Connection closed by peer"))
+    told = ValueError("could not measure")
+    told.__cause__ = InterruptedWaitError("the group is broken")
+    assert recovery.survives(told)
