@@ -125,7 +125,7 @@ class Methods(Ordinary):
         return Row()
 
     def loss(self, model: nn.Module, batch: list[Tensor]) -> Loss:
-        scores = F.linear(model.encode(batch[0]), model.head.weight, model.head.bias)  # type: ignore
+        scores = F.linear(model.encode(batch[0]), model.head.weight, model.head.bias)
         return Loss.mean(F.cross_entropy(scores, batch[1], reduction="none"))
 
 
@@ -152,7 +152,7 @@ class MeasuresBlocks(Methods):
 
     def metrics(self, model: nn.Module, batch: list[Tensor]) -> dict[str, Mean]:
         model(batch[0])
-        return {"norm": Mean(float(model.blocks[0][0].weight.square().sum()), 1)}  # type: ignore
+        return {"norm": Mean(float(model.blocks[0][0].weight.square().sum()), 1)}
 
 
 class Made(Ordinary):
@@ -187,7 +187,7 @@ class MadeWords(Made, Words):
 def hooked() -> nn.Module:
     """Return a model with a hook on a parameter."""
     model = Ordinary().model()
-    model[0].weight.register_hook(lambda gradient: gradient * 0.5)  # type: ignore
+    model[0].weight.register_hook(lambda gradient: gradient * 0.5)
     return model
 
 
@@ -247,7 +247,7 @@ class Noted(Ordinary):
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         groups = {
-            decays: [one for one in model.parameters() if one.decays is decays]  # type: ignore
+            decays: [one for one in model.parameters() if one.decays is decays]
             for decays in (True, False)
         }
         return torch.optim.AdamW(

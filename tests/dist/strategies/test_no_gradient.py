@@ -1,4 +1,4 @@
-"""A parameter without a gradient stays as it is, weight decay and momentum included: on any number of workers, as in one process."""
+"""A parameter without a gradient stays as it is, weight decay and momentum included, on any number of workers."""
 
 from __future__ import annotations
 

@@ -64,26 +64,23 @@ CASES: dict[str, Case] = {
     ),
     "a hook on a parameter": Case(
         partial(Made, model=ordinary.hooked),
-        {one: r"0\.weight has a hook \(register_hook\)" for one in ("fsdp", "tp")},
+        dict.fromkeys(("fsdp", "tp"), r"0\.weight has a hook \(register_hook\)"),
     ),
     "a parameter that is held twice": Case(
         partial(Made, model=ordinary.kept_twice),
-        {one: r"listed holds the parameter head\.weight a second time" for one in ("fsdp", "tp")},
+        dict.fromkeys(("fsdp", "tp"), r"listed holds the parameter head\.weight a second time"),
     ),
     "weights changed in the forward pass": Case(
         partial(MadeWords, model=lambda: _words(nn.Embedding(11, 8, max_norm=0.5))),
-        {one: WRITTEN for one in ("fsdp", "ps", "tp", "local-sgd")},
+        dict.fromkeys(("fsdp", "ps", "tp", "local-sgd"), WRITTEN),
     ),
     "sparse embeddings": Case(
         partial(MadeWords, model=lambda: _words(nn.Embedding(11, 8, sparse=True)), optimizer=partial(torch.optim.SGD, lr=0.1)),
-        {one: SPARSE for one in ("fsdp", "pp", "ps", "tp", "local-sgd")},
+        dict.fromkeys(("fsdp", "pp", "ps", "tp", "local-sgd"), SPARSE),
     ),
     "a parameter outside of the model": Case(
         partial(Made, optimizer=lambda held: torch.optim.SGD([*held, nn.Parameter(torch.ones(1))], lr=0.1)),
-        {
-            one: "holds a parameter of shape \\(1,\\) that the model has not"
-            for one in ("fsdp", "pp", "ps", "tp", "local-sgd")
-        },
+        dict.fromkeys(("fsdp", "pp", "ps", "tp", "local-sgd"), "holds a parameter of shape \\(1,\\) that the model has not"),
     ),
     "two types, clipped": Case(
         partial(Made, model=ordinary.mixed(torch.float64), clip=0.1, blocks=["0", "1", "2"]),
@@ -120,7 +117,7 @@ def _words(embedding: nn.Module) -> nn.Module:
 
 def _normed(norm: Any) -> nn.Module:
     model = ordinary.Ordinary().model()
-    model[2] = norm(model[2])  # type: ignore
+    model[2] = norm(model[2])
     return model
 
 

@@ -19,8 +19,8 @@ import paceline
 from paceline import strategies
 from paceline.checkpoint import weights_sha256
 from paceline.data.shards import owned_shards
-from paceline.launch.failures import Failure
 from paceline.launch.actions import Assign, Break
+from paceline.launch.failures import Failure
 from paceline.launch.membership import Membership, Policy
 from paceline.training import trainer
 from paceline.training.membership import STEP, Standing

@@ -1,4 +1,4 @@
-"""More shards than workers, an evaluation, a resume; a loss curve for what is statistical; an operation where no cause is known."""
+"""More shards than workers, an evaluation, a resume; a loss curve for what is statistical; the first operation that differs."""
 
 from __future__ import annotations
 

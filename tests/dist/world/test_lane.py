@@ -73,9 +73,11 @@ def sums(world: World, shards: int, way: str) -> list[list[float]]:
 
 @pytest.mark.parametrize(
     ("way", "workers", "shards"),
-    [("memory", 2, 2), ("memory", 3, 8), ("memory", 4, 5), ("gloo", 3, 8), ("gloo", 2, 5), ("memory", 6, 6)]
-    + [("fenced", 3, 8)]
-    + [("hosts", 4, 4), ("hosts", 4, 8), ("hosts", 4, 7), ("hosts", 6, 13)],
+    [
+        *[("memory", 2, 2), ("memory", 3, 8), ("memory", 4, 5), ("gloo", 3, 8), ("gloo", 2, 5), ("memory", 6, 6)],
+        ("fenced", 3, 8),
+        *[("hosts", 4, 4), ("hosts", 4, 8), ("hosts", 4, 7), ("hosts", 6, 13)],
+    ],
 )
 def test_the_sum_is_the_trees_on_every_worker(way: str, workers: int, shards: int) -> None:
     expected = [node_sum(0, shards, shards, length).tolist() for length in LENGTHS]
@@ -100,10 +102,11 @@ def die_in_the_middle(world: World, note: str) -> None:
 
 def test_a_dead_peer_ends_the_wait_at_once(tmp_path: Path) -> None:
     note = tmp_path / "note"
-    with pytest.raises(WorkerFailedError, match="rank 1 .* SIGKILL"):
+    with pytest.raises(WorkerFailedError, match=r"rank 1 .* SIGKILL"):
         run_workers(die_in_the_middle, 2, str(note))
     seconds, words = note.read_text().split(" ", 1)
-    assert float(seconds) < 30.0  # the wait itself would give up after 300 s; a busy machine may take a moment
+    # The wait itself would give up after 300 s; a busy machine may take a moment.
+    assert float(seconds) < 30.0
     assert "rank 1" in words
 
 
