@@ -145,7 +145,11 @@ def unwanted(session):
         ({}, {}, "there is no role"),
         ({"servers": 2}, {}, "no role has a function"),
         ({"servers": "2"}, {}, "the role servers is '2'"),
-        ({"trainers": Role(unwanted), "servers": 0}, {}, "workers of the role servers is 0, but must be at least 1"),
+        (
+            {"trainers": Role(unwanted), "servers": 0},
+            {},
+            "workers of the role servers is 0, but must be at least 1",
+        ),
         ({"trainers": Role(unwanted), "trainer": 1}, {}, "would have the same name"),
         ({"Trainers": Role(unwanted)}, {}, "'Trainers' is no name for a role"),
         ({"trainers": Role(lambda session: None)}, {}, "is defined inside a function or is a lambda"),

@@ -87,7 +87,9 @@ def lose_a_holder(session):
     desk, keeper = remote.create("server:0", Desk), remote.create("observer:0", Keeper)
     keeper.keep([desk.thing.remote(), desk])
     remote.call("observer:0", ask_for_one)()
-    held = eventually(3, remote.call("server:0", count_alive))  # the call that makes the first may still be on its way
+    held = eventually(
+        3, remote.call("server:0", count_alive)
+    )  # the call that makes the first may still be on its way
     del desk
     still = remote.call("server:0", count_alive)()
     os.kill(remote.call("observer:0", pid)(), signal.SIGKILL)

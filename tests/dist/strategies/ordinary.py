@@ -247,8 +247,7 @@ class Noted(Ordinary):
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         groups = {
-            decays: [one for one in model.parameters() if one.decays is decays]
-            for decays in (True, False)
+            decays: [one for one in model.parameters() if one.decays is decays] for decays in (True, False)
         }
         return torch.optim.AdamW(
             [{"params": held, "weight_decay": 0.5 * decays} for decays, held in groups.items()], lr=0.02

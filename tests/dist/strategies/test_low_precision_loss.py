@@ -37,6 +37,8 @@ def test_gradients_are_over_the_true_weight() -> None:
         }
         wide, (narrow,) = made[torch.float32, 1][0], made[torch.bfloat16, 1]
         for one, other in zip(narrow, wide, strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-6)  # 2e-3 of a gradient of 1 without the correction
+            torch.testing.assert_close(
+                one, other, rtol=0, atol=1e-6
+            )  # 2e-3 of a gradient of 1 without the correction
         for worker in made[torch.bfloat16, 2]:
             assert all(torch.equal(one, other) for one, other in zip(worker, narrow, strict=True))

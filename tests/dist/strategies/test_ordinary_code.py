@@ -214,9 +214,7 @@ def single() -> dict[int, dict[str, Any]]:
     ("strategy", "shards"),
     [("fsdp", 2), ("fsdp", 4), ("ps", 2), ("ps", 4), ("pp", 4), ("tp", 2), ("local-sgd", 4)],
 )
-def test_one_process_or_one_line(
-    strategy: str, shards: int, single: dict[int, dict[str, Any]]
-) -> None:
+def test_one_process_or_one_line(strategy: str, shards: int, single: dict[int, dict[str, Any]]) -> None:
     tuning = Tuning(local_warmup=STEPS) if strategy == "local-sgd" else Tuning()
     several = launched(strategy, 2, shards, tuning)
     wrong = {}

@@ -61,7 +61,11 @@ class Hooked(Base):
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         made = super().loss(model, batch)
         table: Tensor = model.table.weight  # type: ignore[assignment,union-attr]
-        return made if self.kind == "plain" else Loss(made.total, made.weight, {"size": Loss(table.square().sum(), 1)})
+        return (
+            made
+            if self.kind == "plain"
+            else Loss(made.total, made.weight, {"size": Loss(table.square().sum(), 1)})
+        )
 
 
 class Renormed(Base):

@@ -214,7 +214,9 @@ def differently(run: paceline.Run) -> nn.Module:
 
 
 def test_a_change_on_some_workers_only() -> None:
-    with pytest.raises(paceline.InputError, match=r"body.weight began to train .*on rank 0, but not on rank 1"):
+    with pytest.raises(
+        paceline.InputError, match=r"body.weight began to train .*on rank 0, but not on rank 1"
+    ):
         paceline.launch(on_one_rank, strategy="ddp", workers=2, shards=2, threads=1)
     with pytest.raises(paceline.InputError, match=r"or with other values.*seed torch"):
         paceline.launch(differently, strategy="ddp", workers=2, shards=2, threads=1)

@@ -16,7 +16,9 @@ from paceline.verify.request import Request
 TASKS = str(Path(__file__).with_name("broken.py"))
 
 
-def check(task: str, *strategies: str, steps: int = 4, workers: tuple[int, ...] = (2,), **asked: object) -> Report:
+def check(
+    task: str, *strategies: str, steps: int = 4, workers: tuple[int, ...] = (2,), **asked: object
+) -> Report:
     spec = TrainSpec(task=f"tests.dist.verify.broken:{task}", name=task, steps=steps)
     common = {"threads": 1, "device": "cpu", "hash_seed": False}
     return verify(Request(spec=spec, strategies=strategies, workers=workers, **common, **asked))  # type: ignore[arg-type]

@@ -74,7 +74,14 @@ def sums(world: World, shards: int, way: str) -> list[list[float]]:
 @pytest.mark.parametrize(
     ("way", "workers", "shards"),
     [
-        *[("memory", 2, 2), ("memory", 3, 8), ("memory", 4, 5), ("gloo", 3, 8), ("gloo", 2, 5), ("memory", 6, 6)],
+        *[
+            ("memory", 2, 2),
+            ("memory", 3, 8),
+            ("memory", 4, 5),
+            ("gloo", 3, 8),
+            ("gloo", 2, 5),
+            ("memory", 6, 6),
+        ],
         ("fenced", 3, 8),
         *[("hosts", 4, 4), ("hosts", 4, 8), ("hosts", 4, 7), ("hosts", 6, 13)],
     ],
