@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -171,6 +171,15 @@ class Replica(Protocol):
         """
 
 
+class Leaves(NamedTuple):
+    """The tensors that a loop can ask for gradients."""
+
+    shown: Sequence[Tensor]
+    """Those in which the gradients of batches add up, or their sums appear."""
+    hidden: Sequence[Tensor] = ()
+    """Those that have no gradient in a step, or a part of the sums only: a loop has no use for either."""
+
+
 class OpenReplica(Replica, Protocol):
     """A replica that also serves a loop of the user's own, piece by piece."""
 
@@ -189,7 +198,7 @@ class OpenReplica(Replica, Protocol):
     def combine(self) -> None:
         """Make `.grad` hold the sum over the global batch, where it ever does; `apply` does so if nobody has."""
 
-    def leaves(self) -> Sequence[Tensor]:
+    def leaves(self) -> Leaves:
         """Return the tensors that a backward pass of the user's own would leave gradients in."""
 
     def apply(self, clip: float | None) -> StepResult:

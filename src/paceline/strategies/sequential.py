@@ -8,7 +8,7 @@ everyone knows; only where the true weight turns out to be another one (tokens, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from paceline.errors import InputError
 from paceline.reduction import is_mean
 from paceline.strategies import gradients, sparse
 from paceline.strategies.auxiliary import Auxiliary
-from paceline.strategies.base import LossFunction, MetricsFunction, Parts, Rows, ShardWork, StepWork
+from paceline.strategies.base import Leaves, LossFunction, MetricsFunction, Parts, Rows, ShardWork, StepWork
 from paceline.strategies.buffer_snapshot import BufferSnapshot
 from paceline.strategies.buffers import Buffers
 from paceline.strategies.buffers import Rows as BufferRows
@@ -169,9 +169,9 @@ class SequentialReplica:
             self._is_summed = True
             self._finish_combination()
 
-    def leaves(self) -> Sequence[Tensor]:
+    def leaves(self) -> Leaves:
         """Return the model's parameters."""
-        return self.trained.parameters
+        return Leaves(self.trained.parameters)
 
     def apply(self, clip: float | None) -> StepResult:
         """Combine, normalise, clip, update."""

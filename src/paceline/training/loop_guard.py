@@ -12,12 +12,12 @@ from operator import attrgetter, is_
 from typing import Any
 from weakref import WeakSet
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.errors import InputError
 from paceline.strategies.base import OpenReplica
+from paceline.training.stand_in import StandIn, refuse_use
 
 _GRADIENT = attrgetter("grad")
 
@@ -36,12 +36,14 @@ class LoopGuard:
         self._gradients: list[Tensor | None] = []
         """What the leaves had when the loop got its turn; a look at a hundred of them takes some twenty microseconds."""
         self._versions: list[int] = []
-        self._stand_in: Tensor | None = None
-        """A leaf that was given a gradient of zeros, because no leaf has one: work on gradients would go unseen."""
+        self._hidden: list[tuple[Tensor, Tensor | None, StandIn]] = []
+        """Leaves whose gradient a stand-in hides, because it is a part of the sums or none: work on it would be lost."""
+        self._stand_ins: dict[int, tuple[Tensor, StandIn]] = {}
 
     def watch(self, replica: OpenReplica) -> None:
         """Watch this replica from now on."""
         self._replica = replica
+        self._stand_ins = {}
         self._ticks = self._count_ticks()
         optimizer = replica.optimizer
         # Where the state was cut up, the loop's optimizer has other contents in another group, without this guard.
@@ -65,9 +67,12 @@ class LoopGuard:
         """Hand the loop its turn: from here to `take_back` what happens to gradients is the loop's doing."""
         self._in_step = True
         if self._replica is not None:
-            self._leaves = self._replica.leaves()
+            self._unhide()
+            leaves = self._replica.leaves()
+            self._leaves = leaves.shown
             self._gradients = list(map(_GRADIENT, self._leaves))
             self._versions = list(map(_version, self._gradients))
+            self._hide(leaves.hidden)
 
     def take_back(self) -> None:
         """Raise if the loop changed gradients that the batches of a step have added, or will."""
@@ -87,18 +92,12 @@ class LoopGuard:
     def hand_sums_over(self) -> None:
         """Do the same behind the last batch, when gradients are the sums of a step, or are elsewhere."""
         self.hand_over()
-        trained = [leaf for leaf in self._leaves if leaf.requires_grad]
-        if trained and not any(one is not None for one in self._gradients):
-            self._stand_in = min(trained, key=Tensor.numel)
-            self._stand_in.grad = torch.zeros_like(self._stand_in)
-            self.hand_over()
+        if self._gradients and not any(one is not None for one in self._gradients):
+            self._hide(self._leaves)
 
     def take_sums_back(self) -> None:
         """Raise if the loop changed gradients between its batches and `step.apply`."""
         before, now = self._take()
-        stand_in, self._stand_in = self._stand_in, None
-        if stand_in is not None:
-            stand_in.grad = None
         if self._differs(before, now):
             raise InputError(
                 "the loop changed gradients before step.apply() (clip_grad_norm_, a factor, a backward() of its own), and not on "
@@ -106,7 +105,27 @@ class LoopGuard:
                 "optimizer.register_step_pre_hook under single, dp or ddp, where it sees the gradient that the update takes."
             )
 
+    def _hide(self, leaves: Sequence[Tensor]) -> None:
+        for leaf in leaves:
+            if leaf.requires_grad:
+                if id(leaf) not in self._stand_ins:
+                    self._stand_ins[id(leaf)] = (leaf, StandIn(leaf))
+                stand_in = self._stand_ins[id(leaf)][1]
+                self._hidden.append((leaf, leaf.grad, stand_in))
+                leaf.grad = stand_in
+
+    def _unhide(self) -> bool:
+        """Put the gradients back, and return whether the loop had put others in their place."""
+        hidden, self._hidden = self._hidden, []
+        replaced = False
+        for leaf, gradient, stand_in in hidden:
+            replaced = replaced or leaf.grad is not stand_in
+            leaf.grad = gradient
+        return replaced
+
     def _take(self) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        if self._unhide():
+            refuse_use()
         leaves, self._leaves = self._leaves, ()
         before, self._gradients = self._gradients, []
         return before, list(map(_GRADIENT, leaves))  # nothing where the loop had no turn
@@ -161,7 +180,4 @@ class LoopGuard:
 
 
 def _version(gradient: Tensor | None) -> int:
-    if gradient is None:
-        return 0
-    # torch counts writes under no other name, and those to a DTensor on the tensor inside it.
-    return getattr(gradient, "_local_tensor", gradient)._version  # noqa: SLF001
+    return 0 if gradient is None else gradient._version  # noqa: SLF001  (torch counts writes under no other name)

@@ -7,12 +7,12 @@ works on the rows as plain tensors (`sharded`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.data import owned_shards
 from paceline.errors import InputError
@@ -20,6 +20,7 @@ from paceline.strategies import gradients
 from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import (
     Exactness,
+    Leaves,
     LossFunction,
     MetricsFunction,
     Parts,
@@ -101,7 +102,7 @@ class FsdpReplica(SequentialReplica):
     def begin(self, work: StepWork) -> None:
         """Start a step, and learn how many rounds it takes."""
         super().begin(work)
-        for leaf in self.leaves():
+        for leaf in (*self.trained.parameters, *self.leaves().shown):
             leaf.grad = None  # of a pass that the loop made for itself
         self._reduction.begin(self._schedule.rounds(work))
         self._used = [False] * len(self.parameters)
@@ -252,12 +253,10 @@ class FsdpReplica(SequentialReplica):
     def combine(self) -> None:
         """Do nothing: the sums are rows that the model's own parameters never show."""
 
-    def leaves(self) -> Sequence[Tensor]:
-        """Return the parameters, and the whole ones that they are gathered into."""
-        return [
-            *super().leaves(),
-            *(one.gathered for one in self._reduction.cuts if one.gathered is not None),
-        ]
+    def leaves(self) -> Leaves:
+        """Return the whole parameters of passes; the rows of them that the model and the optimizer hold are hidden."""
+        whole = [one.gathered for one in self._reduction.cuts if one.gathered is not None]
+        return Leaves(whole, [*self.trained.parameters, *self.parameters])
 
     def apply(self, clip: float | None) -> StepResult:
         """Combine, normalise, clip by the norm of the whole gradient, update the rows."""

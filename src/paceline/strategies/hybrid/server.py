@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from paceline import remote
 from paceline.errors import InputError
 from paceline.remote.grouping import open_group
 from paceline.strategies import gradients, sparse
-from paceline.strategies.base import MetricsFunction, Parts, Rows, ShardWork, StepWork
+from paceline.strategies.base import Leaves, MetricsFunction, Parts, Rows, ShardWork, StepWork
 from paceline.strategies.hybrid.counter import Counter, Norms, Sent
 from paceline.strategies.hybrid.kept import (
     KeptReplica,
@@ -96,9 +96,9 @@ class ServerReplica(KeptReplica):
     def combine(self) -> None:
         """Wait until `apply`: the trainers bring the sums."""
 
-    def leaves(self) -> Sequence[Tensor]:
+    def leaves(self) -> Leaves:
         """Return none: no loss is computed here."""
-        return ()
+        return Leaves(())
 
     def apply(self, clip: float | None) -> StepResult:  # noqa: ARG002  (the trainers say what it comes to)
         """Add up what the trainers bring along the tree, and update the rows when they say so."""

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from paceline.errors import InputError
 from paceline.strategies import compress
-from paceline.strategies.base import Exactness, LossFunction, OpenReplica, Parts, StepWork
+from paceline.strategies.base import Exactness, Leaves, LossFunction, OpenReplica, Parts, StepWork
 from paceline.strategies.batchnorm import synchronise
 from paceline.strategies.ddp import Ddp, DdpReplica
 from paceline.strategies.fsdp.replica import FsdpReplica
@@ -124,6 +124,7 @@ class TensorReplica(SequentialReplica):
         self._writes = Writes(self.model.named_parameters())
         check_elementwise(self.optimizer)
         self._trained = [name for name, value in self.model.named_parameters() if value.requires_grad]
+        self._parts_only = {id(value) for name, value in self.model.named_parameters() if name in self._cuts}
         self._clip: float | None = None
         self._norm: Tensor | None = None
         self._proven = False
@@ -160,6 +161,12 @@ class TensorReplica(SequentialReplica):
         if isinstance(optimizer, Optimizer):
             adopt(optimizer, self.model, self._before, self._cuts)
         return optimizer
+
+    def leaves(self) -> Leaves:
+        """Return the parameters; of those that are split this worker's gradient is a part, which is hidden."""
+        shown, hidden = super().leaves()
+        split = [one for one in shown if id(one) in self._parts_only]
+        return Leaves([one for one in shown if id(one) not in self._parts_only], [*hidden, *split])
 
     # One step.
 
