@@ -18,6 +18,15 @@ from paceline.strategies.tree import Gradients, add
 from paceline.task import Loss
 
 
+def check_terms(terms: list[str], before: list[str]) -> None:
+    """Raise where the terms of a loss are not those it had before: workers that see other batches know nothing of them."""
+    if terms != before:
+        raise InputError(
+            f"the loss has the auxiliary terms {terms}, but had {before} before. Give every term with each batch, from the "
+            "first on; where it has nothing to say, with the weight 0: Loss(0 * outputs.sum(), 0)."
+        )
+
+
 class Auxiliary:
     """The gradients, totals and weights of the auxiliary terms of one step.
 
@@ -36,15 +45,20 @@ class Auxiliary:
         """Add one batch's gradients of each term; the graph stays for the main term."""
         if not self.settled:
             self.names = self.names or sorted(terms)
-        if sorted(terms) != self.names:
-            raise InputError(
-                f"the loss has the auxiliary terms {sorted(terms)}, but had {self.names} before."
-            )
+        check_terms(sorted(terms), self.names)
         made: Gradients = []
         for name in self.names:
             loss = terms[name]
-            made += torch.autograd.grad(
-                loss.total, self._parameters, scale(loss.total.dtype), retain_graph=True, allow_unused=True
+            made += (
+                torch.autograd.grad(
+                    loss.total,
+                    self._parameters,
+                    scale(loss.total.dtype),
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+                if loss.total.requires_grad
+                else [None] * len(self._parameters)  # a term that has nothing to say here
             )
             made.append(ledger_entry(loss, size))
         self._held = add(self._held, made) if self._held else made

@@ -130,6 +130,9 @@ class DdpReplica(SequentialReplica):
         if self._compressed:
             self.trained.check("--compress")  # it remembers what it left out, by the place of a parameter
         super()._rewire()
+        self.auxiliary.settled = (
+            False  # a term may be all that reaches what has begun to train: look once more
+        )
         self._writes = Writes(self.model.named_parameters())
         self._wire(agreed=True)
 
@@ -297,7 +300,10 @@ class DdpReplica(SequentialReplica):
             parameter.grad = gradient
 
     def _agree_on_terms(self) -> bool:
-        """Ask once, in the first step, and return whether there are any: a worker without a sample has seen none yet."""
+        """Ask in the first step, and when what trains has changed; return whether there are any terms.
+
+        A worker without a sample has seen none yet.
+        """
         names = all_gather_object(self.world.comm, self.auxiliary.names)
         self.auxiliary.names = max(names, key=len)
         self.auxiliary.settled = self._first_terms = True

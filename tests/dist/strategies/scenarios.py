@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import TensorDataset
 
 import paceline
@@ -35,8 +36,13 @@ def work(run: paceline.Run, scenarios: Mapping[str, tuple[Scenario, dict[str, An
         except PacelineError as error:
             outcomes[name] = f"{type(error).__name__}: {error}"
         else:
-            outcomes[name] = {key: value.detach().clone() for key, value in model.state_dict().items()}
+            outcomes[name] = {key: whole(value).detach().clone() for key, value in model.state_dict().items()}
     return outcomes
+
+
+def whole(value: Tensor) -> Tensor:
+    """Return a tensor with the rows of all workers, where each holds some."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def outcomes(

@@ -58,6 +58,29 @@ def twice(model: nn.Module, features: Tensor, labels: Tensor) -> Loss:
     return Loss(made.total, made.weight, {**made.auxiliary, "other": Loss(other.abs().sum(), len(labels))})
 
 
+def quiet(model: nn.Module, features: Tensor, labels: Tensor) -> Loss:
+    """A term with nothing to say in some batches."""
+    scores = model(features)
+    says = features[0, 0] > 0
+    term = Loss(scores.square().sum(), len(labels)) if says else Loss(0 * scores.sum(), 0)
+    return Loss.mean(F.cross_entropy(scores, labels, reduction="none"), size=term)
+
+
+def now_and_then(run: paceline.Run) -> nn.Module:
+    return loop(run, nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), quiet)
+
+
+def constant(model: nn.Module, features: Tensor, labels: Tensor) -> Loss:
+    """A term that is a constant in some batches."""
+    made = quiet(model, features, labels)
+    says = features[0, 0] > 0
+    return made if says else Loss(made.total, made.weight, {"size": Loss(torch.zeros(()), 0)})
+
+
+def here_and_there(run: paceline.Run) -> nn.Module:
+    return loop(run, nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), constant)
+
+
 def branching(run: paceline.Run) -> nn.Module:
     return loop(run, Experts(), plain)
 
@@ -109,6 +132,23 @@ def announced_by_none(run: paceline.Run) -> nn.Module:
     return loop(run, Gated(), balanced)
 
 
+def thawed(run: paceline.Run) -> nn.Module:
+    """The gate begins to train later, by the auxiliary term alone."""
+    model: nn.Module = Gated()
+    model.gate.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.3)
+    model, _ = run.prepare(model, optimizer)
+    for step in run.steps(data(), batch_size=BATCH, epochs=2, clip=0.5):
+        if step.number == 2:
+            model.gate.requires_grad_(True)
+        for features, labels in step:
+            losses = F.cross_entropy(model(features), labels, reduction="none")
+            scale = model.gate(features).square().sum() * model.head.weight.square().mean()
+            step.backward(Loss.mean(losses, balance=Loss(scale, len(labels))))
+        step.apply()
+    return model
+
+
 def spare(run: paceline.Run) -> nn.Module:
     return loop(run, Gated(spare=True), balanced)
 
@@ -122,33 +162,49 @@ EXACT: dict[str, tuple[Scenario, dict[str, Any]]] = {
     "complex_branching": (complex_branching, UNUSED),
     "waves": (waves, {}),
     "announced_by_none": (announced_by_none, {}),
+    "now and then": (now_and_then, {}),
+    "here and there": (here_and_there, {}),
     "in parts": (announced_by_none, {"micro_batch": 1}),
     "both in parts": (both, UNUSED | {"micro_batch": 1}),
 }
+REPLICAS = EXACT | {"thawed": (thawed, {})}
+CUT = {name: EXACT[name] for name in ("now and then",)}
 
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
-    found = outcomes(EXACT, "single", 1, 4)
+    found = outcomes(REPLICAS, "single", 1, 4)
     assert not [outcome for outcome in found.values() if isinstance(outcome, str)]
     return found
 
 
 @pytest.mark.parametrize(
-    ("strategy", "workers", "options"),
+    ("scenarios", "strategy", "workers", "options"),
     [
-        ("dp", 2, {}),
-        ("ddp", 2, {}),
-        ("ddp", 3, {"lane": "gloo"}),
-        ("ddp", 4, {}),
-        ("ddp", 2, {"tuning": Tuning(shard_optimizer=True)}),
+        (REPLICAS, "dp", 2, {}),
+        (REPLICAS, "ddp", 2, {}),
+        (REPLICAS, "ddp", 3, {"lane": "gloo"}),
+        (REPLICAS, "ddp", 4, {}),
+        (EXACT, "ddp", 2, {"tuning": Tuning(shard_optimizer=True)}),
+        (CUT, "fsdp", 2, {}),
     ],
 )
 def test_no_gradient_is_not_a_gradient_of_zero(
-    strategy: str, workers: int, options: dict[str, Any], alone: dict[str, Any]
+    scenarios: dict[str, tuple[Scenario, dict[str, Any]]],
+    strategy: str,
+    workers: int,
+    options: dict[str, Any],
+    alone: dict[str, Any],
 ) -> None:
-    found = outcomes(EXACT, strategy, workers, 4, **options)
+    found = outcomes(scenarios, strategy, workers, 4, **options)
     assert [name for name, outcome in found.items() if not same(outcome, alone[name])] == [], found
+
+
+def test_a_term_that_skips_the_model_is_refused_where_others_would_wait_for_it() -> None:
+    with pytest.raises(
+        paceline.InputError, match=r"term size depends on nothing that is trained in this batch"
+    ):
+        paceline.launch(here_and_there, strategy="fsdp", workers=2, shards=2, threads=1)
 
 
 def test_what_no_term_reaches_is_named() -> None:

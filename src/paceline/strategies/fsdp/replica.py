@@ -133,6 +133,12 @@ class FsdpReplica(SequentialReplica):
             self._terms.names, self._terms.settled = self.auxiliary.names, self.auxiliary.settled
             if None in whole:
                 self._refuse([name for name, one in zip(self._names, whole, strict=True) if one is None])
+        for name, term in loss.auxiliary.items():
+            if not term.total.requires_grad:
+                raise InputError(
+                    f"the auxiliary term {name} depends on nothing that is trained in this batch, and other workers would wait "
+                    "for the weights of its backward pass. Let it go through the model: Loss(0 * outputs.sum(), 0)."
+                )
         for wrap in self._reduction.wraps:
             wrap.arm(reduces=False, keeps=wrap.name == "")
         self._terms.backward(loss.auxiliary, self._scale, self._work.size)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InputError
-from paceline.strategies.auxiliary import Auxiliary
+from paceline.strategies.auxiliary import Auxiliary, check_terms
 from paceline.strategies.base import Parts, StepWork
 from paceline.strategies.gradients import ledger_entry
 from paceline.strategies.late import LateSum
@@ -81,8 +81,7 @@ class Sums:
         names = sorted(loss.auxiliary)
         if not self.settled:
             self.terms = self.terms or names
-        if names != self.terms:
-            raise InputError(f"the loss has the auxiliary terms {names}, but had {self.terms} before.")
+        check_terms(names, self.terms)
         if names:
             check_passes(self._recompute)
         parts = [loss, *(loss.auxiliary[name] for name in names)]
