@@ -32,6 +32,7 @@ from paceline.strategies.pieces import Held
 from paceline.strategies.precision import Precision
 from paceline.strategies.structure import Structure
 from paceline.training import cut_state, folder, resuming
+from paceline.training.between import Between
 from paceline.training.checks import (
     check_batch_size,
     check_clip,
@@ -115,6 +116,9 @@ class Run:
         """Whether the run has gone back into a call of `steps` that had ended."""
         self._catches_up = False
         """Whether this worker has joined a run that is in a later call of `steps`."""
+        self._inside: int | None = None
+        """Which call of `steps` has the turn, None outside of them."""
+        self._between = Between()
         self.loop_state = LoopState()
         """What the loop has registered beside model, optimizer and schedule."""
         self._leaving = Leaving()
@@ -319,6 +323,8 @@ class Run:
             raise
         finally:
             self._taken_back = False
+            if self._inside == phase:  # an iterator may be closed long after the next call began
+                self._inside = None
             if feed is not data:
                 self._close_feed(feed)
 
@@ -348,7 +354,7 @@ class Run:
         self._recovery.begin()
         if phase < self.position.phase:
             return  # the others are in a later call of `steps`
-        self._catches_up = False
+        self._catches_up, self._inside = False, phase
         if phase > self.position.phase:
             self.position = self.position.next_phase()
             self._journal.leave_epoch()
@@ -563,6 +569,7 @@ class Run:
             "meta": self._meta,
             "journal": self._journal.state(),
             "states": self.loop_state.snapshot(),
+            "between": self._between.state(),
             FROZEN: frozen_names(self.replica.model) if self.replica.whole else None,
         }
 
@@ -574,6 +581,7 @@ class Run:
         if shared[FROZEN] is not None:
             freeze_as(self.replica.model, shared[FROZEN])
         self._journal.load(shared["journal"])
+        self._between.load(shared["between"])
         self.loop_state.load(shared["states"])
 
     def _announcement(self, feed: Feed, epochs: int | None, last: float) -> RunStarted:
@@ -601,11 +609,9 @@ class Run:
         self, data: Any, metrics: MetricsFunction, *, batch_size: int | None = None
     ) -> dict[str, float]:
         """Measure a data set exactly; a metric is a sum and a weight, as in `Task.metrics`."""
-        if self._catches_up and not self._recovery.waiting_to_join:
-            raise InputError(
-                "this worker joined the run in a later call of run.steps, so the others do not measure with it. Call "
-                "run.evaluate inside the loop, or in after_epoch."
-            )
+        if self._comes_by:
+            measured: dict[str, float] = self._between.next("run.evaluate")
+            return measured
         feed = data if isinstance(data, Feed) else self.feed(data, batch_size=batch_size, shuffle=False)
         self._copy()
 
@@ -618,6 +624,7 @@ class Run:
         finally:
             if feed is not data:
                 self._close_feed(feed)
+        self._note_between(measured)
         for name in [name for name, value in measured.items() if math.isnan(value)]:
             self.emit(
                 Note(text=f"the metric {name} is not a number: its weight is 0, or a batch's value is none")
@@ -628,10 +635,27 @@ class Run:
 
     def weights_sha256(self) -> str:
         """Give one number for all weights, wherever they are; all workers ask together."""
+        if self._comes_by:
+            told: str = self._between.next("run.weights_sha256")
+            return told
         if self.replica.whole:
             self._recovery.together(SAVE, lambda: self.replica.settle())  # noqa: PLW0108  (the replica of the day)
-            return weights_sha256(self.replica.state()["model"])
-        return self._recovery.together(EVALUATE, lambda: cut_state.weights_sha256(self.world, self.replica))
+            found = weights_sha256(self.replica.state()["model"])
+        else:
+            found = self._recovery.together(
+                EVALUATE, lambda: cut_state.weights_sha256(self.world, self.replica)
+            )
+        self._note_between(found)
+        return found
+
+    @property
+    def _comes_by(self) -> bool:
+        """Whether this worker is on its way to the call of `steps` in which it has joined the others."""
+        return self._catches_up and not self._recovery.waiting_to_join
+
+    def _note_between(self, outcome: Any) -> None:
+        if self._calls and self._inside is None:
+            self._between.note(outcome)
 
     def save(self, *, last: bool = False) -> None:
         """Write a checkpoint of where the run stands: every worker its part, when all have kept theirs of the ledger.

@@ -1,0 +1,41 @@
+"""What the workers found out together between two calls of `run.steps`: one that joins later comes by there too.
+
+A worker that joins runs the user's function from its top. It skips the calls of `run.steps` that are over, and is given what
+the others measured between them, so that what its loop makes of it (a learning rate, a best score) is the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.errors import InputError
+
+
+class Between:
+    """The outcomes, in the order in which the user's function asked for them."""
+
+    def __init__(self) -> None:
+        self._outcomes: list[Any] = []
+        self._told = 0
+
+    def note(self, outcome: Any) -> None:
+        """Keep what all workers have just found out."""
+        self._outcomes.append(outcome)
+
+    def next(self, asked: str) -> Any:
+        """Return what the others found out when they came by here; `asked` is what the user's function calls."""
+        if self._told == len(self._outcomes):
+            raise InputError(
+                f"this worker joined the run in a later call of run.steps, and the others did not call {asked} where it does, "
+                "between two of them. Call it inside the loop, in after_epoch, or after a loop that was left with break or ended."
+            )
+        self._told += 1
+        return self._outcomes[self._told - 1]
+
+    def state(self) -> list[Any]:
+        """Return what a worker that joins must know."""
+        return self._outcomes
+
+    def load(self, outcomes: list[Any]) -> None:
+        """Take over what the others found out."""
+        self._outcomes = list(outcomes)

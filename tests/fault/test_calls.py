@@ -1,0 +1,61 @@
+"""A worker that joins in a later call of `run.steps` goes by what stands between the calls, and knows what was found there."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import paceline
+from tests.fault.survivors import BATCH, Samples, mean_output, set_off
+
+FIRST, SECOND, THIRD = 3, 3, 12
+
+
+def make():
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def await_newcomer(run):
+    """Hold a step back until the one that is missing wants to join."""
+    limit = time.monotonic() + 30
+    while not run._recovery.membership.change_wanted and time.monotonic() < limit:
+        time.sleep(0.02)
+
+
+def train(run, folder, faults=()):
+    """Train, measure, train with what was found, measure, train again."""
+    model, optimizer = run.prepare(make, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
+    found = []
+    for call, steps in enumerate((FIRST, SECOND, THIRD)):
+        for step in run.steps(Samples(), batch_size=BATCH, steps=steps):
+            set_off(run, folder, faults, f"call {call}")
+            if faults and run.world.size < run.workers:
+                await_newcomer(run)
+            for features, labels in step:
+                step.backward(F.cross_entropy(model(features), labels, reduction="none"))
+            step.apply()
+            if call == 1 and step.number == FIRST and not step.again:
+                run.evaluate(Samples(), mean_output)
+            if call and step.number == FIRST + SECOND - 2:
+                break
+        found += [run.evaluate(Samples(), mean_output)["mean"], run.weights_sha256()]
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * (1 + abs(found[-2]))
+    return found, run.world.size, len(run.recoveries)
+
+
+def launch(folder, faults, workers, strategy, **options):
+    folder.mkdir(exist_ok=True)
+    options = {"shards": 4, "device": "cpu", "out": folder / "run", "threads": 1, **options}
+    return paceline.launch(train, str(folder), faults, workers=workers, strategy=strategy, **options)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_worker_is_replaced_in_a_later_call_with_measurements_in_between(strategy, tmp_path):
+    ((quiet, _, _),) = launch(tmp_path / "quiet", (), 1, "single")
+    faults = [("call 2", FIRST + SECOND + 1, 1, "kill"), ("call 2", FIRST + SECOND + 5, 0, "kill")]
+    results = launch(tmp_path / strategy, faults, 2, strategy, peer_copies=int(strategy == "fsdp"))
+    assert [found for found, _, _ in results] == [quiet, quiet]
+    assert [(size, recoveries >= 4) for _, size, recoveries in results] == [(2, True)] * 2
