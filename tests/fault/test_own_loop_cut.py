@@ -63,3 +63,13 @@ def test_the_loop_goes_on_with_the_objects_that_it_holds(tmp_path, precision, st
         )
         assert {result["weights"] for result in results} == {one["weights"]}, strategy
         assert (len(results) == 1) == (strategy != "ps"), strategy
+
+
+@pytest.mark.parametrize("lane", ["memory", "gloo"])
+def test_a_worker_killed_while_another_is_in_its_forward_pass_is_outlived(lane, tmp_path):
+    """Weights are gathered there, in the middle of the user's code: the loop goes on to apply, and is given the step again."""
+    (one,) = launch(tmp_path / "quiet", (), 1, "single")
+    faults = [("forward", 3, 1, "kill"), ("data", 6, 0, "kill")]
+    options = {"lane": lane, "peer_copies": 1, "copy_every": 1, "max_restarts": 0}
+    (result,) = launch(tmp_path / "cut", faults, 3, "fsdp", **options)
+    assert (result["weights"], result["recoveries"], result["size"]) == (one["weights"], 2, 1)

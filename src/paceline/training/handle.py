@@ -7,12 +7,17 @@ loop itself has put on its modules since then (train or eval mode, hooks, attrib
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from torch import nn
 from torch.optim import Optimizer
 
 from paceline.strategies.base import OpenReplica
 from paceline.strategies.precision import Precision
 from paceline.training.autocast import autocast_forward
+
+Contents: TypeAlias = dict[str, dict[str, set[int]]]
+"""Which attributes and hooks each module has, by the module's name."""
 
 
 class Handle:
@@ -22,12 +27,12 @@ class Handle:
         self.model: nn.Module = replica.model
         self.optimizer: Optimizer = replica.optimizer
         self._precision = precision
-        self._switch()
-        self._known = self._contents()
+        self._known = self._switch(_contents(self.model))
 
     def adopt(self, replica: OpenReplica) -> None:
         """Have the loop's objects be those of another replica, and the replica work with them."""
         if replica.model is not self.model:
+            known = _contents(replica.model)
             made, held = dict(replica.model.named_modules()), dict(self.model.named_modules())
             for name, module in held.items():
                 if name in made:
@@ -38,22 +43,20 @@ class Handle:
                     path = f"{name}.{child}".lstrip(".")
                     module._modules[child] = held.get(path, module._modules[child])  # noqa: SLF001
             replica.model = self.model
+            self._known = self._switch(known)
         if replica.optimizer is not self.optimizer:
             _become(self.optimizer, replica.optimizer)
             replica.optimizer = self.optimizer
-        self._switch()
-        self._known = self._contents()
 
-    def _contents(self) -> dict[str, dict[str, set[int]]]:
-        """Return which attributes and hooks each module has, by the module's name."""
-        return {
-            name: {key: set(value) if key in _HOOKS else set() for key, value in vars(module).items()}
-            for name, module in self.model.named_modules()
-        }
-
-    def _switch(self) -> None:
+    def _switch(self, known: Contents) -> Contents:
+        """Have the model compute in the run's precision; return what is known of it with what that has put on it."""
         if self._precision.name != "fp32":
+            before = _content(self.model)
             autocast_forward(self.model, self._precision)
+            for key, hooks in _content(self.model).items():
+                if key not in before or hooks:
+                    known[""].setdefault(key, set()).update(hooks - before.get(key, set()))
+        return known
 
 
 _HOOKS = (
@@ -65,6 +68,14 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+
+
+def _contents(model: nn.Module) -> Contents:
+    return {name: _content(module) for name, module in model.named_modules()}
+
+
+def _content(module: nn.Module) -> dict[str, set[int]]:
+    return {key: set(value) if key in _HOOKS else set() for key, value in vars(module).items()}
 
 
 def _carry_over(old: nn.Module, new: nn.Module, known: dict[str, set[int]]) -> None:

@@ -131,6 +131,9 @@ class Recovery:
         pulse = self._run.world.pulse
         while True:
             pulse.begin(_KINDS[kind], self._run.position.number)
+            self._run.world.interruption.discards = (
+                None  # what is measured inside a step is not discarded with it
+            )
             try:
                 self._run.check_left()
                 value = action()

@@ -68,22 +68,37 @@ class Step:
                 f"step {self.number}: the loop goes through the batches a second time, and the gradients of the first are lost. "
                 "Call step.backward in one of them only, the last."
             )
-        self._replica.begin(self.work)
-        for shard in self.work.shards:
+        interruption = self._world.interruption
+        interruption.discards = self._discards
+        try:
+            self._surviving(lambda: self._replica.begin(self.work))
+            yield from self._batches()
+        finally:
+            interruption.discards = None
+        self._read = True
+        if not self._broken:
+            self._surviving(self._replica.combine)
+            self._guard.hand_sums_over()
+
+    def _batches(self) -> Iterator[Any]:
+        for shard in () if self._broken else self.work.shards:
             for batch in self._replica.shard(shard):
+                if self._broken:
+                    return
                 self._guard.hand_over()
                 self._out = True
                 yield batch
                 self._out = False
                 if self._broken:
-                    break
+                    return
                 self._guard.take_back()
-            if self._broken:
-                break
-        self._read = True
-        if not self._broken:
-            self._surviving(self._replica.combine)
-            self._guard.hand_sums_over()
+
+    def _discards(self, error: Exception) -> bool:
+        """Return whether the group broke, and note it: the loop goes on to `apply`, and is given the step once more."""
+        if not self._broken and self._recovery.survives(error):
+            self._broken = True
+            self._world.interruption.interrupt()  # whatever else the loop waits for in this step
+        return self._broken
 
     def backward(self, loss: Tensor | Loss, weight: Weight | None = None) -> None:
         """Add one batch: one loss for each item, or a `Loss`, or the SUM of its losses and the WEIGHT of that sum."""
@@ -104,9 +119,8 @@ class Step:
         try:
             action()
         except Exception as error:
-            if not self._recovery.survives(error):
+            if not self._discards(error):
                 raise
-            self._broken = True
 
     def apply(self, clip: float | None = None) -> StepResult:
         """Combine over all workers, normalise by the true weight, clip by the true norm, update.

@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.distributed.distributed_c10d import Store
 
+Value = TypeVar("Value")
 POLL_S = 0.0005
 PATIENCE_S = 60.0
 
@@ -25,6 +26,21 @@ class Interruption:
         self._lock = threading.Lock()
         self._raised = False
         self._breakers: list[Callable[[], None]] = []
+        self.discards: Callable[[Exception], bool] | None = None
+        """Asked while the user's code computes a step: whether a failure is a lost peer, so that the step is discarded."""
+
+    def outlive(self, action: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:
+        """Return what `action` does; where the group breaks in a step that is then discarded, what `otherwise` does.
+
+        For messages in the middle of the user's own code, which no exception may end: it is to come to the end of the step,
+        with values that are worth nothing, and is given the step once more.
+        """
+        try:
+            return action()
+        except Exception as error:
+            if self.discards is None or not self.discards(error):
+                raise
+            return otherwise()
 
     @property
     def raised(self) -> bool:

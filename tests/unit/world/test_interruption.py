@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from typing import NoReturn
+
+import pytest
 
 from paceline.world.interruption import Interruption
 
@@ -26,3 +29,19 @@ def test_an_interruption_ends_every_wait_once_and_keeps_none_of_them() -> None:
     assert Wait.ended == 2
     del before, after
     assert [one() for one in held] == [None, None]
+
+
+def test_a_failed_message_is_outlived_only_where_its_step_is_discarded() -> None:
+    interruption = Interruption()
+
+    def fail() -> NoReturn:
+        raise RuntimeError("gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        interruption.outlive(fail, lambda: 0)
+    interruption.discards = lambda error: "gone" not in str(error)
+    with pytest.raises(RuntimeError, match="gone"):
+        interruption.outlive(fail, lambda: 0)
+    interruption.discards = lambda _: True
+    assert interruption.outlive(fail, lambda: 0) == 0
+    assert interruption.outlive(lambda: 1, lambda: 0) == 1

@@ -7,7 +7,8 @@ canonical tree by the worker that holds it. Below the level bitwise every pass e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,8 @@ from paceline.strategies.trained import refuse_writes
 from paceline.strategies.tree import TreeSum
 from paceline.world import World, compat
 from paceline.world.points import REDUCTION, reach
+
+Value = TypeVar("Value")
 
 
 class Reduction:
@@ -165,6 +168,11 @@ class Reduction:
             wrap.abandon()
 
     # What torch's wraps ask for.
+
+    def outlive(self, action: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:
+        """Return what a message of a pass came to, or something else in its place where its step is discarded."""
+        made: Value = self._place.interruption.outlive(action, otherwise)
+        return made
 
     def gathers(self, wrap: Wrap) -> None:
         """Know that the weights of a wrap are about to be gathered."""

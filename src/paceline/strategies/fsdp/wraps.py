@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,7 @@ from paceline.strategies.fsdp.gather import Gather
 from paceline.strategies.refusals import refuse_rows
 from paceline.strategies.tuning import Tuning
 
+Value = TypeVar("Value")
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -36,6 +38,9 @@ class Listener(Protocol):
     """What a replica does about the messages of its wraps."""
 
     gather: Gather
+
+    def outlive(self, action: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:
+        """Return what a message of a pass came to, or something else in its place where its step is discarded."""
 
     def gathers(self, wrap: Wrap) -> None:
         """Know that the weights of a wrap are about to be gathered."""
@@ -255,7 +260,10 @@ class _Gather(AllGather):
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Give memory for the weights of all workers."""
-        return self._listener.gather.room(int(*size), dtype, device)
+        return self._listener.outlive(
+            lambda: self._listener.gather.room(int(*size), dtype, device),
+            lambda: torch.zeros(*size, dtype=dtype, device=device),
+        )
 
     def __call__(
         self,
@@ -265,8 +273,33 @@ class _Gather(AllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         """Gather the weights of a wrap."""
-        self._listener.gathers(self._wrap)
-        return self._listener.gather.start(output_tensor, input_tensor, group, later=async_op)
+
+        def start() -> dist.Work | None:
+            self._listener.gathers(self._wrap)
+            return self._listener.gather.start(output_tensor, input_tensor, group, later=async_op)
+
+        work = self._listener.outlive(start, lambda: None)
+        return None if work is None else _Outlived(work, output_tensor, self._listener)
+
+
+class _Outlived(dist.Work):
+    """A message that ends in zeros where the group breaks in a step that is then discarded."""
+
+    def __init__(self, work: dist.Work, message: Tensor, listener: Listener) -> None:
+        super().__init__()
+        self._work, self._message, self._listener = work, message, listener
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the rows of all others."""
+
+        def wait() -> bool:
+            return bool(self._work.wait() if timeout is None else self._work.wait(timeout))
+
+        return self._listener.outlive(wait, self._give_up)
+
+    def _give_up(self) -> bool:
+        self._message.data = torch.zeros_like(self._message)  # not in memory that others may read
+        return True
 
 
 class _Reduce(ReduceScatter):

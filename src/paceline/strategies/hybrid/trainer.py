@@ -80,6 +80,15 @@ class Servers:
     def lookup(self, table: int, numbers: Tensor) -> Tensor:
         """Fetch rows by their numbers, which are in order: one call to each server that has any of them."""
         numbers = numbers.cpu()
+        rows: Tensor = self._world.interruption.outlive(
+            lambda: self._fetch(table, numbers),
+            lambda: torch.zeros(len(numbers), self._widths[table], dtype=self._types[table]),
+        )
+        self.traffic.looked_up += _bytes(numbers) + _bytes(rows)
+        placed: Tensor = rows.to(self._world.device)
+        return placed
+
+    def _fetch(self, table: int, numbers: Tensor) -> Tensor:
         cuts = torch.searchsorted(numbers, self._edges[table]).tolist()
         calls = [
             call.future(self.turn, table, numbers[start:stop] - int(self._edges[table][server]))
@@ -88,9 +97,7 @@ class Servers:
         ]
         got = self._answers.wait(calls)
         empty = torch.empty(0, self._widths[table], dtype=self._types[table])
-        rows = torch.cat(got) if got else empty
-        self.traffic.looked_up += _bytes(numbers) + _bytes(rows)
-        return rows.to(self._world.device)
+        return torch.cat(got) if got else empty
 
     def push(self, nodes: Sequence[tuple[Node, Gradients]]) -> None:
         """Send every server its rows of the sums of this trainer's subtrees."""
