@@ -670,6 +670,8 @@ class Run:
             "batch_size": self._meta.get("batch_size"),
             "exactness": str(self.exactness),
             **{key: self.about[key] for key in (HORIZON,) if key in self.about},
+            # Of a Task, which has one training set; a loop may go from one set to another.
+            **({"stream": self._begun[0].order is None} if self.about and self._begun else {}),
             "samples": self.samples,
         }
         self._saving.save(meta, last=last)

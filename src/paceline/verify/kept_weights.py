@@ -12,7 +12,7 @@ from paceline.strategies.tuning import Tuning
 from paceline.training.folder import CHECKPOINTS, read_spec
 from paceline.training.receipt import Receipt, Start
 
-_META = ("strategy", "workers", "shards", "exactness", "seed", "batch_size", "task")
+_META = ("strategy", "workers", "shards", "exactness", "seed", "batch_size", "task", "horizon", "stream")
 """What the manifest of a checkpoint says too."""
 
 
@@ -67,8 +67,10 @@ def _other_terms(manifest: Manifest, receipt: Receipt) -> list[str]:
     faults = []
     for name in _META:
         theirs = manifest.meta.get(name)
+        # No horizon is one too, in a manifest that speaks of it. An older one speaks of fewer things.
+        spoken = theirs is not None or (name == "horizon" and name in manifest.meta)
         # Several starts may have begun before it; it was made by one of them.
-        if theirs is not None and said and all(one[name] != theirs for one in said):
+        if spoken and said and all(one[name] != theirs for one in said):
             faults.append(f"its manifest says {name} {theirs}, and the receipt {said[-1][name]}")
     return faults
 

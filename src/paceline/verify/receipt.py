@@ -38,6 +38,8 @@ _GOVERNING = (
     "order_seed",
 )
 """What must not change within a stretch for one re-run to cover it."""
+_OF_DATA = ("stream", "samples", "shuffle", "order_seed")
+"""What the re-run is not told, but finds out from the task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,11 @@ def verify_receipt(replay: Replay) -> ReceiptReport:
         )
         found: str = outcome.value()[0]
         again = Receipt.read(out)
+    faults += [
+        f"the receipt says {name} {getattr(stretch.facts, name)}, and the same task has {getattr(again.last, name)} here"
+        for name in _OF_DATA
+        if getattr(stretch.facts, name) != getattr(again.last, name)
+    ]
     if stretch.first and found != receipt.checkpoints[stretch.first].weights_sha256:
         raise InputError(
             f"the checkpoint of step {stretch.first} in {replay.folder} is not the one that the receipt tells of: its weights "

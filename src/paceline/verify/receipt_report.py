@@ -62,7 +62,7 @@ class ReceiptReport:
     differences: list[str]
     """What the bits depend on and is not the same here."""
     faults: list[str]
-    """Checkpoints in the folder that are not those that the receipt tells of."""
+    """Checkpoints in the folder, or facts of the task's data, that are not those that the receipt tells of."""
     seconds: float
 
     @property

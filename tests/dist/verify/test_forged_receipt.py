@@ -39,6 +39,29 @@ class Scheduled(Classify):
     def scheduler(self, optimizer, total_steps):
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total_steps)
 """
+PLAIN = """
+from torch.utils.data import IterableDataset
+from tests.contract.tasks import Classify
+
+class Rows(IterableDataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __iter__(self):
+        return iter(self.rows)
+
+class Listed(Classify):
+    '''A stream of a known length, whose order is that of a list.'''
+
+    def __init__(self) -> None:
+        super().__init__(samples=16)
+
+    def train_data(self):
+        return Rows(list(super().train_data()))
+"""
 OTHER: dict[str, Any] = {
     "generation": 1,
     "step": 1,
@@ -126,6 +149,24 @@ def test_a_fact_that_is_changed_wherever_it_stands_is_noticed(copy: Path, name: 
     assert after != before
     after.write(copy)
     assert noticed(copy)
+
+
+def test_facts_that_no_bit_depends_on_are_noticed(tmp_path: Path) -> None:
+    """A task without a schedule and without an order of its own: only what else was written down tells of them."""
+    (tmp_path / "task.py").write_text(PLAIN)
+    asked = "--workers 1 --shards 2 --steps 2 --seed 3 --threads 1 --device cpu --out".split()
+    whole = tmp_path / "run"
+    assert command_line._command(["train", f"{tmp_path / 'task.py'}:Listed", *asked, str(whole)]) == 0
+    before = Receipt.read(whole)
+    assert (before.last.stream, before.last.samples, before.last.horizon) == (True, 16, 100)
+    assert audit(whole).holds
+    for name, other in (("horizon", 7), ("horizon", None), ("stream", False)):
+        replace(before, history=(replace(before.last, **{name: other}),)).write(whole)
+        assert any(f"says {name}" in problem for problem in audit(whole).problems), name
+    replace(before, history=(replace(before.last, order_seed=4),)).write(whole)
+    report = verify_receipt(Replay(folder=whole))
+    assert not report.holds
+    assert any("says order_seed 4, and the same task has 3 here" in fault for fault in report.faults)
 
 
 def test_a_fact_at_the_top_alone_contradicts_the_rest(copy: Path) -> None:
