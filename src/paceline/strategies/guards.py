@@ -53,15 +53,6 @@ def check_scheduler(scheduler: object, optimizer: Optimizer) -> None:
         )
 
 
-def check_step_hooks(optimizer: Optimizer) -> None:
-    """Raise for hooks on the optimizer's step, for strategies in which each worker's step sees a part of the gradients."""
-    if optimizer._optimizer_step_pre_hooks:  # noqa: SLF001  (torch has no public name for it)
-        raise InputError(
-            "the optimizer has a hook of register_step_pre_hook, and here each worker's step sees some of the gradients only. "
-            "Use single, dp or ddp without --shard-optimizer, or leave the hook out (`clip` takes the whole norm)."
-        )
-
-
 def check_hooks(named: Iterable[tuple[str, nn.Parameter]]) -> None:
     """Raise for hooks that see a gradient before it is whole: after a backward pass there are parts of it on every shard."""
     for name, parameter in named:

@@ -23,7 +23,7 @@ from paceline.strategies.base import Leaves, LossFunction, MetricsFunction, Part
 from paceline.strategies.buffer_snapshot import BufferSnapshot
 from paceline.strategies.buffers import Buffers
 from paceline.strategies.buffers import Rows as BufferRows
-from paceline.strategies.guards import check_step_hooks
+from paceline.strategies.partial_update import PartialUpdate, Scope
 from paceline.strategies.pieces import Box, Catalogue, Held, Read, hold, unite
 from paceline.strategies.recompute import check_passes, recompute_blocks
 from paceline.strategies.result import StepResult
@@ -63,8 +63,7 @@ class SequentialReplica:
             self.model.compile()  # in place: the module keeps its type and its names
         self.optimizer = parts.optimizer(self.model)
         check_own_entries(self.optimizer, kept=self.adapts)
-        if not self.whole and parts.kept is None:
-            check_step_hooks(self.optimizer)
+        self.partial_update = PartialUpdate(self.optimizer, self._scope(parts, world))
         self.scheduler = parts.scheduler(self.optimizer)
         self.precision = parts.precision
         self.scaler = parts.scaler or parts.precision.scaler()
@@ -111,6 +110,7 @@ class SequentialReplica:
     def begin(self, work: StepWork) -> None:
         """Start a step with no gradients, wired up for what trains now."""
         self._work = work
+        self.partial_update.check()
         self._follow()
         self._left = sum(len(shard.batches) for shard in work.shards)
         self._sent = self._is_summed = False
@@ -238,6 +238,10 @@ class SequentialReplica:
 
     # What a strategy of several workers does otherwise.
 
+    def _scope(self, parts: Parts, world: World) -> Scope:  # noqa: ARG002
+        """Return how much of the model this worker's optimizer updates in one step."""
+        return Scope.ALL if self.whole else Scope.ROWS
+
     def _on_device(self, model: nn.Module) -> nn.Module:
         """Give the model with its values where they are computed with."""
         return model.to(self.world.device)
@@ -325,6 +329,7 @@ class SequentialReplica:
         return scale if self.scaler is None else self.scaler.scale(scale)
 
     def _update(self) -> None:
+        self.partial_update.check()
         if self.scaler is None:
             self.optimizer.step()
         else:

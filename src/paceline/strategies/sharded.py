@@ -7,7 +7,6 @@ when the group is gone.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any, cast
@@ -18,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
-from paceline.errors import CheckpointError, InputError
+from paceline.errors import CheckpointError
 from paceline.strategies.offload import HostRows, without_memory
 from paceline.strategies.pieces import (
     MODEL,
@@ -33,20 +32,6 @@ from paceline.strategies.pieces import (
     slots_of,
 )
 from paceline.strategies.state import load_optimizer_state, optimizer_state, plain
-
-_ELEMENTWISE = (
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.RMSprop,
-    torch.optim.Adagrad,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.Adadelta,
-    torch.optim.Adamax,
-    torch.optim.ASGD,
-    torch.optim.Rprop,
-)
 
 
 def box_of(tensor: DTensor) -> Box:
@@ -177,38 +162,3 @@ class LocalState:
     def _piece(self, name: str) -> Piece:
         part = self.by_name[name]
         return Piece(part.rows, part.box, part.form)
-
-
-def _steps_elementwise(kind: type[Optimizer]) -> bool:
-    """Return whether the step of an optimizer's class is one of torch's that look at one number at a time."""
-    for one in kind.__mro__:
-        if one in _ELEMENTWISE:
-            return True
-        step = vars(one).get("step")
-        # torch puts a wrapper of the inherited step into every class that is made.
-        if step is not None and all(
-            inspect.unwrap(step) is not inspect.unwrap(known.step) for known in _ELEMENTWISE
-        ):
-            return False
-    return False
-
-
-def _on_cpu(optimizer: Optimizer) -> bool:
-    return any(one.device.type == "cpu" for group in optimizer.param_groups for one in group["params"])
-
-
-def check_elementwise(optimizer: Optimizer) -> None:
-    """Refuse an optimizer whose update of one number depends on others, or whose bits do."""
-    name = type(optimizer).__name__
-    # On a CPU fused Adam has vector and scalar code that round apart (AdamW's weights part at step 41 in a model of few rows).
-    apart = (torch.optim.SGD, torch.optim.Adam) if _on_cpu(optimizer) else (torch.optim.SGD,)
-    if isinstance(optimizer, apart) and optimizer.defaults.get("fused"):
-        raise InputError(
-            f"{name}(fused=True) rounds a row differently alone than among others, so fsdp cannot keep its bits. "
-            "Leave fused out, or use ddp."
-        )
-    if not _steps_elementwise(type(optimizer)) and not getattr(optimizer, "elementwise", False):
-        raise InputError(
-            f"fsdp gives each worker some rows of a parameter, and {name} may look across rows. Use an optimizer of "
-            f"torch.optim that does not (AdamW, SGD), or ddp; if {name} does not either, say so in its class: elementwise = True."
-        )

@@ -8,18 +8,17 @@ optimizer computes what it would alone, and the bits are those of one process.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from paceline.errors import InputError
 from paceline.strategies.base import Parts
 from paceline.strategies.ddp import DdpReplica
+from paceline.strategies.partial_update import Scope
 from paceline.strategies.pieces import (
     MODEL,
     OPTIMIZER,
@@ -58,8 +57,6 @@ class ZeroReplica(DdpReplica):
     def __init__(self, parts: Parts, world: World) -> None:
         super().__init__(parts, world)
         check_held(self.model, self.optimizer)
-        if parts.kept is None:
-            _check_apart(self.optimizer)
         dealt = [
             parameter
             for group in self.optimizer.param_groups
@@ -79,6 +76,9 @@ class ZeroReplica(DdpReplica):
         """Whether parameters were updated that have not reached everybody."""
         self._checked = False
         self._let_go()
+
+    def _scope(self, parts: Parts, world: World) -> Scope:  # noqa: ARG002
+        return Scope.PARAMETERS
 
     def _let_go(self) -> None:
         """Drop state that others keep: of a group before, or made by the optimizer before its first step."""
@@ -167,17 +167,6 @@ class ZeroReplica(DdpReplica):
                 # The optimizer goes on with the very tensors it is given.
                 wanted[key] = read(key, Box.whole(form.shape)).clone()
         self.load(unite(wanted, rest))
-
-
-def _check_apart(optimizer: Optimizer) -> None:
-    """Raise for an optimizer whose update of one parameter may depend on others: each worker updates some of them alone."""
-    kind = type(optimizer)
-    step = inspect.unwrap(kind.step)
-    if not step.__module__.startswith("torch.optim") and not getattr(optimizer, "elementwise", False):
-        raise InputError(
-            f"--shard-optimizer has each worker update some parameters, and {kind.__name__} may look across parameters (a norm "
-            "of all gradients). Leave --shard-optimizer out; if it does not, say so in its class: elementwise = True."
-        )
 
 
 Message = tuple[int, list[nn.Parameter]]

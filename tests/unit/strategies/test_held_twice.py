@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paceline.errors import InputError
-from paceline.strategies.sharded import check_elementwise
+from paceline.strategies.partial_update import Scope, check_step
 from paceline.strategies.trained import check_held
 
 
@@ -20,6 +20,6 @@ def test_a_parameter_that_is_listed_twice_is_refused() -> None:
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
 def test_what_rounds_a_row_by_its_neighbours_is_refused(kind: type[torch.optim.Optimizer]) -> None:
     model = nn.Linear(3, 2)
-    check_elementwise(kind(model.parameters(), lr=0.1))
+    check_step(kind(model.parameters(), lr=0.1), Scope.ROWS)
     with pytest.raises(InputError, match=rf"{kind.__name__}\(fused=True\) rounds"):
-        check_elementwise(kind(model.parameters(), lr=0.1, fused=True))
+        check_step(kind(model.parameters(), lr=0.1, fused=True), Scope.ROWS)

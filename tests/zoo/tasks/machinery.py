@@ -100,7 +100,7 @@ class AccumulationHooks(Small):
         return made
 
 
-@exhibit("optimizer-hooks", "hooks on the steps of an optimizer")
+@exhibit("optimizer-hooks", "hooks on the steps of an optimizer that say `elementwise = True`")
 class OptimizerHooks(Small):
     """Weights are kept small after each step."""
 
@@ -113,5 +113,6 @@ class OptimizerHooks(Small):
                     for parameter in group["params"]:
                         parameter.clamp_(-0.3, 0.3)
 
+        clamp.elementwise = True  # type: ignore[attr-defined]
         made.register_step_post_hook(clamp)
         return made

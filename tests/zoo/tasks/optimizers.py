@@ -78,6 +78,8 @@ class Plateau(_Scheduled):
 class _Slowing(Optimizer):
     """Smaller steps as time goes by; the time is kept under a name, as schedule-free optimizers do."""
 
+    per_parameter = True
+
     def __init__(self, parameters: Any, lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
 
@@ -95,9 +97,8 @@ class _Slowing(Optimizer):
     "own-state",
     'an optimizer that keeps state under a name (`self.state["global"]`)',
     {
-        **dict.fromkeys(("pp", "ps", "local-sgd"), "belongs to no parameter"),
+        **dict.fromkeys(("zero", "pp", "ps", "local-sgd"), "belongs to no parameter"),
         **BY_ROWS,
-        "zero": "may look across parameters",
     },
 )
 class OwnState(Small):
@@ -105,6 +106,27 @@ class OwnState(Small):
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         return _Slowing(model.parameters(), lr=0.3)
+
+
+class _GlobalNorm(torch.optim.SGD):
+    """Torch's update after a look at all gradients, as LAMB and many clipping optimizers take one."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        _clip(self)
+        super().step()
+
+
+@exhibit(
+    "own-step",
+    "an optimizer with a step of its own that takes the norm of all gradients",
+    {**BY_ROWS, **dict.fromkeys(("zero", "pp", "ps"), "may look across parameters")},
+    plain=False,
+)
+class OwnStep(Small):
+    """Clips in its step."""
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return _GlobalNorm(model.parameters(), lr=0.1, momentum=0.9)
 
 
 def _clip(optimizer: Optimizer, *_: Any) -> None:

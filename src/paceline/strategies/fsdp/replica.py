@@ -40,7 +40,7 @@ from paceline.strategies.pieces import Catalogue, Held, Read, collect, hold, sur
 from paceline.strategies.refusals import refuse_hooks
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
-from paceline.strategies.sharded import LocalState, check_elementwise
+from paceline.strategies.sharded import LocalState
 from paceline.strategies.state import plain
 from paceline.strategies.trained import check_held
 from paceline.strategies.tree import Gradients, TreeSum
@@ -63,7 +63,6 @@ class FsdpReplica(SequentialReplica):
         )
         made = make_sharded(parts, data, self._place, self._reduction)
         super().__init__(replace(parts, make_model=lambda: made.model, kept=None, compile=False), world)
-        check_elementwise(self.optimizer)
         refuse_hooks(self.model, "fsdp")  # which the optimizer's maker may have put there
         self.notes: list[str] = made.notes
         """What a user should know of how the model was made."""

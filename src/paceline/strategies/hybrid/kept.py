@@ -137,7 +137,7 @@ def check_slots(optimizer: Optimizer, parts: Sequence[Part]) -> None:
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that may look across the rows of a table."""
+    """Raise for an optimizer that takes no gradients of a few rows."""
     known = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam)
     if not isinstance(optimizer, known) and not getattr(optimizer, "elementwise", False):
         name = type(optimizer).__name__

@@ -24,6 +24,7 @@ from paceline.strategies.hybrid.kept import (
 )
 from paceline.strategies.hybrid.tables import send_away
 from paceline.strategies.offload import without_memory
+from paceline.strategies.partial_update import PartialUpdate, Scope
 from paceline.strategies.pieces import Held
 from paceline.strategies.result import StepResult
 from paceline.strategies.trained import check_held
@@ -47,6 +48,7 @@ class ServerReplica(KeptReplica):
         self.model = parts.model
         self.optimizer = parts.optimizer(self.model)
         check_optimizer(self.optimizer)
+        self._partial_update = PartialUpdate(self.optimizer, Scope.ROWS)
         check_held(self.model, self.optimizer)
         place, servers = world.rank - world.mesh.trainers, world.mesh.servers
         cut = {}
@@ -111,6 +113,7 @@ class ServerReplica(KeptReplica):
             result.check()
         result.norm = word.norm
         result.check_norm()  # on the CPU in any case: the trainers sent it
+        self._partial_update.check()
         reach(OPTIMIZER_POINT)
         for part, gradient in zip(self._parts, summed, strict=False):
             part.values.grad = gradient

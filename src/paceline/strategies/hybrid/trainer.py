@@ -26,6 +26,7 @@ from paceline.strategies.hybrid.counter import Norms
 from paceline.strategies.hybrid.kept import KeptReplica, KeptState, bounds
 from paceline.strategies.hybrid.tables import send_away
 from paceline.strategies.parameter_server.answers import Answers
+from paceline.strategies.partial_update import Scope
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.trained import check_held
@@ -156,6 +157,9 @@ class _Trainer(KeptReplica, SequentialReplica):
 
     whole = False
     servers: Servers
+
+    def _scope(self, parts: Parts, world: World) -> Scope:  # noqa: ARG002
+        return Scope.PARAMETERS
 
     def _connect(self, everybody: World) -> None:
         """Send the tables away, and meet the servers."""

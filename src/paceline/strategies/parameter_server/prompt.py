@@ -66,6 +66,7 @@ class PromptServer(ServerReplica):
                     continue
                 gradient.mul_(share / whole)
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        self.partial_update.check()
         reach(OPTIMIZER)
         rates = [group["lr"] for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:

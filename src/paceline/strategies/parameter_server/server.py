@@ -16,6 +16,7 @@ from paceline.strategies.parameter_server.desk import Content, Desk, Letter
 from paceline.strategies.parameter_server.parcel import Packing
 from paceline.strategies.parameter_server.placement import Placement
 from paceline.strategies.parameter_server.state import agree_on_weights, check_slots, gathered
+from paceline.strategies.partial_update import Scope
 from paceline.strategies.pieces import MODEL, OPTIMIZER, Box, Catalogue, Held, Read, hold, unite
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
@@ -51,6 +52,9 @@ class ServerReplica(SequentialReplica):
         self._desk = Desk(self._weights, world.interruption)
         self._session: remote.Session | None = open_group(world)
         self._session.at_close(self._desk.close)
+
+    def _scope(self, parts: Parts, world: World) -> Scope:  # noqa: ARG002
+        return Scope.PARAMETERS if world.mesh.servers > 1 else Scope.ELSEWHERE
 
     # What trainers get.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from paceline import remote
 from paceline.data import owned_shards
@@ -24,6 +25,7 @@ from paceline.strategies.parameter_server.answers import Answers
 from paceline.strategies.parameter_server.parcel import Packing
 from paceline.strategies.parameter_server.placement import Placement
 from paceline.strategies.parameter_server.state import agree_on_weights, gathered, rest_of
+from paceline.strategies.partial_update import Scope
 from paceline.strategies.pieces import OPTIMIZER, Catalogue, Held, Read
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
@@ -63,6 +65,9 @@ class TrainerReplica(SequentialReplica):
         self._writes = Writes(self.model.named_parameters())
         self._stale = True
 
+    def _scope(self, parts: Parts, world: World) -> Scope:  # noqa: ARG002
+        return Scope.PARAMETERS if world.mesh.servers > 1 else Scope.ELSEWHERE
+
     # One step.
 
     def begin(self, work: StepWork) -> None:
@@ -90,6 +95,7 @@ class TrainerReplica(SequentialReplica):
 
     def apply(self, clip: float | None) -> StepResult:
         """Push this trainer's gradients; the servers combine, normalise, clip and update."""
+        self.partial_update.check()
         self._check_unchanged()
         self._writes.check(self._work.number)
         if not self.auxiliary.settled:
@@ -203,13 +209,16 @@ class TrainerReplica(SequentialReplica):
             held[name].copy_(value)
 
     def _pass_over(self) -> None:
-        """Have the optimizer here step while those on the servers do: it passes over parameters without a gradient.
+        """Have whoever looks on at the moment of the update do so on all workers together.
 
-        A schedule counts its steps, and whoever looks on at the moment of the update does so on all workers together.
+        The optimizer's own step is the servers' business: one that is not torch's may not bear to find no gradient.
         """
         for parameter in self.tracked:
             parameter.grad = None
-        self.optimizer.step()
+        _look_on(self.optimizer)
+        vars(self.optimizer)["_opt_called"] = (
+            True  # torch's schedules warn where no step was taken before theirs
+        )
 
     def _agree_on_buffers(self, names: list[str]) -> list[str]:
         every = {name for part in all_gather_object(self._peers.comm, names) for name in part}
@@ -259,3 +268,8 @@ class TrainerReplica(SequentialReplica):
             with contextlib.suppress(RemoteError, RuntimeError):  # it may be what was lost
                 one()
         session.abandon()
+
+
+@Optimizer.profile_hook_step
+def _look_on(optimizer: Optimizer) -> None:
+    """Run the hooks of a step that takes place elsewhere."""

@@ -21,8 +21,8 @@ from paceline.strategies.base import (
 )
 from paceline.strategies.buffer_snapshot import BufferSnapshot
 from paceline.strategies.buffers import Buffers, gather_rows
-from paceline.strategies.guards import check_step_hooks
 from paceline.strategies.late import LateSum
+from paceline.strategies.partial_update import PartialUpdate, Scope
 from paceline.strategies.pieces import Catalogue, Held, Read
 from paceline.strategies.pipeline.call import Function, call_of
 from paceline.strategies.pipeline.order import forward_programs, programs, stages_a_worker
@@ -69,12 +69,9 @@ class PipelineReplica:
         optimizer = parts.optimizer(self.model)
         check_held(self.model, optimizer)
         check_own_entries(optimizer, kept=False)
-        if parts.kept is None:
-            check_step_hooks(optimizer)
-        if self._place.size > 1:
-            from paceline.strategies.sharded import check_elementwise  # which loads DTensor: 0.8 s
-
-            check_elementwise(optimizer)
+        self._partial_update = PartialUpdate(
+            optimizer, Scope.ROWS if self._place.size > 1 else Scope.PARAMETERS
+        )
         self._keeping = Keeping(self.model, optimizer, parts.scheduler(optimizer))
         self.optimizer, self.scheduler = self._keeping.optimizer, self._keeping.scheduler
         self.scaler: torch.amp.GradScaler | None = None
@@ -152,6 +149,7 @@ class PipelineReplica:
             raise InputError(
                 f"step {work.number}: no worker has a sample, so there is nothing to learn from."
             )
+        self._partial_update.check()
         self._wired.check("pp")
         self._wired.check_hooks()
         self.totals = []
@@ -216,6 +214,7 @@ class PipelineReplica:
         result.norm = finish(sums, self._pipe, factor, clip)
         if entry.device.type == "cpu":
             result.check_norm()
+        self._partial_update.check()
         self._rows.hand_over()
         reach(OPTIMIZER)
         self.optimizer.step()

@@ -45,7 +45,6 @@ from paceline.strategies.pieces import (
 from paceline.strategies.refusals import refuse_hooks, refuse_references, refuse_sparse
 from paceline.strategies.result import StepResult, check_norm
 from paceline.strategies.sequential import SequentialReplica
-from paceline.strategies.sharded import check_elementwise
 from paceline.strategies.tensor.layers import Region, watch_region
 from paceline.strategies.tensor.loss import SplitScores
 from paceline.strategies.tensor.model import (
@@ -122,7 +121,6 @@ class TensorReplica(SequentialReplica):
             check_held(self.model, self.optimizer)
             self._guard.arm()
         self._writes = Writes(self.model.named_parameters())
-        check_elementwise(self.optimizer)
         self._trained = [name for name, value in self.model.named_parameters() if value.requires_grad]
         self._parts_only = {id(value) for name, value in self.model.named_parameters() if name in self._cuts}
         self._clip: float | None = None

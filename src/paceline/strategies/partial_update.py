@@ -1,0 +1,148 @@
+"""What an optimizer may be where its step is given less than all gradients: some parameters, or some rows of each.
+
+A step that takes the norm of all gradients, and a hook on the step that does, would see this worker's part alone and go on
+with it without a word. Nobody can tell from outside what a step looks at, so only torch's own steps are known to
+pass; a class outside of torch says of itself `elementwise = True` or `per_parameter = True`, a hook `elementwise = True`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
+
+from paceline.errors import InputError
+
+_ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+    torch.optim.SparseAdam,
+)
+_OURS = ("torch.", "paceline.")
+_ASIDE = frozenset(
+    {"__init__", "__repr__", "__getstate__", "__setstate__", "state_dict", "load_state_dict"}
+) | {"zero_grad", "add_param_group"}
+"""What a subclass may write anew without its step becoming another one."""
+
+
+class Scope(IntEnum):
+    """How much of the model one call of an optimizer's step updates."""
+
+    ROWS = 0
+    """Some rows of each parameter."""
+    PARAMETERS = 1
+    """Some parameters, each of them whole."""
+    ELSEWHERE = 2
+    """All of it, but not on this worker or not on every one."""
+    ALL = 3
+
+
+class PartialUpdate:
+    """Watches the optimizer of one worker: before the first step its class, before every update what was hung on it since."""
+
+    def __init__(self, optimizer: Optimizer, scope: Scope) -> None:
+        self._optimizer, self._scope = optimizer, scope
+        self._patched = vars(optimizer).get("step")
+        if scope < Scope.ELSEWHERE:
+            check_step(optimizer, scope)
+        if scope < Scope.ALL:
+            check_step_hooks(optimizer)
+
+    def check(self) -> None:
+        """Raise for a hook or a step that was put on the optimizer since it was prepared; a microsecond."""
+        patched = vars(self._optimizer).get("step")
+        if self._scope < Scope.ELSEWHERE and patched is not self._patched:
+            check_step(self._optimizer, self._scope)
+            self._patched = patched
+        if self._scope < Scope.ALL:
+            check_step_hooks(self._optimizer)
+
+
+def check_step(optimizer: Optimizer, scope: Scope) -> None:
+    """Raise for an optimizer whose update of what it is given may depend on what it is not given, or whose bits do."""
+    name, kind = type(optimizer).__name__, type(optimizer)
+    if scope is Scope.ROWS:
+        _check_fused(optimizer)
+    if getattr(optimizer, "elementwise", False):
+        return
+    if scope is Scope.PARAMETERS:
+        if not _steps_as_torch(optimizer) and not getattr(optimizer, "per_parameter", False):
+            raise InputError(
+                f"each worker updates some of the parameters here, and {name} may look across parameters (a norm of all "
+                "gradients). Use an optimizer of torch.optim, or single, dp or ddp without --shard-optimizer; if it does not, "
+                "say so in its class: per_parameter = True."
+            )
+    elif not _steps_as_torch(optimizer) or not issubclass(kind, _ELEMENTWISE):
+        raise InputError(
+            f"each worker updates some rows of a parameter here, and {name} may look across rows. Use an optimizer of "
+            f"torch.optim that does not (AdamW, SGD), or ddp; if {name} does not either, say so in its class: elementwise = True."
+        )
+
+
+def check_step_hooks(optimizer: Optimizer) -> None:
+    """Raise for a hook on the optimizer's step, or on the steps of all optimizers, that neither torch nor paceline put there."""
+    for how, hook in _hooks(optimizer):
+        if not _is_ours(hook) and not getattr(hook, "elementwise", False):
+            raise InputError(
+                f"the optimizer has a hook of {how}, and here each worker's step sees some of the gradients only. "
+                "Use single, dp or ddp without --shard-optimizer, or leave the hook out (`clip` takes the whole norm); one that "
+                "looks at no more than one number at a time says so: hook.elementwise = True."
+            )
+
+
+def _hooks(optimizer: Optimizer) -> Iterator[tuple[str, Callable[..., Any]]]:
+    # torch has no public names for them.
+    found = (
+        ("register_step_pre_hook", optimizer._optimizer_step_pre_hooks),  # noqa: SLF001
+        ("register_step_post_hook", optimizer._optimizer_step_post_hooks),  # noqa: SLF001
+        ("register_optimizer_step_pre_hook", torch_optimizer._global_optimizer_pre_hooks),  # noqa: SLF001
+        ("register_optimizer_step_post_hook", torch_optimizer._global_optimizer_post_hooks),  # noqa: SLF001
+    )
+    return chain.from_iterable(((how, hook) for hook in hooks.values()) for how, hooks in found)
+
+
+def _is_ours(function: Callable[..., Any]) -> bool:
+    """Return whether torch or paceline wrote this function; functools.wraps would lend it another's name, not its globals."""
+    written = getattr(function, "__func__", function)
+    return str(getattr(written, "__globals__", {}).get("__name__", "")).startswith(_OURS)
+
+
+def _steps_as_torch(optimizer: Optimizer) -> bool:
+    """Return whether the step in use is torch's own, in all its wrappers, and so is all that it calls of the optimizer."""
+    layer: Any = optimizer.step
+    while layer is not None:
+        if not _is_ours(layer):
+            return False
+        layer = getattr(layer, "__wrapped__", None)
+    torchs = next(one for one in type(optimizer).__mro__ if one.__module__.startswith(_OURS))
+    return not any(
+        callable(value) and name not in _ASIDE and hasattr(torchs, name) and name != "step"
+        for one in type(optimizer).__mro__[: type(optimizer).__mro__.index(torchs)]
+        for name, value in vars(one).items()
+    )
+
+
+def _check_fused(optimizer: Optimizer) -> None:
+    # On a CPU fused Adam has vector and scalar code that round apart (AdamW's weights part at step 41 in a model of few rows).
+    on_cpu = any(one.device.type == "cpu" for group in optimizer.param_groups for one in group["params"])
+    apart = (torch.optim.SGD, torch.optim.Adam) if on_cpu else (torch.optim.SGD,)
+    fused = optimizer.defaults.get("fused") or any(group.get("fused") for group in optimizer.param_groups)
+    if isinstance(optimizer, apart) and fused:
+        raise InputError(
+            f"{type(optimizer).__name__}(fused=True) rounds a row differently alone than among others, so bits part. "
+            "Leave fused out, or use ddp."
+        )
