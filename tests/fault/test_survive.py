@@ -153,6 +153,13 @@ def test_an_exception_is_retried_in_its_place_and_the_others_wait(rank, tmp_path
     assert capfd.readouterr().err.count("ValueError: a passing trouble") == 3
 
 
+def test_a_worker_that_exits_in_an_evaluation_is_replaced_before_the_next_step(tmp_path, undisturbed):
+    results = run(tmp_path, [("metrics", 7, 1, "exit"), ("metrics", 15, 0, "leave well")])
+    assert [result["weights"] for result in results] == [undisturbed] * 3
+    changes = [(change["workers"], change["step"]) for change in results[0]["recoveries"]]
+    assert changes == [(2, 8), (3, 8), (2, 16), (3, 16)]
+
+
 @pytest.mark.parametrize(
     ("where", "rank", "action", "times", "says"),
     [

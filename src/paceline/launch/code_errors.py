@@ -48,13 +48,13 @@ class CodeErrors:
             self._first.setdefault((step, evaluating), failure)
         self.all.append(CodeError(rank=failure.rank, step=step, message=failure.message, retried=retried))
 
-    def place(self, step: int) -> Failure | None:
+    def place(self, step: int, *, evaluating: bool = False) -> Failure | None:
         """Count those whose step was unknown for this one; returns the failure that it was retried for before, if it was."""
-        before = self.before(step)
+        before = self.before(step, evaluating=evaluating)
         for index in self._unplaced:
             self.all[index] = replace(self.all[index], step=step)
         if self._unplaced and self._latest is not None:
-            self._first.setdefault((step, False), self._latest)
+            self._first.setdefault((step, evaluating), self._latest)
         several = len(self._unplaced) > 1
         placed, self._unplaced = bool(self._unplaced), []
         return (before or (self._latest if several else None)) if placed else None

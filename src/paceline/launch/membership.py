@@ -439,15 +439,16 @@ class Membership:
         if not staying:
             # Somebody has to hand the state on: whoever is furthest ahead leaves one change later.
             staying = [max(group, key=lambda one: one.standing.operation if one.standing else -1)]
-        again = self._code.place(max(one.standing.step for one in group if one.standing is not None))
+        step = max(one.standing.step for one in group if one.standing is not None)
+        again = self._code.place(step, evaluating=not at_step)
         if again is not None:
             return [GiveUp(again)]
         lets_in = at_step and (not self._stopping or self._code.vacant)
         waiting = [one for one in self.members.values() if one.state is State.WAITING] if lets_in else []
         places = min(self.target, self.policy.most) - sum(not one.leaving for one in staying)
         entering = waiting[: max(0, min(places, self.policy.most - len(staying)))]
-        if len(entering) < len(self._code.vacant):
-            return self._await_replacement(at_step=at_step)
+        if at_step and len(entering) < len(self._code.vacant):
+            return self._await_replacement()
         there = self.policy.trainers(len(staying) + len(entering))
         if there < (self.policy.min_workers if at_step and not self._stopping else 1):
             return self._too_few(group, there)
@@ -463,10 +464,10 @@ class Membership:
         missed = self._failures and not self.policy.trains
         return [GiveUp(failures.first_cause(self._failures))] if missed else []
 
-    def _await_replacement(self, *, at_step: bool) -> list[Action]:
-        """Wait for whoever takes the place of a worker whose code failed; where nobody can come in, that is the end."""
+    def _await_replacement(self) -> list[Action]:
+        """Wait for whoever takes the place of a worker whose code failed; where nobody comes, that is the end."""
         cause = self._code.latest
-        if cause is None or (at_step and self._coming() >= len(self._code.vacant)):
+        if cause is None or self._coming() >= len(self._code.vacant):
             return []
         return [GiveUp(cause)]
 
@@ -501,7 +502,7 @@ class Membership:
         self.generation += 1
         for member, rank in zip(entering, self._code.vacant, strict=False):
             member.rank, member.newcomer = rank, False
-        self._code.vacant.clear()
+        del self._code.vacant[: len(entering)]
         serving = self._servers([*staying, *entering])
         members = sorted(
             [*staying, *entering],
@@ -527,6 +528,10 @@ class Membership:
         self._failures.clear()
         if self._stopping:
             self._reasons.append("the run is interrupted")
+        elif self._code.vacant:
+            # Nobody can join in an evaluation or a checkpoint: those who are left do it, and wait before their next step.
+            self._reasons += [f"rank {rank} is replaced" for rank in self._code.vacant]
+            actions += self._tell(at_once=False)
         elif entering and any(one.leaving for one in members):
             self._reasons += [f"rank {one.rank} leaves" for one in members if one.leaving]
             actions += self._tell(at_once=False)

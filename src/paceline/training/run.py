@@ -614,6 +614,7 @@ class Run:
             return measured
         feed = data if isinstance(data, Feed) else self.feed(data, batch_size=batch_size, shuffle=False)
         self._copy()
+        asked_at = self.position.number
 
         def measure() -> dict[str, float]:
             with self.guard.updating():
@@ -625,6 +626,13 @@ class Run:
             if feed is not data:
                 self._close_feed(feed)
         self._note_between(measured)
+        if self.position.number != asked_at:
+            self.emit(
+                Note(
+                    text=f"a worker was lost in the evaluation behind step {asked_at - 1}, and steps are taken once more: what it "
+                    f"came to was measured behind {self.position.number} steps, not {asked_at}"
+                )
+            )
         for name in [name for name, value in measured.items() if math.isnan(value)]:
             self.emit(
                 Note(text=f"the metric {name} is not a number: its weight is 0, or a batch's value is none")

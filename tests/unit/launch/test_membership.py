@@ -28,6 +28,10 @@ def raised(rank=0):
     return Failure(rank=rank, host="here", kind="code", message="ValueError: no", trace="a trace")
 
 
+def exited(rank=0):
+    return Failure(rank=rank, host="here", kind="exit", message="exited with status 3")
+
+
 def training(workers=3, clock=None, **policy):
     """A group in training, as it is when all have begun."""
     made = Membership(Policy(workers=workers, shards=policy.pop("shards", 6), **policy), clock or Clock())
@@ -322,11 +326,32 @@ class TestExceptions:
         (end,) = of(GiveUp, made.lost(8, killed()))
         assert end.failure.trace == "a trace"
 
-    def test_where_the_others_are_not_at_a_step_nobody_can_come_in_and_it_is_the_end(self):
+    def test_in_an_evaluation_the_others_end_it_and_wait_before_their_next_step(self):
         made = training(3)
-        made.lost(1, raised(1), step=4)
+        made.lost(1, exited(1))
         made.add(7, rank=None)
-        assert of(GiveUp, regroup(made, 0, 2, kind=EVALUATE))[0].failure.trace == "a trace"
+        placed = regroup(made, 0, 2, kind=EVALUATE)
+        assert [(one.member, one.size) for one in of(Assign, placed)] == [(0, 2), (2, 2)]
+        assert [(one.member, one.at_once) for one in of(Break, placed)] == [(0, False), (2, False)]
+        assert not of(Assign, regroup(made, 0, 2))
+        assert [(one.member, one.size) for one in of(Assign, made.ready(7))] == [(0, 3), (2, 3), (7, 3)]
+        assert not of(GiveUp, made.lost(7, exited(1)))  # the step behind that evaluation is another matter
+
+    def test_in_an_evaluation_that_is_repeated_it_is_the_end(self):
+        made = training(3)
+        made.lost(1, exited(1))
+        made.add(7, rank=None)
+        regroup(made, 0, 2, kind=EVALUATE)
+        made.lost(2, exited(1))
+        made.add(8, rank=None)
+        assert of(GiveUp, regroup(made, 0, kind=EVALUATE))
+
+    def test_in_the_last_evaluation_it_is_the_end(self):
+        made = training(3)
+        made.lost(1, exited(1))
+        made.add(7, rank=None)
+        regroup(made, 0, 2, kind=EVALUATE)
+        assert of(GiveUp, made.ended(0))
 
     def test_raised_where_others_have_come_to_the_end_it_is_the_end(self):
         made = training(2)
