@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -30,6 +30,20 @@ def choose_horizon(planned: int | None, asked: int | None, saved: Mapping[str, A
             "and would jump. Leave --horizon out, or start a new run with it."
         )
     return kept
+
+
+def is_forgotten(asked: int | None, saved: Mapping[str, Any]) -> bool:
+    """Return whether a run is resumed whose checkpoint does not say how long its schedule is, and nobody else does."""
+    return bool(saved) and KEY not in saved and asked is None
+
+
+def refuse_forgotten(planned: int | None) -> NoReturn:
+    """Raise for a schedule of which nobody knows how many steps it was laid out for."""
+    raise InputError(
+        "--resume: this checkpoint does not say how many steps the learning-rate schedule was laid out for, and with another "
+        "number it would jump. Give --horizon N, the number of steps that the run was begun for "
+        f"({planned or 'unknown'} by the options of now)."
+    )
 
 
 def make_schedule(

@@ -629,8 +629,8 @@ class Run:
         if self.position.number != asked_at:
             self.emit(
                 Note(
-                    text=f"a worker was lost in the evaluation behind step {asked_at - 1}, and steps are taken once more: what it "
-                    f"came to was measured behind {self.position.number} steps, not {asked_at}"
+                    text=f"a worker was lost in the evaluation behind step {asked_at - 1}, and steps are taken once more: "
+                    f"it measured what there is behind {self.position.number} steps, not {asked_at}"
                 )
             )
         for name in [name for name, value in measured.items() if math.isnan(value)]:

@@ -6,11 +6,14 @@ import math
 import time
 from typing import Any
 
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
 from paceline.data.loaders import is_loader
 from paceline.observe import Evaluated, Note, RunFinished
 from paceline.task import Task
 from paceline.training.checks import check_shards
-from paceline.training.horizon import choose_horizon, make_schedule
+from paceline.training.horizon import choose_horizon, is_forgotten, make_schedule, refuse_forgotten
 from paceline.training.preparing import structure_of
 from paceline.training.recorder import about_task
 from paceline.training.recovery import RolledBackError
@@ -52,7 +55,9 @@ class Trainer:
             if held_out is None
             else run.feed(held_out, batch_size=self._eval_batch(held_out), shuffle=False, **loading)
         )
-        self.horizon = choose_horizon(self._planned(), spec.horizon, run.saved_meta())
+        saved = run.saved_meta()
+        self.horizon = choose_horizon(self._planned(), spec.horizon, saved)
+        self._forgotten = is_forgotten(spec.horizon, saved)
 
     def train(self) -> dict[str, Any]:
         """Take every step, measure after every epoch and at the end."""
@@ -79,7 +84,7 @@ class Trainer:
         run.prepare_replica(
             task.model,
             task.optimizer,
-            lambda optimizer: make_schedule(task, optimizer, horizon, lambda: run.position.number),
+            self._schedule,
             task.buffers(),
             structure_of(task),
         )
@@ -87,6 +92,12 @@ class Trainer:
         if run.replica.scheduler is not None and horizon is not None and last is not None and last > horizon:
             text = f"the schedule of this run was laid out for {horizon} steps; from there to step {last} it stays at its end"
             run.emit(Note(text=text))
+
+    def _schedule(self, optimizer: Optimizer) -> LRScheduler | None:
+        made = make_schedule(self.task, optimizer, self.horizon, lambda: self.run.position.number)
+        if made is not None and self._forgotten:
+            refuse_forgotten(self.horizon)
+        return made
 
     def _eval_batch(self, held_out: Any) -> int | None:
         """Return the batch of the evaluation: no metric depends on it, so a DataLoader may have its own."""

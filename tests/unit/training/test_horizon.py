@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import IterableDataset
 
 from paceline import Loss, Task
+from paceline.checkpoint.manifest import Manifest
 from paceline.errors import InputError
 from paceline.training import trainer
 from paceline.training.spec import TrainSpec
@@ -100,3 +102,19 @@ def test_a_stream_has_no_end_that_a_schedule_could_know() -> None:
         assert train(run, "Streamed", horizon=6) == LINEAR
     with opened() as run:
         assert train(run, "Streamed", steps=6) == LINEAR
+
+
+def test_a_checkpoint_that_does_not_say_how_long_its_schedule_is(tmp_path: Path) -> None:
+    with opened(out=tmp_path) as run:
+        begun = train(run, steps=2)
+    (folder,) = (tmp_path / "checkpoints").glob("step-*")
+    written = Manifest.read(folder)
+    meta = {key: value for key, value in written.meta.items() if key != "horizon"}
+    replace(written, meta=meta).write(folder)
+    with (
+        resumed(tmp_path) as run,
+        pytest.raises(InputError, match=r"--horizon N.*\(12 by the options of now\)"),
+    ):
+        train(run, epochs=4)
+    with resumed(tmp_path) as run:
+        assert begun + train(run, epochs=2, horizon=6) == LINEAR
