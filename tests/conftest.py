@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import weakref
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
+from paceline.launch import forkserver
 from tests import leaks
 
 # How long an example takes says more about the machine than about the code.
@@ -22,6 +24,21 @@ ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 if importlib.util.find_spec("xdist"):  # machines that are lent for a test or two may lack it
     from tests.groups import pytest_xdist_make_scheduler  # noqa: F401
+
+
+# What test modules import at their top: a worker that calls a function of one would import it by itself, 0.3 s each time.
+_LOADED = ("pytest",)
+_warm: weakref.ref[forkserver.ForkServer] | None = None
+
+
+@pytest.fixture(autouse=True)
+def warm_fork_server() -> None:
+    """Have a fork server that a test left behind load what workers of the next ones need."""
+    global _warm  # noqa: PLW0603
+    server = forkserver._shared
+    if server is not None and (_warm is None or _warm() is not server) and server.alive():
+        server.load(_LOADED)
+        _warm = weakref.ref(server)
 
 
 @pytest.fixture(autouse=True)

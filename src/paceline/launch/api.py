@@ -106,7 +106,7 @@ def plan(
             workers=options.processes,
             threads=threads,
             out=options.out,
-            modules=_modules(options),
+            modules=_modules(function, options),
             record={**(record or {}), "options": asdict(options)},
             policy=Policy(
                 workers=options.processes,
@@ -130,10 +130,11 @@ def plan(
     )
 
 
-def _modules(options: RunOptions) -> tuple[str, ...]:
-    """Name what the workers of a strategy import beyond torch itself: seconds each, once or in every one of them."""
-    needed = [*strategies.entry(options.strategy).modules]
-    needed += strategies.PARTS if options.tuning.shard_optimizer else ()
+def _modules(function: Callable[..., Any] | str, options: RunOptions) -> tuple[str, ...]:
+    """Return what the workers of a run import beyond torch itself, and of ours: imported once, or in every one of them."""
+    needed = [*strategies.entry(options.strategy).imports]
+    needed += [function.partition(":")[0]] if isinstance(function, str) else ()
+    needed += strategies.SHARDED_OPTIMIZER if options.tuning.shard_optimizer else ()
     needed += ("torch._dynamo",) if options.tuning.recompute != "none" else ()
     return tuple(dict.fromkeys(needed))
 

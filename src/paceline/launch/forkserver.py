@@ -61,6 +61,13 @@ class ForkServer:
             os.close(payload)
         return self._tickets
 
+    def load(self, modules: Sequence[str]) -> None:
+        """Have modules imported now, once for all workers to come."""
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # the next request says that it is gone
+            self._channel.send(json.dumps({"do": "load", "modules": [*modules]}).encode())
+
     def signal(self, pid: int, number: signal.Signals) -> None:
         """Send a signal to a worker; one that has ended already is left alone."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

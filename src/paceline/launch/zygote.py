@@ -17,6 +17,7 @@ import selectors
 import signal
 import socket
 import sys
+import weakref
 from typing import Any, NoReturn
 
 from paceline.world.lifeline import die_with_parent, outlive_parent
@@ -103,6 +104,8 @@ def _serve(channel: socket.socket, children: set[int], private: list[socket.sock
         for descriptor in descriptors:
             os.close(descriptor)
         _tell(channel, {"started": request["ticket"], "pid": pid})
+    elif request["do"] == "load":
+        _load(request["modules"])
     elif request["pid"] in children:
         os.kill(request["pid"], request["signal"])
     return True
@@ -116,6 +119,9 @@ def _become_worker(parent: int, private: list[socket.socket], descriptors: list[
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for end in private:
             end.close()
+        # What the fork server holds is not this worker's to take apart: for torch's operators it would take 60 ms at its end.
+        for finalizer in [*weakref.finalize._registry]:  # type: ignore[attr-defined]  # noqa: SLF001
+            finalizer.atexit = False
         from paceline.launch import worker
 
         status = worker.run(parent, *descriptors)

@@ -29,11 +29,16 @@ class Entry:
     beside: tuple[str, ...] = ()
     """The sides that may stand beside it in a mesh."""
     modules: tuple[str, ...] = ()
-    """What its workers import beyond torch itself."""
+    """What its workers import beyond torch itself and the module of `reference`."""
     compiles_blocks: bool = False
     """Whether --compile takes the model block by block: other kernels than those of the whole model, and so other bits."""
     servers: int = 0
     """How many servers stand beside its workers where nobody says; 0 where it has none."""
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """Everything that its workers import."""
+        return (*self.modules, self.reference.partition(":")[0])
 
 
 PARTS = ("torch.distributed.checkpoint.planner_helpers",)
@@ -45,6 +50,7 @@ _SPLIT = (
     "torch.distributed.fsdp",
     *PARTS,
 )
+SHARDED_OPTIMIZER = (*PARTS, "paceline.strategies.zero")
 _SERVED = (*PARTS, "paceline.remote.served")
 STRATEGIES = {
     "single": Entry(
@@ -90,7 +96,12 @@ STRATEGIES = {
         "paceline.strategies.parameter_server:ParameterServer",
         "parameters and their optimizer on servers; workers pull weights and push gradients",
         servers=1,
-        modules=_SERVED,
+        modules=(
+            *_SERVED,
+            "paceline.strategies.parameter_server.trainer",
+            "paceline.strategies.parameter_server.patient",
+            "paceline.strategies.parameter_server.prompt",
+        ),
     ),
     "hybrid": Entry(
         "paceline.strategies.hybrid:Hybrid",
