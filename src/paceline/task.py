@@ -100,6 +100,9 @@ class Task:
     allow_unused: bool = False
     """Whether some parameters may get no gradient in some steps (costs a walk over the graph)."""
     name: ClassVar[str | None] = None
+    steps_done: int = 0
+    """How many optimizer steps the run has taken: set before each step, the same on every worker and after a resume. For a
+    weight that grows over training; a counter of the task's own would count the passes of one worker."""
 
     collate: Callable[[Sequence[Any]], Any] | None = None
     """Turns a list of samples into a batch; None takes torch's default_collate."""

@@ -37,6 +37,7 @@ def train_plainly(run: paceline.Run, job: Job) -> dict[str, Any]:
             if scheduler is not None:
                 scheduler.step()
             number += 1
+            task.steps_done = number
             if number == job.steps:
                 break
         else:

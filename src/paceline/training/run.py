@@ -31,6 +31,7 @@ from paceline.strategies.buffers import Rule
 from paceline.strategies.pieces import Held
 from paceline.strategies.precision import Precision
 from paceline.strategies.structure import Structure
+from paceline.task import Task
 from paceline.training import cut_state, folder, resuming
 from paceline.training.between import Between
 from paceline.training.checks import (
@@ -74,6 +75,10 @@ DEFAULT_BATCH = 32
 class Run:
     """One worker's hold on a run: its world, its replica, its data, its checkpoints."""
 
+    name = "run"
+    task: Task | None = None
+    """The task that is trained, where it is not a loop of the user's own; it is told how far the run is."""
+
     def __init__(
         self,
         world: World,
@@ -92,7 +97,6 @@ class Run:
         """The step this process started from: above 0 in a resumed run."""
         self.workers = self.present_workers
         """How many the run began with, on all machines; servers are not counted."""
-        self.name = "run"
         self._listeners = listeners
         self._recovery = Recovery(self, membership or FixedMembership())
         self.cut = CutState(options)
@@ -420,7 +424,12 @@ class Run:
 
     def note_begun(self, step: Step) -> None:
         """Enter a step in the books before any of it can reach another worker: others may finish it while this one is killed."""
+        self._tell_steps()
         self._records.step(step, self.position)
+
+    def _tell_steps(self) -> None:
+        if self.task is not None:
+            self.task.steps_done = self.position.number
 
     def end_epoch(self) -> None:
         """Stand at the beginning of the next epoch."""
@@ -430,6 +439,7 @@ class Run:
     def stand_behind(self, step: Step) -> None:
         """Stand behind a step that has just been applied."""
         self.position = self.position.after_step()
+        self._tell_steps()
         self._saving.poll()
         self._journal.step(step, self.position, self.replica.optimizer)
         self.cut.note_step(self.position, self._journal)

@@ -13,6 +13,7 @@ from paceline.data.loaders import is_loader
 from paceline.observe import Evaluated, Note, RunFinished
 from paceline.task import Task
 from paceline.training.checks import check_shards
+from paceline.training.counters import note_of_changes, numbers_of
 from paceline.training.horizon import choose_horizon, is_forgotten, make_schedule, refuse_forgotten
 from paceline.training.preparing import structure_of
 from paceline.training.recorder import about_task
@@ -20,6 +21,7 @@ from paceline.training.recovery import RolledBackError
 from paceline.training.reference import load_task
 from paceline.training.run import Run
 from paceline.training.spec import OVERRIDES, TrainSpec
+from paceline.training.step import Step
 
 
 def main(run: Run, spec: TrainSpec) -> dict[str, Any]:
@@ -41,12 +43,14 @@ class Trainer:
 
     def __init__(self, task: Task, spec: TrainSpec, run: Run) -> None:
         self.task, self.spec, self.run = task, spec, run
+        run.task = task
         self.steps = spec.steps
         self.epochs = spec.epochs if spec.epochs is not None else task.epochs
         self.clip = spec.clip if spec.clip is not None else task.clip
         self.batch_size = spec.batch_size if spec.batch_size is not None else task.batch_size
         self.metrics: dict[str, float] = {}
         self._measured_at = -1
+        self._looked = False
         loading: dict[str, Any] = {"collate": task.collate, "worker_init": task.worker_init}
         self.feed = run.feed(task.train_data(), batch_size=self.batch_size, **loading)
         held_out = task.eval_data()
@@ -75,7 +79,19 @@ class Trainer:
         for step in self.run.steps(
             self.feed, epochs=epochs, steps=self.steps, clip=self.clip, after_epoch=self._measure
         ):
+            self._compute(step)
+
+    def _compute(self, step: Step) -> None:
+        """Compute one step; in the first, look for numbers that change with every pass."""
+        if self._looked or self.run.options.total_shards == 1:
             step.compute(self.task.loss)
+            return
+        model = self.run.replica.model
+        before = numbers_of(self.task, model)
+        self._looked = not step.compute(self.task.loss).again
+        note = note_of_changes(before, numbers_of(self.task, model))
+        if note is not None and self._looked:
+            self.run.emit(Note(text=note))
 
     def prepare(self) -> None:
         """Make the model and hand it to the strategy."""

@@ -28,7 +28,7 @@ class Subject:
         self.run, self.spec = run, spec
         self.task = load_task(spec.task, spec.settings)
         run.with_options(**{name: spec.overrides.get(name, getattr(self.task, name)) for name in OVERRIDES})
-        run.name = spec.name
+        run.name, run.task = spec.name, self.task
         self.epochs = epochs if epochs is not None else self.task.epochs
         self.clip = spec.clip if spec.clip is not None else self.task.clip
         self.batch_size = spec.batch_size if spec.batch_size is not None else self.task.batch_size

@@ -1,0 +1,77 @@
+"""A number that changes with every pass is told; what a task only holds is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+
+import paceline
+from paceline.observe import Note
+from paceline.training.spec import TrainSpec
+from paceline.training.trainer import Trainer
+from tests.unit.training.own_runs import opened
+from tests.zoo.tasks.base import Small
+
+
+class Counting(Small):
+    def __init__(self) -> None:
+        self.lr, self.calls = 0.01, 0
+
+    def loss(self, model: nn.Module, batch: Any) -> paceline.Loss:
+        self.calls += 1
+        return super().loss(model, batch)
+
+
+class _Passes(nn.Sequential):
+    passes = 0
+
+    def forward(self, features: Tensor) -> Any:
+        self.passes += 1
+        return super().forward(features)
+
+
+class Passing(Small):
+    def model(self) -> nn.Module:
+        return _Passes(*super().model())
+
+
+class Told(Small):
+    seen: tuple[int, ...] = ()
+
+    def loss(self, model: nn.Module, batch: Any) -> paceline.Loss:
+        self.seen = (*self.seen, self.steps_done)
+        return super().loss(model, batch)
+
+
+def notes(task: paceline.Task, shards: int = 2) -> list[str]:
+    """Train three steps and return what was noted."""
+    with opened(shards=shards) as run:
+        told: list[str] = []
+        emit = run.emit
+        run.emit = lambda event: (told.append(event.text) if isinstance(event, Note) else None, emit(event))[
+            1
+        ]  # type: ignore[method-assign]
+        Trainer(task, TrainSpec(task="told", name="told", steps=3), run).train()
+        return told
+
+
+@pytest.mark.parametrize(
+    ("task", "name"), [(Counting, "calls of the task"), (Passing, "passes of the model")]
+)
+def test_a_number_that_counts_passes_is_told_once(task: type[Small], name: str) -> None:
+    (text,) = notes(task())
+    assert f"changes {name} (0 before this step, 2 after it)" in text
+    assert "task.steps_done" in text
+
+
+def test_with_one_shard_it_counts_steps_and_nothing_is_said() -> None:
+    assert notes(Counting(), shards=1) == []
+
+
+def test_the_task_knows_the_steps_and_that_is_no_counter() -> None:
+    task = Told()
+    assert notes(task) == []
+    assert task.seen[:6] == (0, 0, 1, 1, 2, 2)
+    assert set(task.seen[6:]) == {3}, "the evaluation comes behind the third step"
