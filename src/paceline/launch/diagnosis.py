@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.observe.verdict import Collective, Evidence, Frame, parse_stacks
-from paceline.world.pulse import Kind, Phase, PulseReader, Reading
+from paceline.world.pulse import PATIENCE, STEPS, TIMEOUT_S, Kind, Phase, PulseReader, Reading
 from paceline.world.stacks import SIGNAL
 
-DEFAULT_TIMEOUT_S = 60.0
-STEPS = 10
-"""A step may take this many times the longest one seen."""
-PATIENCE = 10
-"""What may take longer than a step gets this many times its limit: a first step that compiles, a checkpoint, a new group."""
+LAST_WORDS_S = 3.0
+"""How long the end of a worker may take to be heard of."""
 ANSWER_S = 0.5
 """How long a worker has to show its stacks, and again to tell its pending collectives."""
 _SETTLED_S = 0.02
@@ -43,7 +40,7 @@ class Member:
 class HangWatch:
     """Decides from readings when a run counts as hanging; it learns from the steps it sees."""
 
-    def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
         self._longest_s = 0.0
 
@@ -62,6 +59,8 @@ class HangWatch:
         self._longest_s = max(self._longest_s, *(one.longest_s for one in readings.values()), 0.0)
         training = [one for one in readings.values() if one.phase not in (Phase.QUIET, Phase.ENDED)]
         busy = [one for one in training if one.stopped or one.phase is not Phase.COMMUNICATION]
+        if any(one.phase is Phase.ENDED and one.silence_s(now) < LAST_WORDS_S for one in readings.values()):
+            return False  # why it has ended is on the way, and says more than that the others wait
         late = [one.silence_s(now) >= self.limit_s(one) for one in busy or training]
         return any(late) if busy else bool(late) and all(late)
 

@@ -7,7 +7,6 @@ costs ten times as much.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterable
 from operator import attrgetter, is_
 from typing import NoReturn
@@ -21,11 +20,8 @@ from paceline.errors import InputError
 from paceline.strategies.guards import check_hooks
 from paceline.world import World
 from paceline.world.base import Comm
-from paceline.world.pulse import Phase
+from paceline.world.words import hear, tell
 
-WAIT_S = 30.0
-"""How long a worker on which something changed waits to hear the same from the others."""
-_POLL_S = 0.002
 _FLAG = attrgetter("requires_grad")
 _VERSION = attrgetter("_version")
 _HOOKS = attrgetter("_post_accumulate_grad_hooks")
@@ -187,23 +183,19 @@ def agree_on_change(world: World, number: int, trained: Trained) -> None:
     if world.size == 1 or world.store is None:
         return
     turn = _turns[world.comm] = _turns.get(world.comm, 0) + 1
-    mine = trained.signature()
+    mine = f"{number} {trained.signature()}"
     key = f"trained/{turn}"
-    world.store.set(f"{key}/{world.rank}", f"{number} {mine}")
-    before = world.pulse.enter(Phase.COMMUNICATION)
-    limit = time.monotonic() + WAIT_S
-    for rank in range(world.size):
-        while not world.store.check([f"{key}/{rank}"]):
-            world.interruption.check()
-            if time.monotonic() > limit:
-                raise InputError(
-                    f"step {number}: {trained.words()} on rank {world.rank}, but not on rank {rank}. "
-                    "Change what trains on every worker before the same step."
-                )
-            time.sleep(_POLL_S)
-        if world.store.get(f"{key}/{rank}").decode() != f"{number} {mine}":
+    tell(world, key, mine)
+
+    def late(rank: int, waited_s: float) -> InputError:
+        return InputError(
+            f"step {number}: {trained.words()} on rank {world.rank}, but not on rank {rank}, which was waited for for "
+            f"{waited_s:g} s. Change what trains on every worker before the same step."
+        )
+
+    for rank, word in hear(world, key, late):
+        if word != mine:
             raise InputError(
                 f"step {number}: {trained.words()} on rank {world.rank}, but otherwise on rank {rank}, or with other "
                 "values. Change the same on every worker before the same step, and seed torch before making new parameters."
             )
-    world.pulse.enter(before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from weakref import WeakKeyDictionary
 
@@ -11,11 +10,8 @@ from torch.distributed import DistError
 from paceline.errors import InputError
 from paceline.world import World
 from paceline.world.base import Comm
-from paceline.world.pulse import Phase
+from paceline.world.words import hear, tell
 
-WAIT = 0.8
-"""How long the others are waited for, in parts of --hang-timeout: whoever left knows more than a verdict on a hang could say."""
-_POLL_S = 0.002
 _ADVICE = (
     "All workers must leave it at the same step: decide by what is the same on all of them (step.result.loss, run.evaluate), "
     "not by a number of one worker's own."
@@ -48,21 +44,20 @@ class Leaving:
         with suppress(DistError):
             self._tell(world, phase, number)
 
-    def check(self, world: World, limit_s: float) -> None:
+    def check(self, world: World) -> None:
         """Wait until all have left the same call behind the same step, or raise."""
         if self._left is None:
             return
         phase, number = self._left
         try:
             self._tell(world, phase, number)  # another group may have formed since
-            _await_all(world, self._key(world, phase), number, limit_s)
+            _check_all(world, self._key(world, phase), number)
         except DistError:
             world.interruption.check()  # else the store is gone: those who train together can do without it
         self._left = None
 
     def _tell(self, world: World, phase: int, number: int) -> None:
-        if world.size > 1 and world.store is not None:
-            world.store.set(f"{self._key(world, phase)}/{world.rank}", str(number))
+        tell(world, self._key(world, phase), str(number))
 
     def _key(self, world: World, phase: int) -> str:
         if world.comm not in self._places:
@@ -70,20 +65,12 @@ class Leaving:
         return f"left/{self._places[world.comm]}/{phase}"
 
 
-def _await_all(world: World, said: str, number: int, limit_s: float) -> None:
-    if world.size == 1 or world.store is None:
-        return
-    before = world.pulse.enter(Phase.COMMUNICATION)
-    limit = time.monotonic() + limit_s
+def _check_all(world: World, said: str, number: int) -> None:
     mine = f"rank {world.rank} left the loop of run.steps behind step {number - 1}"
-    for rank in range(world.size):
-        key = f"{said}/{rank}"
-        while not world.store.check([key]):
-            world.interruption.check()
-            if time.monotonic() > limit:
-                raise InputError(f"{mine}, and rank {rank} is still in it {limit_s:g} s later. {_ADVICE}")
-            time.sleep(_POLL_S)
-        theirs = int(world.store.get(key))
-        if theirs != number:
-            raise InputError(f"{mine}, but rank {rank} behind step {theirs - 1}. {_ADVICE}")
-    world.pulse.enter(before)
+
+    def late(rank: int, waited_s: float) -> InputError:
+        return InputError(f"{mine}, and rank {rank} is still in it {waited_s:g} s later. {_ADVICE}")
+
+    for rank, word in hear(world, said, late):
+        if int(word) != number:
+            raise InputError(f"{mine}, but rank {rank} behind step {int(word) - 1}. {_ADVICE}")

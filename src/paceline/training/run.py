@@ -50,7 +50,7 @@ from paceline.training.handle import Handle
 from paceline.training.handover import BEGINNING, CHECKPOINT, WORKERS, Source
 from paceline.training.horizon import KEY as HORIZON
 from paceline.training.journal import Journal
-from paceline.training.leaving import WAIT, Leaving
+from paceline.training.leaving import Leaving
 from paceline.training.listeners import Listeners
 from paceline.training.loop_guard import LoopGuard
 from paceline.training.loop_state import LoopState, Values
@@ -86,8 +86,8 @@ class Run:
         membership: Membership | None = None,
         listeners: Listeners | None = None,
     ) -> None:
-        self.options = options
-        self.choice = options.choice
+        self.options, self.choice = options, options.choice
+        world.pulse.timeout_s = options.hang_timeout
         self.world = self.laid_out(world)
         """Whom this worker works with; another one after each change of the group."""
         self.strategy = strategies.load(self.choice.name)
@@ -410,7 +410,7 @@ class Run:
 
     def check_left(self) -> None:
         """Raise where this worker has left a call of `steps` at another step than the others."""
-        self._leaving.check(self.world, WAIT * self.options.hang_timeout)
+        self._leaving.check(self.world)
 
     def _close_feed(self, feed: Feed) -> None:
         self._feeds.remove(feed)

@@ -32,6 +32,12 @@ _QUESTION, _ANSWERED, _LENGTH = range(16, 19)
 _ANSWER = 1024
 """Where the answer to the launcher's question begins, in bytes."""
 _READ_ATTEMPTS = 100
+TIMEOUT_S = 60.0
+"""How long a worker may stay silent, if no option says otherwise."""
+STEPS = 10
+"""A step may take this many times the longest one seen."""
+PATIENCE = 10
+"""What may take longer than a step gets this many times its limit: a first step that compiles, a checkpoint, a new group."""
 _NAP_S = 3600.0
 
 
@@ -103,7 +109,15 @@ class Reading:
 class NoPulse:
     """The pulse of a worker that no launcher of ours watches; also the surface that a real one has."""
 
-    __slots__ = ()
+    __slots__ = ("timeout_s",)
+
+    def __init__(self) -> None:
+        self.timeout_s = TIMEOUT_S
+
+    @property
+    def limit_s(self) -> float:
+        """How long another worker may stay silent in a step as long as this one's."""
+        return self.timeout_s * PATIENCE
 
     def begin(self, kind: Kind, step: int) -> None:
         """Begin an operation; one that was under way counts as broken off."""
@@ -114,6 +128,9 @@ class NoPulse:
 
     def batch(self) -> None:
         """Count a batch that was served."""
+
+    def touch(self) -> None:
+        """Show that this worker is not stuck, though it waits."""
 
     def end(self) -> None:
         """End the operation; only a step that ended counts."""
@@ -143,6 +160,7 @@ class Pulse(NoPulse):
 
     def __init__(self, descriptor: int) -> None:
         """Map the page; the descriptor may be closed afterwards."""
+        super().__init__()
         self._memory = mmap.mmap(descriptor, SIZE)
         self._counts = memoryview(self._memory).cast("Q")
         self._seconds = memoryview(self._memory).cast("d")
@@ -151,6 +169,12 @@ class Pulse(NoPulse):
         self._since = self._began = self._seconds[_TOUCHED] = monotonic()
         self._longest = self._data = self._compute = self._communication = 0.0
         self._spent = [0.0] * _PHASES
+
+    @property
+    def limit_s(self) -> float:
+        """How long another worker may stay silent in a step as long as this one's."""
+        limit = max(self.timeout_s, STEPS * self._longest)
+        return limit if self._steps else limit * PATIENCE
 
     @staticmethod
     def create() -> int:
@@ -187,6 +211,10 @@ class Pulse(NoPulse):
         """Count a batch that was served."""
         self._batches += 1
         self._counts[_BATCHES] = self._batches
+        self.touch()
+
+    def touch(self) -> None:
+        """Show that this worker is not stuck, though it waits."""
         self._seconds[_TOUCHED] = monotonic()
 
     def end(self) -> None:

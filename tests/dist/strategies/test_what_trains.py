@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import paceline
-from paceline.strategies import trained
 from paceline.strategies.tuning import Tuning
 from tests.dist.strategies.scenarios import BATCH, Scenario, data, outcomes, same
 
@@ -190,7 +189,6 @@ def test_a_sharded_optimizer_refuses_it() -> None:
 
 
 def on_one_rank(run: paceline.Run) -> nn.Module:
-    trained.WAIT_S = 0.5
     first = run.world.is_first
 
     def change(number: int, model: nn.Module, _: torch.optim.Optimizer) -> None:
@@ -217,6 +215,6 @@ def test_a_change_on_some_workers_only() -> None:
     with pytest.raises(
         paceline.InputError, match=r"body.weight began to train .*on rank 0, but not on rank 1"
     ):
-        paceline.launch(on_one_rank, strategy="ddp", workers=2, shards=2, threads=1)
+        paceline.launch(on_one_rank, strategy="ddp", workers=2, shards=2, threads=1, hang_timeout=2)
     with pytest.raises(paceline.InputError, match=r"or with other values.*seed torch"):
         paceline.launch(differently, strategy="ddp", workers=2, shards=2, threads=1)

@@ -150,7 +150,7 @@ def test_workers_that_leave_the_loop_at_different_steps_are_told(keeps: bool, tm
             workers=2,
             threads=1,
             device="cpu",
-            hang_timeout=5.0,
+            hang_timeout=2.0,
             out=tmp_path / "run" if keeps else None,
         )
 

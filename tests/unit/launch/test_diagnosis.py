@@ -280,3 +280,10 @@ def test_who_does_not_train_is_not_watched(phase: Phase) -> None:
     watch = HangWatch(60.0)
     assert not watch.overdue({0: reading(phase)}, 1e6)
     assert watch.overdue({0: reading(phase), 1: reading(Phase.COMMUNICATION)}, 1e6)
+
+
+def test_nobody_is_judged_while_the_end_of_one_is_on_its_way() -> None:
+    watch = HangWatch(60.0)
+    group = {0: reading(Phase.ENDED, since=98.0), 1: reading(Phase.COMMUNICATION, since=0.0)}
+    assert not watch.overdue(group, 100.0)
+    assert watch.overdue(group, 102.0)

@@ -1,0 +1,43 @@
+"""What workers tell each other through the store in which they met, where some may wait in a collective for whoever asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from paceline.world.pulse import Phase
+from paceline.world.world import World
+
+SLACK = 1.25
+"""Waited for longer than a verdict on a hang takes: one that is slow or stuck is judged as ever, and then this wait is broken."""
+_POLL_S = 0.002
+
+
+def tell(world: World, key: str, word: str) -> None:
+    """Leave a word for the others."""
+    if world.size > 1 and world.store is not None:
+        world.store.set(f"{key}/{world.rank}", word)
+
+
+def hear(world: World, key: str, late: Callable[[int, float], Exception]) -> Iterator[tuple[int, str]]:
+    """Yield each rank and its word, when it is there.
+
+    Where one says nothing, though nobody is judged to hang, it waits for this worker in a collective: `late` makes the error
+    from its rank and the seconds that it was waited for.
+    """
+    if world.size == 1 or world.store is None:
+        return
+    before = world.pulse.enter(Phase.COMMUNICATION)
+    limit_s = SLACK * world.pulse.limit_s
+    limit = time.monotonic() + limit_s
+    try:
+        for rank in range(world.size):
+            while not world.store.check([f"{key}/{rank}"]):
+                world.interruption.check()
+                world.pulse.touch()
+                if time.monotonic() > limit:
+                    raise late(rank, limit_s)
+                time.sleep(_POLL_S)
+            yield rank, world.store.get(f"{key}/{rank}").decode()
+    finally:
+        world.pulse.enter(before)

@@ -1,0 +1,70 @@
+"""Workers hear each other's words for as long as nobody is judged to hang, and not longer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from paceline.launch.diagnosis import HangWatch
+from paceline.world import Identity, World, connect
+from paceline.world.interruption import InterruptedWaitError
+from paceline.world.pulse import Kind, Phase, Pulse, PulseReader
+from paceline.world.words import hear, tell
+
+ALONE = Identity(rank=0, size=1, local_rank=0, local_size=1)
+
+
+class LateError(Exception):
+    """What the one who waits raises."""
+
+
+@contextmanager
+def pair(timeout_s: float) -> Iterator[tuple[World, World, PulseReader]]:
+    page = Pulse.create()
+    pulse, reader = Pulse(page), PulseReader(page)
+    pulse.timeout_s = timeout_s
+    pulse.begin(Kind.STEP, 0)
+    pulse.end()
+    alone = connect(ALONE, device="cpu", pulse=pulse)
+    first = replace(alone, size=2, store=HashStore())
+    yield first, replace(first, rank=1), reader
+    alone.close()
+
+
+def test_one_that_is_slow_is_waited_for_and_nobody_seems_to_hang() -> None:
+    with pair(timeout_s=0.4) as (first, second, reader):
+        watch, overdue = HangWatch(0.4), []
+
+        def work() -> None:
+            for _ in range(9):
+                time.sleep(0.05)
+                overdue.append(watch.overdue({0: reader.read()}, time.monotonic()))
+            tell(second, "here", "b")
+
+        slow = threading.Thread(target=work)
+        slow.start()
+        tell(first, "here", "a")
+        assert list(hear(first, "here", lambda *_: LateError())) == [(0, "a"), (1, "b")]
+        slow.join()
+        assert overdue == [False] * 9
+        assert reader.read().phase is Phase.IDLE
+
+
+def test_one_that_says_nothing_and_is_not_judged_is_named() -> None:
+    with pair(timeout_s=0.1) as (first, _, _):
+        tell(first, "here", "a")
+        with pytest.raises(LateError, match=r"1 after 0\.125 s"):
+            list(hear(first, "here", lambda rank, waited: LateError(f"{rank} after {waited:g} s")))
+
+
+def test_a_group_that_breaks_ends_the_wait() -> None:
+    with pair(timeout_s=60) as (first, _, _):
+        first.interruption.interrupt()
+        with pytest.raises(InterruptedWaitError):
+            list(hear(first, "here", lambda *_: LateError()))
