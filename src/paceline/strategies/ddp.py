@@ -30,9 +30,10 @@ from paceline.strategies.hosts import open_lanes
 from paceline.strategies.packing import as_real, dense_strides, memory_shape, nothing_like
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
-from paceline.strategies.trained import Writes, check_equal
+from paceline.strategies.trained import check_equal
 from paceline.strategies.tree import TreeSum
 from paceline.strategies.tuning import Tuning
+from paceline.strategies.writes import Writes
 from paceline.world import World, all_gather_object
 from paceline.world.points import REDUCTION, reach
 from paceline.world.pulse import Phase
@@ -243,7 +244,7 @@ class DdpReplica(SequentialReplica):
     def settle(self) -> None:
         """Refuse to save or report weights in which the workers have parted, however that came about."""
         if self._equal:
-            check_equal(self.model, self.world)
+            check_equal([*self.model.named_parameters(), *self.model.named_buffers()], self.world)
 
     def abandon(self) -> None:
         """Let go of the reducer: its hooks on the parameters would answer to the next backward pass too.

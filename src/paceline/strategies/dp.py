@@ -27,9 +27,9 @@ from paceline.strategies.gradients import ledger_entry, run_backward
 from paceline.strategies.hooks import share
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica, check_loss
-from paceline.strategies.trained import Writes
 from paceline.strategies.tree import Gradients, TreeSum
 from paceline.strategies.tuning import Tuning
+from paceline.strategies.writes import Writes
 from paceline.world import World, seeds
 from paceline.world.points import FORWARD, reach
 
@@ -186,8 +186,8 @@ class ThreadedReplica(SequentialReplica):
             if shard.batches:
                 self.buffers.close_shard(shard.index, replica.model, versions)
             tree.add((shard.index, shard.index + 1), replica.take())
-        if self._parallel:
-            replica.writes.check(self._work.number)
+        # A copy alone writes to the master's memory, as one process would, but what is given other memory is lost.
+        replica.writes.check(self._work.number, counted=self._parallel)
         return tree.nodes
 
     def _forward(self, replica: _Copy, batch: Any, loss: LossFunction) -> Any:

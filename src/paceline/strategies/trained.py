@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from operator import attrgetter, is_
-from typing import NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,12 +17,12 @@ from torch.optim import Optimizer
 
 from paceline.errors import InputError
 from paceline.strategies.guards import check_hooks
+from paceline.strategies.writes import checksum
 from paceline.world import World
 from paceline.world.base import Comm
 from paceline.world.words import hear, tell
 
 _FLAG = attrgetter("requires_grad")
-_VERSION = attrgetter("_version")
 _HOOKS = attrgetter("_post_accumulate_grad_hooks")
 _turns: WeakKeyDictionary[Comm, int] = WeakKeyDictionary()
 
@@ -100,37 +99,6 @@ class Trained:
         return [parameter for group in groups for parameter in group["params"]]
 
 
-class Writes:
-    """Finds parameters that a forward pass writes to: replicas that see other samples would part."""
-
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
-        held = dict(named)
-        self._names, self._parameters = list(held), list(held.values())
-        self._before: list[int] = []
-
-    def begin(self) -> None:
-        """Note how often each was written to when the step begins."""
-        self._before = list(map(_VERSION, self._parameters))
-
-    def check(self, number: int) -> None:
-        """Raise where one was written to since, before the optimizer did."""
-        if self._before and list(map(_VERSION, self._parameters)) != self._before:
-            changed = next(
-                name
-                for name, parameter, before in zip(self._names, self._parameters, self._before, strict=True)
-                if parameter._version != before  # noqa: SLF001  (torch's own count of writes in place)
-            )
-            refuse_writes(changed, f"step {number}")
-
-
-def refuse_writes(name: str, when: str) -> NoReturn:
-    """Raise for a parameter that a pass has written to."""
-    raise InputError(
-        f"{when}: the forward or backward pass wrote to the weights of {name} (an nn.Embedding with max_norm does), and each "
-        "worker sees other samples, so their weights would part. Change weights after step.apply(), or use --strategy single."
-    )
-
-
 def check_held(model: nn.Module, optimizer: Optimizer) -> None:
     """Raise where the optimizer holds a parameter that the model has not."""
     known = {id(parameter) for parameter in model.parameters()}
@@ -151,17 +119,11 @@ def check_held(model: nn.Module, optimizer: Optimizer) -> None:
                 )
 
 
-def checksum(tensor: Tensor) -> int:
-    """Return a number that tells different values apart, in one pass and without a copy."""
-    plain = tensor.detach()
-    plain = torch.view_as_real(plain) if plain.is_complex() else plain
-    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[plain.element_size()]
-    return int(plain.contiguous().view(whole).sum(dtype=torch.int64))
-
-
-def check_equal(model: nn.Module, world: World) -> None:
+def check_equal(tensors: Iterable[tuple[str, Tensor]], world: World) -> None:
     """Raise on all workers where their weights or buffers differ: something wrote to them, or to gradients, on some only."""
-    named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
+    named = list(tensors)
+    if not named:
+        return
     mine = torch.tensor([checksum(value) for _, value in named])
     rows = world.comm.all_gather(mine.to(world.device))
     for rank, row in enumerate(rows):

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from paceline.strategies.trained import checksum
+from paceline.strategies.writes import checksum
 
 _made: WeakKeyDictionary[nn.Module, dict[str, int]] = WeakKeyDictionary()
 """What they held when the model was made; a group that forms anew goes on with the same model."""

@@ -656,8 +656,8 @@ class Run:
         if self._comes_by:
             told: str = self._between.next("run.weights_sha256")
             return told
+        self._recovery.together(SAVE, lambda: self.replica.settle())  # noqa: PLW0108  (the replica of the day)
         if self.replica.whole:
-            self._recovery.together(SAVE, lambda: self.replica.settle())  # noqa: PLW0108  (the replica of the day)
             found = weights_sha256(self.replica.state()["model"])
         else:
             found = self._recovery.together(

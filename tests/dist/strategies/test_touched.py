@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from typing import Any
 
 import pytest
@@ -74,15 +76,34 @@ class Renormed(Base):
 
 
 class Clipped(Base):
-    """Writes past torch's count of writes: only a comparison of the workers' weights finds it."""
+    """Writes past torch's count of writes, late: only a comparison of the workers' weights finds it."""
+
+    calls = 0
 
     def model(self) -> nn.Module:
         return Words()
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         made = super().loss(model, batch)
-        model.head.weight.data.add_(1e-3 * batch[0].float().mean())  # type: ignore[operator,union-attr]
+        self.calls += 1
+        if self.calls > 8:  # in the last step: values are compared in the first, second and fourth
+            model.head.weight.data.add_(1e-3 * batch[0].float().mean())  # type: ignore[operator,union-attr]
         return made
+
+
+class Remembered(Clipped):
+    """The same into a buffer."""
+
+    def model(self) -> nn.Module:
+        model = Words()
+        model.register_buffer("seen", torch.zeros(()))
+        return model
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        self.calls += 1
+        if self.calls > 8:
+            model.seen.data.add_(batch[0].float().mean())  # type: ignore[operator,union-attr]
+        return Base.loss(self, model, batch)
 
 
 class Spectral(Base):
@@ -91,6 +112,37 @@ class Spectral(Base):
         norm = nn.utils.spectral_norm if self.kind == "old" else nn.utils.parametrizations.spectral_norm
         norm(model.head)
         return model
+
+
+class _Teacher(nn.Module):
+    """A frozen copy of a student that the forward pass moves, in one of the ways that people write."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.student = Words()
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+    @torch.no_grad()
+    def move(self) -> None:
+        for mine, other in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+            if self.kind == "in place":
+                mine.mul_(0.9).add_(other, alpha=0.1)
+            elif self.kind == "assigned":
+                mine.data = 0.9 * mine.data + 0.1 * other.data
+            else:
+                mine.data.mul_(0.9).add_(other.data, alpha=0.1)
+
+    def forward(self, words: Tensor) -> Tensor:
+        if self.training:
+            self.move()
+        scores: Tensor = self.student(words) + 0.1 * self.teacher(words)
+        return scores
+
+
+class Taught(Base):
+    def model(self) -> nn.Module:
+        return _Teacher(self.kind)
 
 
 class Early(Base):
@@ -108,8 +160,14 @@ JOBS = {
     "spectral": ("Spectral", {"kind": "new"}),
     "old spectral": ("Spectral", {"kind": "old"}),
     "renormed": ("Renormed", {}),
+    "taught in place": ("Taught", {"kind": "in place"}),
+    "taught by assignment": ("Taught", {"kind": "assigned"}),
+    "taught through data": ("Taught", {"kind": "into data"}),
     "early": ("Early", {}),
 }
+
+
+TAUGHT = [name for name in JOBS if name.startswith("taught")]
 
 
 def work(run: paceline.Run, jobs: dict[str, tuple[str, dict[str, str]]]) -> dict[str, Outcome]:
@@ -145,9 +203,22 @@ def test_one_process_takes_them_all_but_one(alone: dict[str, Outcome]) -> None:
 def test_hooks_run_and_writes_are_refused(strategy: str, workers: int, alone: dict[str, Outcome]) -> None:
     for found in train(JOBS, strategy, workers):
         assert "wrote to the weights of table.weight" in str(found.pop("renormed"))
+        for kind in TAUGHT:
+            assert re.match("step 0: .* wrote to the weights of teacher.table.weight", str(found.pop(kind)))
         assert [name for name, outcome in found.items() if not same(outcome, alone[name])] == []
 
 
 def test_workers_that_part_are_found_before_anything_is_saved_or_reported() -> None:
     for found in train({"clipped": ("Clipped", {})}, "ddp", 2):
         assert "head.weight differs between rank 0 and rank 1" in str(found["clipped"])
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "local-sgd"])
+def test_weights_that_a_pass_moves_are_refused_in_the_first_step(strategy: str) -> None:
+    jobs = {name: JOBS[name] for name in TAUGHT} | {"late buffer": ("Remembered", {})}
+    for found in train(jobs, strategy, 2):
+        late = found.pop("late buffer")
+        if strategy == "fsdp":
+            assert "seen differs between rank 0 and rank 1" in str(late)
+        for kind, words in found.items():
+            assert re.match("step 0: .* wrote to the weights of teacher", str(words)), (kind, words)

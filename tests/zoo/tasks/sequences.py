@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 from paceline import Loss
-from tests.zoo.exhibits import NO_ROW, WHOLE_GRADIENTS, exhibit
+from tests.zoo.exhibits import NO_ROW, WHOLE_GRADIENTS, WRITTEN, exhibit
 from tests.zoo.tasks.base import IGNORED, LENGTH, WORDS, Steady, Words
 
 
@@ -52,9 +52,6 @@ class SparseAdam(Sparse):
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         return torch.optim.SparseAdam(model[0].parameters(), lr=0.05)
-
-
-WRITTEN = dict.fromkeys(("dp", "ddp", "zero", "fsdp", "tp", "ps", "local-sgd"), "wrote to the weights")
 
 
 @exhibit("max-norm", "`nn.Embedding(max_norm=...)`, which changes its weight in the forward pass", WRITTEN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from paceline import Loss
-from tests.zoo.exhibits import NO_LINEAR, NO_ROW, ONLY_INSIDE, ONLY_OUTPUT, exhibit
+from tests.zoo.exhibits import NO_LINEAR, NO_ROW, ONLY_INSIDE, ONLY_OUTPUT, WRITTEN, exhibit
 from tests.zoo.tasks.base import CLASSES, FEATURES, WORDS, Small, Words
 
 
@@ -292,6 +293,34 @@ class StridesTerms(Strides):
         main = F.cross_entropy(model(features), labels, reduction="none")
         sizes = model(features.flip(1)).square().sum()
         return Loss(main.sum(), len(main), {"size": Loss(0.1 * sizes, len(main))})
+
+
+class _Teacher(nn.Module):
+    """A frozen copy that follows the student, as MoCo and BYOL are published."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        if self.training:
+            for mine, other in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                mine.data = 0.9 * mine.data + 0.1 * other.data
+        scores: Tensor = self.student(features) + 0.3 * self.teacher(features)
+        return scores
+
+
+@exhibit(
+    "mean-teacher",
+    "a mean teacher that the forward pass moves (`t.data = ...`)",
+    {**WRITTEN, **NO_ROW},
+)
+class MeanTeacher(Small):
+    """How often it moves depends on the number of passes."""
+
+    def model(self) -> nn.Module:
+        return _Teacher()
 
 
 class _Extra(nn.Linear):

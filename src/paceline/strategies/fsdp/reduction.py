@@ -21,8 +21,8 @@ from paceline.strategies.fsdp.lane_scatter import open_scatter
 from paceline.strategies.fsdp.rounds import END, Passage, Rounds
 from paceline.strategies.fsdp.wraps import Cut, Wrap
 from paceline.strategies.norms import total_norm
-from paceline.strategies.trained import refuse_writes
 from paceline.strategies.tree import TreeSum
+from paceline.strategies.writes import refuse_writes
 from paceline.world import World, compat
 from paceline.world.points import REDUCTION, reach
 
@@ -67,10 +67,11 @@ class Reduction:
 
     # The passes of a step.
 
-    def begin(self, rounds: Rounds) -> None:
-        """Start the rounds of a step."""
+    def begin(self, rounds: Rounds, *, looks: bool = False) -> None:
+        """Start the rounds of a step; `looks` compares the values of gathered weights behind each pass."""
         self._passage = Passage(self._data, rounds)
         for wrap in self.wraps:
+            wrap.looks = looks
             wrap.open()
 
     @property

@@ -42,8 +42,9 @@ from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.sharded import LocalState
 from paceline.strategies.state import plain
-from paceline.strategies.trained import check_held
+from paceline.strategies.trained import check_equal, check_held
 from paceline.strategies.tree import Gradients, TreeSum
+from paceline.strategies.writes import Writes
 from paceline.task import Loss
 from paceline.world import World, all_gather_object, seeds
 from paceline.world.points import OPTIMIZER, reach
@@ -82,6 +83,7 @@ class FsdpReplica(SequentialReplica):
         self._owned = owned_shards(data.rank, data.size, parts.shards, world.shares)
         self._schedule = Schedule(data)
         self._used = [False] * len(self.parameters)
+        self._writes = Writes(self.model.named_parameters())
 
     def _on_device(self, model: nn.Module) -> nn.Module:
         return model  # it is in its place since it was made, which for rows may be host memory
@@ -103,7 +105,8 @@ class FsdpReplica(SequentialReplica):
         super().begin(work)
         for leaf in (*self.trained.parameters, *self.leaves().shown):
             leaf.grad = None  # of a pass that the loop made for itself
-        self._reduction.begin(self._schedule.rounds(work))
+        self._writes.begin()
+        self._reduction.begin(self._schedule.rounds(work), looks=self._writes.looks)
         self._used = [False] * len(self.parameters)
         if self._terms is not None:
             self._terms.take()
@@ -266,6 +269,7 @@ class FsdpReplica(SequentialReplica):
     def apply(self, clip: float | None) -> StepResult:
         """Combine, normalise, clip by the norm of the whole gradient, update the rows."""
         self._check_unchanged()
+        self._writes.check(self._work.number)
         self._reduction.check_passes(f"step {self._work.number}")
         self._finish_combination()
         entry = self.ledger.grad
@@ -338,6 +342,11 @@ class FsdpReplica(SequentialReplica):
             for module, mode in modes:
                 module.training = mode
         return rows
+
+    def settle(self) -> None:
+        """Refuse to save or report buffers in which the workers have parted; of weights each has its own rows."""
+        if self._exact:
+            check_equal(self.model.named_buffers(), self._data)
 
     def held(self) -> Held:
         """Give this worker's rows; nobody is asked."""

@@ -29,6 +29,7 @@ from paceline.errors import InputError
 from paceline.strategies.fsdp.gather import Gather
 from paceline.strategies.refusals import refuse_rows
 from paceline.strategies.tuning import Tuning
+from paceline.strategies.writes import differing, place_of, sums_of
 
 Value = TypeVar("Value")
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -92,7 +93,11 @@ class Wrap:
         ]
         self.chunk = sum(cut.room for cut in self.cuts)
         self._reduces = False
-        self._versions: list[int] | None = None
+        self._marks: list[tuple[int, int]] | None = None
+        self._sums: Tensor | None = None
+        self._changed: str | None = None
+        self.looks = False
+        """Whether the values of gathered weights are compared: not every write is counted."""
         self._uses = 0
         self.reduced = False
         """Whether its gradients left in this pass."""
@@ -105,6 +110,8 @@ class Wrap:
         self._post_backward: Callable[..., None] = group.post_backward
         self._pre_forward: Callable[..., Any] = group.pre_forward
         group.post_backward, group.pre_forward = self._after_backward, self._before_forward
+        self._reshard: Callable[[], None] = group.reshard
+        group.reshard = self._before_reshard
 
     @property
     def type(self) -> torch.dtype:
@@ -159,19 +166,35 @@ class Wrap:
         """Gather its weights now, if they are not here yet."""
         self._group.unshard()
         self._group.wait_for_unshard()
-        self._note_versions()
+        self._note()
 
-    def _note_versions(self) -> None:
-        """Remember how often the whole parameters were written to when they were gathered first; torch's copies do not count."""
-        if self._versions is None:
-            self._versions = [member._unsharded_param._version for member in self._group.fsdp_params]
+    def _note(self) -> None:
+        """Remember how often the whole parameters were written to when they were gathered first, and where they lie.
+
+        torch's own copies into them do not count.
+        """
+        whole = [member._unsharded_param for member in self._group.fsdp_params]
+        if self._marks is None:
+            self._marks = [(one._version, place_of(one)) for one in whole]
+        if self.looks and self._sums is None:
+            self._sums = sums_of(whole)
 
     def written(self) -> str | None:
         """Return the name of a parameter that a forward pass has written to: the next gathering undoes it."""
-        for member, version in zip(self._group.fsdp_params, self._versions or (), strict=False):
-            if member._unsharded_param._version != version:
+        for member, mark in zip(self._group.fsdp_params, self._marks or (), strict=False):
+            whole = member._unsharded_param
+            if (whole._version, place_of(whole)) != mark:
                 return str(member._param_fqn)
-        return None
+        return self._changed
+
+    def _before_reshard(self) -> None:
+        sums, self._sums = self._sums, None
+        if sums is not None and self._group.is_unsharded:
+            members = self._group.fsdp_params
+            changed = differing(sums, sums_of([member._unsharded_param for member in members]))
+            if changed:
+                self._changed = str(members[changed[0]]._param_fqn)
+        self._reshard()
 
     def switched(self) -> str | None:
         """Return the name of a whole parameter that requires a gradient where its rows do not, or the other way round."""
@@ -235,7 +258,7 @@ class Wrap:
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
             self._uses += 1
         made = self._pre_forward(*args)
-        self._note_versions()
+        self._note()
         return made
 
     def _after_backward(self, *_: Any) -> None:

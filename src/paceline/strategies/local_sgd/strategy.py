@@ -35,9 +35,10 @@ from paceline.strategies.pieces import OPTIMIZER, Held, hold
 from paceline.strategies.refusals import refuse_sparse
 from paceline.strategies.result import StepResult, check_norm
 from paceline.strategies.sequential import SequentialReplica
-from paceline.strategies.trained import Writes, check_held
+from paceline.strategies.trained import check_held
 from paceline.strategies.tree import add
 from paceline.strategies.tuning import Tuning
+from paceline.strategies.writes import Writes
 from paceline.world import World, all_gather_object
 
 

@@ -30,8 +30,9 @@ from paceline.strategies.pieces import OPTIMIZER, Catalogue, Held, Read
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.state import load_optimizer_state
-from paceline.strategies.trained import Writes, check_held
+from paceline.strategies.trained import check_equal, check_held
 from paceline.strategies.tree import Gradients, add
+from paceline.strategies.writes import Writes
 from paceline.world import World, all_gather_object
 from paceline.world.points import OPTIMIZER as OPTIMIZER_POINT
 from paceline.world.points import REDUCTION, reach
@@ -237,6 +238,11 @@ class TrainerReplica(SequentialReplica):
         rows = super().evaluate(works, metrics)
         self._writes.check(self._work.number)
         return rows
+
+    def settle(self) -> None:
+        """Refuse to save or report buffers in which trainers have parted that go through every step together."""
+        if not self._staleness:
+            check_equal(self.model.named_buffers(), self._peers)
 
     def held(self) -> Held:
         """Give no tensor: the servers hold them."""

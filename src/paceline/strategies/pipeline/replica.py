@@ -38,7 +38,8 @@ from paceline.strategies.refusals import refuse_sparse
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import check_trainable
 from paceline.strategies.state import check_own_entries
-from paceline.strategies.trained import Trained, Writes, check_held
+from paceline.strategies.trained import Trained, check_equal, check_held
+from paceline.strategies.writes import Writes
 from paceline.task import Loss
 from paceline.world import World, all_gather_object, broadcast_object, seeds
 from paceline.world.points import BACKWARD, FORWARD, OPTIMIZER, reach
@@ -131,10 +132,8 @@ class PipelineReplica:
             self._keeping.cut_up(self._rows)
         self._sums = Sums(self._stages, self._late, parts, self._trained, self._pipe)
         self._wired = Trained(self.model, self.optimizer)
-        if self._data.size > 1:  # in one pipeline a stage goes through the shards as one process does
-            kept = frozenset().union(*names.values())
-            named = self.model.named_parameters()
-            self._writes = Writes(((name, value) for name, value in named if name in kept))
+        kept, named = frozenset().union(*names.values()), self.model.named_parameters()
+        self._writes = Writes(((name, value) for name, value in named if name in kept))
         self._conveyor = Conveyor(self._pipe, self._stages, self._on_batch)
 
     # One step.
@@ -198,7 +197,8 @@ class PipelineReplica:
         sums = self._sums
         self._wired.check("pp")
         if self._writes is not None:
-            self._writes.check(work.number)
+            # In one pipeline a stage goes through the shards as one process does, and torch finds what a pass back still needs.
+            self._writes.check(work.number, counted=self._data.size > 1)
         if not sums.settled:
             sums.agree(all_gather_object(self.world.comm, sums.terms))
         entry, terms = sums.combine(self._last)
@@ -291,7 +291,14 @@ class PipelineReplica:
         self._keeping.load(state)
 
     def settle(self) -> None:
-        """Do nothing: the workers are at one state after every step."""
+        """Refuse to save or report buffers in which the copies of a stage have parted."""
+        if self._data.size > 1:
+            named = {
+                name: value
+                for stage in self._stages.values()
+                for name, value in stage.buffers.model.named_buffers()
+            }
+            check_equal(named.items(), self._data)
 
     def held(self) -> Held:
         """Give the tensors of this worker's stages."""

@@ -57,8 +57,9 @@ from paceline.strategies.tensor.model import (
 )
 from paceline.strategies.tensor.plan import Plan, make_plan
 from paceline.strategies.tensor.proof import check_same_gradients, check_same_totals, proofs_of
-from paceline.strategies.trained import Writes, check_held
+from paceline.strategies.trained import check_held
 from paceline.strategies.tuning import Tuning
+from paceline.strategies.writes import Writes
 from paceline.task import Loss
 from paceline.world import World, determinism
 from paceline.world.mesh import DATA, Mesh
