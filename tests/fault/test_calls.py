@@ -1,4 +1,4 @@
-"""A worker that joins in a later call of `run.steps` goes by what stands between the calls, and knows what was found there."""
+"""A worker that joins late runs the loop from its top: it takes over what was found between calls and changed on the way."""
 
 import time
 
@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import paceline
+from paceline.errors import InputError
 from tests.fault.survivors import BATCH, Samples, mean_output, set_off
 
 FIRST, SECOND, THIRD = 3, 3, 12
@@ -59,3 +60,41 @@ def test_a_worker_is_replaced_in_a_later_call_with_measurements_in_between(strat
     results = launch(tmp_path / strategy, faults, 2, strategy, peer_copies=int(strategy == "fsdp"))
     assert [found for found, _, _ in results] == [quiet, quiet]
     assert [(size, recoveries >= 4) for _, size, recoveries in results] == [(2, True)] * 2
+
+
+def grow(run, folder, faults=(), steps=9, part="old"):
+    """Have a part of the model train from the third step on, in a group of its own; a `new` part was not there before."""
+    model = make()
+    optimizer = torch.optim.AdamW(model[2].parameters(), lr=0.05)
+    model, optimizer = run.prepare(model, optimizer)
+    for step in run.steps(Samples(), batch_size=BATCH, steps=steps):
+        set_off(run, folder, faults, "loop")
+        if faults and run.world.size < run.workers:
+            await_newcomer(run)
+        if step.number == 2 and len(optimizer.param_groups) == 1:
+            if part == "new":
+                torch.manual_seed(5)
+                model.append(nn.Linear(3, 3))
+            optimizer.add_param_group(
+                {"params": list(model[-1 if part == "new" else 0].parameters()), "lr": 0.01}
+            )
+        for features, labels in step:
+            step.backward(F.cross_entropy(model(features), labels, reduction="none"))
+        step.apply()
+    return run.weights_sha256(), [group["lr"] for group in optimizer.param_groups]
+
+
+def test_a_group_that_the_optimizer_was_given_on_the_way_is_resumed_and_handed_over(tmp_path):
+    options = {"shards": 2, "device": "cpu", "threads": 1}
+    two = {**options, "strategy": "ddp", "workers": 2}
+    whole = paceline.launch(grow, None, strategy="single", **options)
+    faults = [("loop", 4, 1, "kill")]
+    assert paceline.launch(grow, str(tmp_path), faults, **two) == whole * 2
+    run = tmp_path / "run"
+    paceline.launch(grow, None, (), 5, **two, out=run)
+    with pytest.raises(InputError, match=r"was given 0\.weight while it went on.*single, dp or ddp"):
+        paceline.launch(grow, None, **{**two, "strategy": "fsdp"}, out=run, resume=True)
+    assert paceline.launch(grow, None, **two, out=run, resume=True) == whole * 2
+    (tmp_path / "fault-0-1").unlink()
+    with pytest.raises(InputError, match=r"3\.weight was put into the model while the run went on"):
+        paceline.launch(grow, str(tmp_path), faults, 9, "new", **two)

@@ -32,7 +32,7 @@ def check_fits(model_state: Mapping[str, Tensor | Form], saved: Mapping[str, Ten
     if parts:
         raise CheckpointError(
             f"the checkpoint belongs to another model: {', '.join(parts)}. "
-            "Use the model it was saved from, or start without it."
+            "Use the model it was saved from, with all that its loop put in later, or start without it."
         )
 
 

@@ -383,9 +383,16 @@ class SequentialReplica:
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over a state, of this or another strategy."""
+        known = self.model.state_dict()
+        made_later = [name for name in state["model"] if name not in known]
+        if made_later:
+            raise InputError(
+                f"{made_later[0]} was put into the model while the run went on, and this worker, which has come later, was not "
+                "given it. Have all parts in the model before run.prepare, frozen at first: no worker can be replaced else."
+            )
         self.model.load_state_dict(state["model"])
         put_unsaved(self.model, state.get("buffers", {}))
-        load_optimizer_state(self.model, self.optimizer, state["optimizer"])
+        load_optimizer_state(self.model, self.optimizer, state["optimizer"], grows=self.adapts)
         if self.scheduler is not None and state["scheduler"] is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         if self.scaler is not None and state["scaler"] is not None:

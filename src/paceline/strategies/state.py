@@ -32,29 +32,53 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
-def load_optimizer_state(model: nn.Module, optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Load what `optimizer_state` gave."""
-    names = _names(model, optimizer)
-    numbers = {name: number for number, name in enumerate(names)}
-    here = [list(group["params"]) for group in optimizer.state_dict()["param_groups"]]
+def load_optimizer_state(
+    model: nn.Module, optimizer: Optimizer, saved: dict[str, Any], *, grows: bool = False
+) -> None:
+    """Load what `optimizer_state` gave; where the optimizer `grows`, with the groups that were added to it in between."""
     there = [group["params"] for group in saved["groups"]]
-    if [sorted(names[number] for number in group) for group in here] != [sorted(group) for group in there]:
-        moved = sorted({name for group in there for name in group} ^ numbers.keys())
+    here = _named_groups(model, optimizer)
+    added = there[len(here) :] if _are_same(here, there[: len(here)]) else []
+    known = dict(model.named_parameters())
+    if added and known.keys() >= {name for group in added for name in group}:
+        if not grows:
+            raise CheckpointError(
+                f"the optimizer of this run was given {added[0][0]} while it went on (add_param_group), which this strategy "
+                "cannot take up. Use --strategy single, dp or ddp."
+            )
+        for group in added:
+            optimizer.add_param_group({"params": [known[name] for name in group]})
+        here = _named_groups(model, optimizer)
+    if not _are_same(here, there):
+        moved = sorted(
+            {name for group in there for name in group} ^ {name for group in here for name in group}
+        )
         raise CheckpointError(
             f"the checkpoint's optimizer has parameter groups of {[len(group) for group in there]} parameters, "
             f"this one of {[len(group) for group in here]}, and they do not hold the same"
             f"{' (' + ', '.join(moved[:5]) + ')' if moved else ''}. Use the task that wrote the checkpoint."
         )
+    numbers = {name: number for number, name in enumerate(_names(model, optimizer))}
+    places = [group["params"] for group in optimizer.state_dict()["param_groups"]]
     optimizer.load_state_dict(
         {
             "state": {numbers[name]: dict(entry) for name, entry in saved["state"].items()}
             | saved.get("own", {}),
             # torch matches parameters by their place, so the places are this optimizer's.
             "param_groups": [
-                {**group, "params": places} for group, places in zip(saved["groups"], here, strict=True)
+                {**group, "params": mine} for group, mine in zip(saved["groups"], places, strict=True)
             ],
         }
     )
+
+
+def _named_groups(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
+    names = iter(_names(model, optimizer))
+    return [[next(names) for _ in group["params"]] for group in optimizer.param_groups]
+
+
+def _are_same(left: list[list[str]], right: list[list[str]]) -> bool:
+    return [sorted(group) for group in left] == [sorted(group) for group in right]
 
 
 def own_entries(state: Mapping[Any, Any]) -> dict[str, Any]:

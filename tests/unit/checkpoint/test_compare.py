@@ -22,7 +22,8 @@ def test_each_kind_is_named_in_one_line() -> None:
         )
     assert str(caught.value) == (
         "the checkpoint belongs to another model: missing new, unexpected old, "
-        "shape of b is (4, 3) there and (3, 4) here. Use the model it was saved from, or start without it."
+        "shape of b is (4, 3) there and (3, 4) here. "
+        "Use the model it was saved from, with all that its loop put in later, or start without it."
     )
 
 
