@@ -66,8 +66,10 @@ def _preload() -> None:
 
     from paceline.launch import lazy_dynamo
     from paceline.launch import worker as _worker  # noqa: F401
+    from paceline.training.recorder import package_sha256
 
     lazy_dynamo.install()
+    package_sha256()  # the workers' copies of this process have it
     # Objects made so far will not be freed in any worker: keep the collector from dirtying their shared pages.
     gc.collect()
     gc.freeze()

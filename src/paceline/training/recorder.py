@@ -222,7 +222,7 @@ def describe_start(
             "numpy": np.__version__,
             "paceline": __version__,
         },
-        paceline_sha256=_package_sha256(),
+        paceline_sha256=package_sha256(),
     )
 
 
@@ -253,7 +253,8 @@ def _device_name(device: torch.device) -> str:
 
 
 @cache
-def _package_sha256() -> str:
+def package_sha256() -> str:
+    """Return the hash of this package's source: some 400 files, which the fork server reads once for all its workers."""
     made = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         made.update(f"{path.relative_to(PACKAGE)}\0".encode())

@@ -148,7 +148,7 @@ def trained(run: paceline.Run, spec: TrainSpec) -> dict[str, Any]:
     return trainer.main(run, spec)
 
 
-DIGITS = TrainSpec(task="paceline.tasks.digits:Digits", name="digits")
+DIGITS = TrainSpec(task="paceline.tasks.digits:Digits", name="digits", epochs=7)
 
 
 def test_digits_reaches_its_accuracy() -> None:
