@@ -145,13 +145,30 @@ def _hold_parts(
         for name, (mesh, placements) in layouts.items():
             seen[name] = DTensor.from_local(parts[name], mesh, placements, run_check=False)  # type: ignore[arg-type]
         try:
-            return compute(*args, **kwargs)
+            return compute(*map(_contiguous, args), **kwargs)
         finally:
             for name in layouts:
                 del seen[name]
             guard.hide(module, away)
 
     module.forward = forward
+
+
+def _contiguous(value: Any) -> Any:
+    """Return a DTensor whose part here has no gaps, as a gather of uneven parts leaves them: torch 2.11 cannot flatten those."""
+    if not isinstance(value, DTensor):
+        return value
+    with torch.no_grad():
+        if value.to_local().is_contiguous():
+            return value
+    return DTensor.from_local(
+        value.to_local().contiguous(),
+        value.device_mesh,
+        value.placements,
+        run_check=False,
+        shape=value.shape,
+        stride=value.stride(),
+    )
 
 
 def _box(value: DTensor, mesh: DeviceMesh) -> Box:
