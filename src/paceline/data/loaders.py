@@ -126,6 +126,22 @@ def check_dataset(data: Any) -> None:
         raise InputError(f"a {kind} has a {batches[0]}, so what it gives are batches, not samples. {INSTEAD}")
 
 
+def note_batches(data: Any) -> str | None:
+    """Return a line for the user where the members of a list may be batches already; samples that are sequences look the same."""
+    if type(data) not in (list, tuple) or not data or not isinstance(data[0], list | tuple | Mapping):
+        return None
+    first = list(data[0].values() if isinstance(data[0], Mapping) else data[0])
+    tensors = [member for member in first if isinstance(member, Tensor)]
+    lengths = {len(member) if member.dim() else 0 for member in tensors}
+    if len(tensors) < 2 or len(lengths) > 1 or max(lengths) < 2 or max(one.dim() for one in tensors) < 2:
+        return None
+    shapes = ", ".join(f"Tensor{list(one.shape)}" for one in tensors)
+    return (
+        f"the data is a list of {len(data)} samples, the first of {shapes}. If that is a batch of {max(lengths)}, give the "
+        "samples instead (a TensorDataset, the data set of the DataLoader): batches of batches would be trained."
+    )
+
+
 def _has_samples(data: Any) -> bool:
     return hasattr(data, "__getitem__") and hasattr(data, "__len__")
 

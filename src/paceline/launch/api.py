@@ -47,7 +47,7 @@ def launch(
     if out is not None:
         options["out"] = ranges.folder("out", out)
     made = RunOptions.made({"strategy": strategy, "workers": workers, **options})
-    return start(function, args, kwargs or {}, made, threads=threads).value()
+    return start(function, args, kwargs or {}, made, threads=threads, console=Console(notes=True)).value()
 
 
 def start(

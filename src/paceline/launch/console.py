@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from paceline.observe.events import Event, RunFinished, WorkerLost, from_json
+from paceline.observe.events import CheckpointDamaged, Event, Note, RunFinished, WorkerLost, from_json
 from paceline.observe.pace import Pace
 from paceline.observe.progress import Progress
 from paceline.observe.sentences import describe
@@ -17,8 +17,10 @@ from paceline.observe.sentences import describe
 class Console:
     """Forwards rank 0's output to this process's, and events to a progress sink when there is one."""
 
-    def __init__(self, progress: Progress | None = None) -> None:
+    def __init__(self, progress: Progress | None = None, *, notes: bool = False) -> None:
+        """`notes` shows warnings to the user also where no progress is shown."""
         self._progress = progress
+        self._warnings = (Note, CheckpointDamaged) if notes else ()
         self._rest: dict[int, bytes] = {}
         # A chunk may end in the middle of a character.
         self._decoders = {
@@ -52,7 +54,7 @@ class Console:
         with self._surviving("err"):
             if self._progress is not None:
                 self._progress.emit(event)
-            elif isinstance(event, WorkerLost) and event.trace:
+            elif (isinstance(event, WorkerLost) and event.trace) or isinstance(event, self._warnings):
                 sys.stderr.write(f"{describe(event, Pace())}\n")
 
     def close(self) -> None:

@@ -124,8 +124,11 @@ class Recovery:
         if self.waiting_to_join:
             self.regroup(STEP)
 
-    def together(self, kind: str, action: Callable[[], Value]) -> Value:
-        """Do something with all workers; where one is lost on the way, do it again with those that are left."""
+    def together(self, kind: str, action: Callable[[], Value], *, called: str | None = None) -> Value:
+        """Do something with all workers; where one is lost on the way, do it again with those that are left.
+
+        `called` is the name under which the user's loop has asked for it: one that some workers alone call is refused.
+        """
         if self.waiting_to_join:
             return action()  # alone: it is nothing that the others do too
         pulse = self._run.world.pulse
@@ -136,6 +139,8 @@ class Recovery:
             )
             try:
                 self._run.check_left()
+                if called is not None:
+                    self._run.check_met(called)
                 value = action()
             except Exception as error:
                 if not (self.survives(error) or self._tries_again(kind, error)):

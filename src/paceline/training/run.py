@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline import strategies
 from paceline.checkpoint import weights_sha256
 from paceline.data import Feed, owned_shards
-from paceline.data.loaders import is_loader, merged
+from paceline.data.loaders import is_loader, merged, note_batches
 from paceline.errors import InputError, PacelineError
 from paceline.observe import Event, Note, RunStarted
 from paceline.strategies.base import Exactness, MetricsFunction, OpenReplica, Parts
@@ -54,6 +54,7 @@ from paceline.training.leaving import Leaving
 from paceline.training.listeners import Listeners
 from paceline.training.loop_guard import LoopGuard
 from paceline.training.loop_state import LoopState, Values
+from paceline.training.meeting import meet
 from paceline.training.membership import EVALUATE, SAVE, FixedMembership, Membership
 from paceline.training.options import RunOptions, SaveEvery
 from paceline.training.position import Position
@@ -280,6 +281,9 @@ class Run:
         loading = {"loader_workers": options.loader_workers, **loading}
         if is_loader(data):
             data, batch_size, loading = merged(data, batch_size, loading)
+        doubt = note_batches(data)
+        if doubt is not None:
+            self.emit(Note(text=doubt))
         made = Feed(
             data,
             batch_size=DEFAULT_BATCH if batch_size is None else batch_size,
@@ -407,6 +411,10 @@ class Run:
         """Tell the others that this worker has left a call of `steps`; an iterator may be closed long after the next began."""
         if phase == self.position.phase and not (self._recovery.waiting_to_join or self._catches_up):
             self._leaving.note(self.world, phase, self.position.number)
+
+    def check_met(self, called: str) -> None:
+        """Raise where this worker calls something that others do not."""
+        meet(self.world, called)
 
     def check_left(self) -> None:
         """Raise where this worker has left a call of `steps` at another step than the others."""
@@ -618,7 +626,7 @@ class Run:
     def evaluate(
         self, data: Any, metrics: MetricsFunction, *, batch_size: int | None = None
     ) -> dict[str, float]:
-        """Measure a data set exactly; a metric is a sum and a weight, as in `Task.metrics`."""
+        """Measure a data set exactly; a metric is a sum and a weight, as in `Task.metrics`. All workers must call it."""
         if self._comes_by:
             measured: dict[str, float] = self._between.next("run.evaluate")
             return measured
@@ -631,7 +639,7 @@ class Run:
                 return evaluate(feed, metrics, self.replica, self.world, self.options.seed)
 
         try:
-            measured = self._recovery.together(EVALUATE, measure)
+            measured = self._recovery.together(EVALUATE, measure, called="run.evaluate")
         finally:
             if feed is not data:
                 self._close_feed(feed)
@@ -652,11 +660,16 @@ class Run:
     # Keeping and telling.
 
     def weights_sha256(self) -> str:
-        """Give one number for all weights, wherever they are; all workers ask together."""
+        """Return one number for all weights, wherever they are. All workers must call it, at the same place of the loop.
+
+        They compare their weights, or put them together, and that takes all of them: one that calls it alone, to print the number
+        on rank 0 say, is refused. Call it on all and print it on one.
+        """
+        name = "run.weights_sha256"
         if self._comes_by:
-            told: str = self._between.next("run.weights_sha256")
+            told: str = self._between.next(name)
             return told
-        self._recovery.together(SAVE, lambda: self.replica.settle())  # noqa: PLW0108  (the replica of the day)
+        self._recovery.together(SAVE, lambda: self.replica.settle(), called=name)  # noqa: PLW0108  (the replica of the day)
         if self.replica.whole:
             found = weights_sha256(self.replica.state()["model"])
         else:

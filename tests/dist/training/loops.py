@@ -101,3 +101,33 @@ def measure_wrongly(run: paceline.Run) -> None:
     task = Classify()
     prepare(run, task)
     run.evaluate(task.eval_data(), lambda model, batch: {"size": len(batch)}, batch_size=8)  # type: ignore[dict-item]
+
+
+def alone(run: paceline.Run, what: str) -> None:
+    """Ask on rank 0 only for what takes all workers, behind step 1."""
+    task = Classify()
+    model, _ = prepare(run, task)
+    for step in run.steps(task.train_data(), batch_size=8, steps=4):
+        for features, labels in step:
+            losses = F.cross_entropy(model(features), labels, reduction="none")
+            step.backward(losses.sum(), len(losses))
+        step.apply()
+        if step.number == 1 and run.world.is_first:
+            print(
+                run.weights_sha256()
+                if what == "hash"
+                else run.evaluate(task.eval_data(), task.metrics, batch_size=8)
+            )
+
+
+def listed(run: paceline.Run) -> None:
+    """Give a list of ready batches."""
+    task = Classify()
+    model, _ = prepare(run, task)
+    data = task.train_data()
+    batches = [data[first : first + 8] for first in range(0, 56, 8)]
+    for step in run.steps(batches, batch_size=2, steps=1):
+        for features, labels in step:
+            losses = F.cross_entropy(model(features).flatten(0, 1), labels.flatten(), reduction="none")
+            step.backward(losses.sum(), len(losses))
+        step.apply()

@@ -87,3 +87,22 @@ def test_more_ways_to_get_it_wrong() -> None:
 def test_a_loop_on_two_workers_that_leaves_the_rest_of_its_batches() -> None:
     with pytest.raises(InputError, match=r"step 0.*batches"):
         paceline.launch(loops.forget, "rest", workers=2, shards=4)
+
+
+@pytest.mark.parametrize(("strategy", "what"), [("ddp", "hash"), ("fsdp", "hash"), ("ddp", "evaluation")])
+def test_what_takes_all_workers_is_not_asked_by_one(strategy: str, what: str) -> None:
+    name = {"hash": "run.weights_sha256", "evaluation": "run.evaluate"}[what]
+    with pytest.raises(
+        InputError, match=rf"^rank 0 called {name}\(\), and rank 1 has not .* All workers must"
+    ):
+        paceline.launch(
+            loops.alone, what, strategy=strategy, workers=2, shards=2, threads=1, hang_timeout=2.5
+        )
+
+
+def test_a_note_reaches_whoever_launches(capfd: pytest.CaptureFixture[str]) -> None:
+    paceline.launch(loops.listed, strategy="single", shards=1, threads=1)
+    assert (
+        "note: the data is a list of 7 samples, the first of Tensor[8, 6], Tensor[8]. If that is a batch of 8"
+        in (capfd.readouterr().err)
+    )

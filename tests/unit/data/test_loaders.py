@@ -156,6 +156,34 @@ def test_two_functions_that_collate_are_one_too_many() -> None:
         run.feed(loader, collate=doubled)
 
 
+def test_a_list_of_what_may_be_batches_is_named() -> None:
+    heard: list[str] = []
+    features, labels = torch.zeros(16, 6), torch.zeros(16)
+    words = [(torch.zeros(5, dtype=torch.int64), torch.zeros(5, dtype=torch.int64))] * 4
+    with opened() as run:
+        run.emit = lambda event: heard.append(getattr(event, "text", ""))  # type: ignore[method-assign]
+        for batches in (
+            [(features, labels)] * 4,
+            ([features, labels],) * 4,
+            [{"x": features, "y": labels}] * 4,
+        ):
+            run.feed(batches, batch_size=2)
+        assert len(heard) == 3
+        assert all(
+            "a list of 4 samples, the first of Tensor[16, 6], Tensor[16]. If that" in one for one in heard
+        )
+        for samples in (
+            [(torch.zeros(6), torch.tensor(1))] * 4,
+            words,
+            [(torch.zeros(3, 8, 8), 1)] * 4,
+            [features] * 4,
+            [(torch.zeros(1, 6), torch.zeros(1))] * 4,
+            TensorDataset(features, labels),
+        ):
+            run.feed(samples, batch_size=2)
+    assert len(heard) == 3
+
+
 def test_data_sets_with_a_batch_size_of_their_own_are_no_loaders() -> None:
     tensors, stream = TensorDataset(torch.zeros(8)), Stream(8)
     tensors.batch_size = stream.batch_size = 4  # type: ignore[attr-defined]

@@ -1,0 +1,40 @@
+"""Whether all workers have called the same thing: what they do together would wait for ever for one that does not."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from torch.distributed import DistError
+
+from paceline.errors import InputError
+from paceline.world import World
+from paceline.world.base import Comm
+from paceline.world.words import hear, tell
+
+_calls: WeakKeyDictionary[Comm, int] = WeakKeyDictionary()
+"""How many calls this worker has made with each group; the same on all of them as long as they stay together."""
+
+
+def meet(world: World, called: str) -> None:
+    """Wait until all workers have called the same, or raise with its name.
+
+    Others may be in their next step and wait for this worker there, so no collective may be used.
+    """
+    _calls[world.comm] = turn = _calls.get(world.comm, 0) + 1
+    mine = f"rank {world.rank} called {called}()"
+
+    def late(rank: int, waited_s: float) -> InputError:
+        return InputError(
+            f"{mine}, and rank {rank} has not {waited_s:g} s later. All workers must call it, at the same place of the loop: "
+            "take it out of `if run.world.is_first`, and print there."
+        )
+
+    try:
+        tell(world, f"met/{turn}", called)
+        for rank, theirs in hear(world, f"met/{turn}", late):
+            if theirs != called:
+                raise InputError(
+                    f"{mine}, and rank {rank} {theirs}(). All workers must call the same in the same order."
+                )
+    except DistError:
+        world.interruption.check()  # else the store is gone: those who train together can do without it
