@@ -71,6 +71,10 @@ from paceline.world.world import THREADS
 
 STARTING, ENDED = Phase.STARTING, Phase.ENDED
 DEFAULT_BATCH = 32
+NO_BITS = (
+    "this strategy promises no bits (statistical): the resumed run is one like the one that was left, but its weights will be "
+    "others than if it had not been left."
+)
 
 
 class Run:
@@ -210,6 +214,8 @@ class Run:
             self.started_at = self.position.number
             self._freeze()
             self._note_new(self.loop_state.resume(states))
+            if self.exactness is Exactness.STATISTICAL:
+                self.emit(Note(text=NO_BITS))
             self.guard.watch(replica)  # its schedule stands elsewhere now
         self.cut.note_checkpoint(self.position, self._journal)
         return replica

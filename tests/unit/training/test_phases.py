@@ -182,3 +182,19 @@ def test_what_was_freed_before_a_checkpoint_trains_on(tmp_path: Path) -> None:
         freed(4, run)
     with resumed(tmp_path, shards=2) as run:
         assert torch.equal(freed(6, run), wanted)
+
+
+@pytest.mark.parametrize(("strategy", "said"), [("local-sgd", True), ("single", False)])
+def test_a_run_that_promises_no_bits_says_so_when_it_is_resumed(
+    strategy: str, said: bool, tmp_path: Path
+) -> None:
+    heard: list[str] = []
+    for steps in (2, 4):
+        with opened(strategy=strategy, out=tmp_path, resume=steps > 2) as run:
+            run.emit = lambda event: heard.append(getattr(event, "text", ""))  # type: ignore[method-assign]
+            model, _ = prepared(run)
+            for step in run.steps(data(), batch_size=4, steps=steps):
+                for batch in step:
+                    step.backward(losses(model, batch))
+                step.apply()
+        assert any("promises no bits" in one for one in heard) is (said and steps > 2)
