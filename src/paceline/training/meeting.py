@@ -11,6 +11,9 @@ from paceline.world import World
 from paceline.world.base import Comm
 from paceline.world.words import hear, tell
 
+SLACK = 0.8
+"""Waited for less long than a verdict on a hang takes: a strategy that gathers weights in the forward pass waits there for this
+worker, and would be judged to hang, where whoever calls alone is at fault."""
 _calls: WeakKeyDictionary[Comm, int] = WeakKeyDictionary()
 """How many calls this worker has made with each group; the same on all of them as long as they stay together."""
 
@@ -31,7 +34,7 @@ def meet(world: World, called: str) -> None:
 
     try:
         tell(world, f"met/{turn}", called)
-        for rank, theirs in hear(world, f"met/{turn}", late):
+        for rank, theirs in hear(world, f"met/{turn}", late, SLACK):
             if theirs != called:
                 raise InputError(
                     f"{mine}, and rank {rank} {theirs}(). All workers must call the same in the same order."

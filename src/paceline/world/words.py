@@ -19,7 +19,9 @@ def tell(world: World, key: str, word: str) -> None:
         world.store.set(f"{key}/{world.rank}", word)
 
 
-def hear(world: World, key: str, late: Callable[[int, float], Exception]) -> Iterator[tuple[int, str]]:
+def hear(
+    world: World, key: str, late: Callable[[int, float], Exception], slack: float = SLACK
+) -> Iterator[tuple[int, str]]:
     """Yield each rank and its word, when it is there.
 
     Where one says nothing, though nobody is judged to hang, it waits for this worker in a collective: `late` makes the error
@@ -28,7 +30,7 @@ def hear(world: World, key: str, late: Callable[[int, float], Exception]) -> Ite
     if world.size == 1 or world.store is None:
         return
     before = world.pulse.enter(Phase.COMMUNICATION)
-    limit_s = SLACK * world.pulse.limit_s
+    limit_s = slack * world.pulse.limit_s
     limit = time.monotonic() + limit_s
     try:
         for rank in range(world.size):

@@ -89,7 +89,7 @@ def test_a_loop_on_two_workers_that_leaves_the_rest_of_its_batches() -> None:
         paceline.launch(loops.forget, "rest", workers=2, shards=4)
 
 
-@pytest.mark.parametrize(("strategy", "what"), [("ddp", "hash"), ("fsdp", "hash"), ("ddp", "evaluation")])
+@pytest.mark.parametrize(("strategy", "what"), [("ddp", "hash"), ("fsdp", "evaluation")])
 def test_what_takes_all_workers_is_not_asked_by_one(strategy: str, what: str) -> None:
     name = {"hash": "run.weights_sha256", "evaluation": "run.evaluate"}[what]
     with pytest.raises(
