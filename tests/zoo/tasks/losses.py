@@ -207,3 +207,25 @@ class Annealed(Small):
         growing = min(1.0, self.steps_done / 4)
         losses = F.cross_entropy(scores, labels, reduction="none")
         return Loss.mean(losses + growing * 0.1 * scores.square().mean(-1))
+
+
+@exhibit(
+    "gradient-penalty",
+    "a gradient in the loss (`create_graph=True`: WGAN-GP, R1)",
+    dict.fromkeys(("fsdp", "tp", "pp"), "the loss takes gradients and learns from them"),
+    plain=False,
+)
+class GradientPenalty(Small):
+    """A backward pass that another one goes through."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        features, labels = batch
+        with torch.enable_grad():
+            features = features.clone().requires_grad_()
+            scores = model(features)
+            losses = F.cross_entropy(scores, labels, reduction="none")
+            (made,) = torch.autograd.grad(scores.square().sum(), features, create_graph=True)
+        return Loss.mean(losses + 0.1 * made.square().sum(1))

@@ -28,6 +28,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from paceline.errors import InputError
 from paceline.strategies.fsdp.gather import Gather
 from paceline.strategies.refusals import refuse_rows
+from paceline.strategies.second_order import check_order, check_transforms
 from paceline.strategies.tuning import Tuning
 from paceline.strategies.writes import differing, place_of, sums_of
 
@@ -110,6 +111,8 @@ class Wrap:
         self._post_backward: Callable[..., None] = group.post_backward
         self._pre_forward: Callable[..., Any] = group.pre_forward
         group.post_backward, group.pre_forward = self._after_backward, self._before_forward
+        self._pre_backward: Callable[..., None] = group.pre_backward
+        group.pre_backward = self._before_backward
         self._reshard: Callable[[], None] = group.reshard
         group.reshard = self._before_reshard
 
@@ -254,7 +257,12 @@ class Wrap:
         dtype = self.type if gathered is None else gathered.dtype
         return torch.full(cut.whole, -0.0, dtype=dtype, device=self.device)
 
+    def _before_backward(self, *args: Any) -> None:
+        check_order("fsdp")
+        self._pre_backward(*args)
+
     def _before_forward(self, *args: Any) -> Any:
+        check_transforms("fsdp")
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
             self._uses += 1
         made = self._pre_forward(*args)

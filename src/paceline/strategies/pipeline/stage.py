@@ -23,6 +23,7 @@ from paceline.strategies.buffers import Buffers, Versions
 from paceline.strategies.pipeline.call import Function, StandIn
 from paceline.strategies.pipeline.share import Layers, Passage, Reached, Share
 from paceline.strategies.pipeline.streams import begin_streams, set_streams, streams
+from paceline.strategies.second_order import check_transforms, refuse_second_order
 from paceline.strategies.tree import Gradients
 from paceline.task import Loss
 
@@ -110,6 +111,7 @@ class Stage:
             saved.inputs = [one for one in came[1] if one.requires_grad]
 
         def compute(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            check_transforms("pp")
             if came is not None:
                 set_streams(came[0].stream, self._device)
             return self.body.run(args, kwargs, received)
@@ -123,6 +125,12 @@ class Stage:
             handed, tensors = _packed(reached.value, streams(self._device))
             saved.outputs = [one for one in tensors if one.requires_grad]
             value = handed, tensors
+        except RuntimeError as error:
+            if "not have been used in the graph" in str(
+                error
+            ):  # the model's output begins a graph of its own here
+                refuse_second_order("pp")
+            raise
         if not stand_in.called:
             raise InputError(
                 "the loss returned without calling the model, so nothing would be learned. Call model(...)."

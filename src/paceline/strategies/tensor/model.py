@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.errors import InputError
 from paceline.strategies.pieces import MODEL, OPTIMIZER, Box, Catalogue, Form, Held, Piece, Read
+from paceline.strategies.second_order import check_transforms, watch_order
 from paceline.strategies.tensor.plan import Plan, check_divided
 from paceline.strategies.tensor.proposal import join
 
@@ -145,13 +146,16 @@ def _hold_parts(
         for name, (mesh, placements) in layouts.items():
             seen[name] = DTensor.from_local(parts[name], mesh, placements, run_check=False)  # type: ignore[arg-type]
         try:
-            return compute(*map(_contiguous, args), **kwargs)
+            made = compute(*map(_contiguous, args), **kwargs)
+            watch_order(made, "tp")
+            return made
         finally:
             for name in layouts:
                 del seen[name]
             guard.hide(module, away)
 
     module.forward = forward
+    module.register_forward_pre_hook(lambda *_: check_transforms("tp"), prepend=True)
 
 
 def _contiguous(value: Any) -> Any:
