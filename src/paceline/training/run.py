@@ -675,7 +675,10 @@ class Run:
         if self._comes_by:
             told: str = self._between.next(name)
             return told
-        self._recovery.together(SAVE, lambda: self.replica.settle(), called=name)  # noqa: PLW0108  (the replica of the day)
+        self._recovery.together(
+            EVALUATE, lambda: None, called=name
+        )  # what saves is waited for ten times as long
+        self._recovery.together(SAVE, lambda: self.replica.settle())  # noqa: PLW0108  (the replica of the day)
         if self.replica.whole:
             found = weights_sha256(self.replica.state()["model"])
         else:
