@@ -100,11 +100,13 @@ def test_the_second_leaves_at_once_whatever_the_step_is_at(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{"out": None}, {"elastic": False}])
-def test_where_nothing_can_be_saved_the_first_leaves_at_once(options, tmp_path):
+def test_where_nothing_can_be_saved_the_first_leaves_at_once(options, tmp_path, capfd):
     (tmp_path / "launcher").write_text(str(os.getpid()))
     options = {"out": tmp_path / "run", **options}
     with pytest.raises(KeyboardInterrupt):
         paceline.launch(press_and_wait, tmp_path, workers=2, threads=1, device="cpu", **options)
+    told = "interrupted: leaving at once, without a checkpoint: with --no-elastic" in capfd.readouterr().err
+    assert told is (options["out"] is not None)
 
 
 def press_and_wait(run, folder):

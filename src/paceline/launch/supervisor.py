@@ -69,6 +69,7 @@ class Supervisor:
         """The ranks that were lost and that the others do without."""
         self._verdicts: dict[int, str] = {}
         """Why a worker that was ended here was: it made no progress."""
+        self._said_unsaved = False
         self._cause_by: float | None = None
         """Until when the cause of a start that failed is waited for, if it is."""
         self._leading = Leading(plan, self._selector, self, console) if plan.rendezvous is not None else None
@@ -151,6 +152,7 @@ class Supervisor:
                 self._do(self._membership.unexplained())
             self._heed_notice()
         if ending.due:
+            self._say_unsaved()
             if ending.interrupted is not None and self._crew.unstarted:
                 self._crew.kill_server()  # it still loads torch: waiting for that only to end its workers helps nobody
                 return
@@ -162,6 +164,18 @@ class Supervisor:
     def _can_stop(self) -> bool:
         """Whether the run can end behind a step with a checkpoint: it has a folder, and its workers can regroup."""
         return self._plan.out is not None and self._membership.policy.elastic
+
+    def _say_unsaved(self) -> None:
+        """Say that a run with a folder is left at once, where its workers cannot end behind a step."""
+        trains = any(one.trains for one in self._roster.running())
+        if self._ending.interrupted is None or self._can_stop or self._plan.out is None or not trains:
+            return
+        if not self._said_unsaved:
+            self._said_unsaved = True
+            self._say(
+                "interrupted: leaving at once, without a checkpoint: with --no-elastic the workers cannot end behind a step. "
+                "--save-every saves on the way."
+            )
 
     def _heed_notice(self) -> None:
         """Have the workers save a checkpoint behind the next step and end; say so, and how to leave before."""
