@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,18 @@ def refuse_references(model: nn.Module, strategy: str) -> None:
                 f"with its first values when --strategy {strategy} cuts it up. Read it from its module instead, or use "
                 "--strategy ddp."
             )
+
+
+def refuse_copies(module: nn.Module, strategy: str) -> None:
+    """Have a module refuse to be copied, of which this worker has a part: torch would copy that, or compute with the original."""
+
+    def refuse(_: object) -> NoReturn:
+        raise InputError(
+            f"the model is copied (deepcopy, torch.optim.swa_utils.AveragedModel), and under {strategy} each worker has a part "
+            "of it, so a copy could neither be used nor saved. Use --strategy ddp to average weights."
+        )
+
+    vars(module)["__deepcopy__"] = refuse
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[str, str, nn.Parameter]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import TensorDataset
 
 import paceline
@@ -51,6 +52,8 @@ def loop(run: paceline.Run, habit: str) -> dict[str, Tensor]:
     model: Any = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     model, optimizer = run.prepare(model, optimizer)
+    if habit == "an average":
+        AveragedModel(model)
     for step in run.steps(data, batch_size=8, epochs=1):
         late = step.number == 1  # a habit is found in whatever step it begins
         for features, wanted in step:
@@ -68,13 +71,14 @@ def said(strategy: str, names: list[str]) -> list[dict[str, Any]]:
 
 
 def test_work_on_gradients_that_lie_in_rows_is_refused() -> None:
-    for found in said("fsdp", [*BEHIND, *INSIDE]):
+    for found in said("fsdp", [*BEHIND, *INSIDE, "an average"]):
+        assert "the model is copied" in found.pop("an average")
         for name, words in found.items():
             assert re.search(r"step\.(apply|backward)\(", str(words)), (name, words)
 
 
 def test_work_on_gradients_of_split_layers_is_refused() -> None:
-    for found in said("tp", [*BEHIND, *INSIDE]):
+    for found in said("tp", [*BEHIND, *INSIDE, "an average"]):
         assert [name for name, words in found.items() if not isinstance(words, str)] == []
 
 

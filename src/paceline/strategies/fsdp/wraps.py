@@ -27,7 +27,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from paceline.errors import InputError
 from paceline.strategies.fsdp.gather import Gather
-from paceline.strategies.refusals import refuse_rows
+from paceline.strategies.refusals import refuse_copies, refuse_rows
 from paceline.strategies.second_order import check_order, check_transforms
 from paceline.strategies.tuning import Tuning
 from paceline.strategies.writes import differing, place_of, sums_of
@@ -385,6 +385,7 @@ def wrap_model(
     wraps: list[Wrap] = []
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
+            refuse_copies(model.get_submodule(name), "fsdp")
             for group in groups_of(model.get_submodule(name)):
                 wraps.append(Wrap(len(wraps), name, group, listener))
     return wraps

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.errors import InputError
 from paceline.strategies.pieces import MODEL, OPTIMIZER, Box, Catalogue, Form, Held, Piece, Read
+from paceline.strategies.refusals import refuse_copies
 from paceline.strategies.second_order import check_transforms, watch_order
 from paceline.strategies.tensor.plan import Plan, check_divided
 from paceline.strategies.tensor.proposal import join
@@ -156,6 +157,7 @@ def _hold_parts(
 
     module.forward = forward
     module.register_forward_pre_hook(lambda *_: check_transforms("tp"), prepend=True)
+    refuse_copies(module, "tp")
 
 
 def _contiguous(value: Any) -> Any:
