@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from paceline.launch.console import Console
 from paceline.launch.joined import JoinedLauncher
 from paceline.launch.local import LocalLauncher
 from paceline.launch.membership import Policy
+from paceline.launch.read_shards import ReadShards
 from paceline.launch.room import check_room
 from paceline.remote import reach
 from paceline.training import folder
@@ -137,19 +138,6 @@ def _modules(function: Callable[..., Any] | str, options: RunOptions) -> tuple[s
     needed += strategies.SHARDED_OPTIMIZER if options.tuning.shard_optimizer else ()
     needed += ("torch._dynamo",) if options.tuning.recompute != "none" else ()
     return tuple(dict.fromkeys(needed))
-
-
-@dataclass(frozen=True)
-class ReadShards:
-    """Return the shards that a task asks for, read where torch is loaded: the launcher imports no code of the user's."""
-
-    spec: TrainSpec
-
-    def __call__(self, worker: object) -> int | None:  # noqa: ARG002  (it joins no group)
-        """Make the task and look."""
-        from paceline.training.reference import load_task
-
-        return load_task(self.spec.task, self.spec.settings).shards
 
 
 def task_shards(spec: TrainSpec | None, launcher: Launcher | None = None) -> int | None:
