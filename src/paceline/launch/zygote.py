@@ -64,7 +64,9 @@ def _preload() -> None:
     import torch  # noqa: F401
     import torch.distributed as _dist  # noqa: F401
 
+    from paceline.launch import keeper as _keeper  # noqa: F401
     from paceline.launch import lazy_dynamo
+    from paceline.launch import read_shards as _read_shards  # noqa: F401
     from paceline.launch import worker as _worker  # noqa: F401
     from paceline.training.recorder import package_sha256
 
