@@ -8,7 +8,7 @@ from typing import Any
 from paceline import strategies
 from paceline.data import Feed
 from paceline.errors import InputError
-from paceline.ranges import COUNT, STEPS
+from paceline.ranges import CLIP, COUNT, STEPS
 from paceline.strategies.base import Exactness, Strategy
 from paceline.training.options import OPTION, TASK, RunOptions
 
@@ -83,8 +83,6 @@ def read_ends(epochs: Any, steps: Any) -> tuple[int | None, int | None]:
 
 
 def check_clip(clip: float | None) -> None:
-    """Raise for a largest norm that is no number above 0."""
-    if clip is not None and not 0 < clip < math.inf:
-        raise InputError(
-            f"clip is {clip!r}, but a largest norm must be a number above 0. Leave it out not to clip."
-        )
+    """Raise for a largest norm outside of its range."""
+    if clip is not None:
+        CLIP.read("clip", clip)

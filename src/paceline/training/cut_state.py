@@ -11,7 +11,7 @@ from paceline.checkpoint import digest
 from paceline.checkpoint.contents import with_slots
 from paceline.strategies.base import Replica
 from paceline.strategies.pieces import MODEL, Held, collect, rows_of, survey
-from paceline.training import bequest, resuming
+from paceline.training import bequest, folder
 from paceline.training.copies import Copies
 from paceline.training.handover import COPIES, WORKERS, Offer, Source, receive
 from paceline.training.journal import Journal
@@ -107,7 +107,7 @@ class CutState:
                 for number, copy in kept.items()
             },
             left={number: [rows_of(one.pieces) for one in parts] for number, parts in self._left.items()},
-            checkpoint=resuming.newest_step(self._options),
+            checkpoint=folder.newest_step(self._options.out),
             outline=self._outline,
         )
 

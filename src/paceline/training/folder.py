@@ -24,8 +24,10 @@ def has_run(folder: Path) -> bool:
     return any((folder / CHECKPOINTS).glob("step-*"))
 
 
-def newest_step(folder: Path) -> int | None:
+def newest_step(folder: Path | None) -> int | None:
     """Return the step of the newest checkpoint in a folder, if there is one."""
+    if folder is None:
+        return None
     names = [path.name.removeprefix("step-") for path in (folder / CHECKPOINTS).glob("step-*")]
     return max((int(name) for name in names if name.isdecimal()), default=None)
 

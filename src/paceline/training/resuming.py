@@ -81,12 +81,6 @@ def save(
     return fault.message, fault.disk
 
 
-def newest_step(options: RunOptions) -> int | None:
-    """Give the step of the newest committed checkpoint that this worker sees, if any."""
-    paths = [] if options.out is None else Checkpoints(options.out / CHECKPOINTS).committed()
-    return int(paths[-1].name.rpartition("-")[2]) if paths else None
-
-
 def newest_meta(options: RunOptions) -> dict[str, Any]:
     """Return what the newest readable checkpoint says of its run; nothing of its tensors is read."""
     paths = [] if options.out is None else Checkpoints(options.out / CHECKPOINTS).committed()

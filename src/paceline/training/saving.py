@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import CheckpointError, DiskFaultError, InputError
 from paceline.observe import Note
-from paceline.training import resuming
+from paceline.training import folder, resuming
 from paceline.training.membership import SAVE
 from paceline.training.nonfinite import check_weights
 from paceline.training.recorder import NoRecords
@@ -74,7 +74,7 @@ class Saving:
                 with suppress(RolledBackError):
                     run.save(last=True)
             except DiskFaultError as error:
-                newest = resuming.newest_step(run.options)
+                newest = folder.newest_step(run.options.out)
                 left = (
                     "no checkpoint was saved"
                     if newest is None
