@@ -12,6 +12,7 @@ from paceline.world import World
 from paceline.world.base import Comm
 from paceline.world.words import hear, tell
 
+_END, _BREAK = "end", "break"
 _ADVICE = (
     "All workers must leave it at the same step: decide by what is the same on all of them (step.result.loss, run.evaluate), "
     "not by a number of one worker's own."
@@ -30,7 +31,8 @@ class Leaving:
     """
 
     def __init__(self) -> None:
-        self._left: tuple[int, int] | None = None
+        self._left: tuple[int, int, str] | None = None
+        self._unfinished = False
         self._places: WeakKeyDictionary[Comm, int] = WeakKeyDictionary()
 
     @property
@@ -38,26 +40,33 @@ class Leaving:
         """Whether this worker has left a call and has yet to hear where the others did."""
         return self._left is not None
 
-    def note(self, world: World, phase: int, number: int) -> None:
-        """Say that this worker has left a call of `run.steps`, and behind how many steps."""
-        self._left = phase, number
+    def note(self, world: World, phase: int, number: int, *, ended: bool, unfinished: bool = False) -> None:
+        """Note that this worker has left a call of `run.steps`, behind how many steps, and whether at its end.
+
+        Or, where it left an `unfinished` step, that the step which the workers were to take once more was never taken.
+        """
+        self._left = phase, number, f"{number} {_END if ended else _BREAK}"
+        self._unfinished = unfinished
         with suppress(DistError):
-            self._tell(world, phase, number)
+            tell(world, self._key(world, phase), self._left[-1])
 
     def check(self, world: World) -> None:
         """Wait until all have left the same call behind the same step, or raise."""
         if self._left is None:
             return
-        phase, number = self._left
+        phase, number, word = self._left
+        if self._unfinished:
+            raise InputError(
+                f"the loop was left at step {number}, in which a worker was lost: it was to be taken once more, and was not. "
+                "Leave the loop behind a step that was finished: `if not step.again and ...: break`. --resume goes on from the "
+                "last checkpoint."
+            )
         try:
-            self._tell(world, phase, number)  # another group may have formed since
-            _check_all(world, self._key(world, phase), number)
+            tell(world, self._key(world, phase), word)  # another group may have formed since
+            _check_all(world, self._key(world, phase), number, word)
         except DistError:
             world.interruption.check()  # else the store is gone: those who train together can do without it
         self._left = None
-
-    def _tell(self, world: World, phase: int, number: int) -> None:
-        tell(world, self._key(world, phase), str(number))
 
     def _key(self, world: World, phase: int) -> str:
         if world.comm not in self._places:
@@ -65,12 +74,19 @@ class Leaving:
         return f"left/{self._places[world.comm]}/{phase}"
 
 
-def _check_all(world: World, said: str, number: int) -> None:
-    mine = f"rank {world.rank} left the loop of run.steps behind step {number - 1}"
+def _check_all(world: World, said: str, number: int, mine: str) -> None:
+    here = f"rank {world.rank} left the loop of run.steps behind step {number - 1}"
 
     def late(rank: int, waited_s: float) -> InputError:
-        return InputError(f"{mine}, and rank {rank} is still in it {waited_s:g} s later. {_ADVICE}")
+        return InputError(f"{here}, and rank {rank} is still in it {waited_s:g} s later. {_ADVICE}")
 
     for rank, word in hear(world, said, late):
-        if int(word) != number:
-            raise InputError(f"{mine}, but rank {rank} behind step {int(word) - 1}. {_ADVICE}")
+        theirs, how = word.split()
+        if int(theirs) != number:
+            raise InputError(f"{here}, but rank {rank} behind step {int(theirs) - 1}. {_ADVICE}")
+        if word != mine:
+            with_break, at_end = (rank, world.rank) if how == _BREAK else (world.rank, rank)
+            raise InputError(
+                f"rank {with_break} left the loop of run.steps with break behind its last step, where rank {at_end} came to the "
+                "end of it: what is done at the end, some would do and others not. Leave it alike on all workers."
+            )

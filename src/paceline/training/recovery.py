@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, WorkerGoneError
 from paceline.observe import Regrouped
 from paceline.strategies.base import OpenReplica
 from paceline.strategies.pieces import Held
@@ -66,8 +66,13 @@ class _Member:
         return self.position.number
 
 
-class RolledBackError(PacelineError):
+class RolledBackError(WorkerGoneError):
     """The run stands at an earlier step, so what was under way is not to be done: steps are to be taken once more."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(
+            f"a worker was lost, and the newest state that is whole is that of step {number}. Go on with --resume."
+        )
 
 
 class Recovery:
@@ -146,11 +151,8 @@ class Recovery:
                 if not (self.survives(error) or self._tries_again(kind, error)):
                     raise
                 missed, outcome = self.regroup(kind)
-                if self._redone and (self._run.ended or self._apart):
-                    raise RolledBackError(
-                        f"a worker was lost, and the newest state that is whole is that of step "
-                        f"{self._run.position.number}. Go on with --resume."
-                    ) from error
+                if self._redone and (self._run.outside or self._run.ended or self._apart):
+                    raise RolledBackError(self._run.position.number) from error
                 if not missed:
                     continue
                 pulse.end()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +23,7 @@ from paceline import strategies
 from paceline.checkpoint import weights_sha256
 from paceline.data import Feed, owned_shards
 from paceline.data.loaders import is_loader, merged, note_batches
-from paceline.errors import InputError, PacelineError
+from paceline.errors import InputError
 from paceline.observe import Event, Note, RunStarted
 from paceline.strategies.base import Exactness, MetricsFunction, OpenReplica, Parts
 from paceline.strategies.buffers import Rule
@@ -83,6 +82,9 @@ class Run:
     name = "run"
     task: Task | None = None
     """The task that is trained, where it is not a loop of the user's own; it is told how far the run is."""
+
+    _step: Step | None = None
+    """The one that was given last."""
 
     def __init__(
         self,
@@ -275,6 +277,11 @@ class Run:
         return self.options.workers if self.strategy.threaded else world.size - world.mesh.servers
 
     @property
+    def outside(self) -> bool:
+        """Whether no call of `steps` has the turn, so that none can take a step once more."""
+        return self._inside is None
+
+    @property
     def in_training(self) -> bool:
         """Whether steps have been asked for and not all were taken."""
         return self._begun is not None and not self.ended
@@ -375,9 +382,10 @@ class Run:
         first = self.position
         last = first.first_number + last_step(feed, epochs, steps)
         check_last_batch(feed, self.options, self.world.data_size)
-        if not joined:
+        self.ended = False
+        if not joined:  # who joins has done so with the others
             self.emit(self._announcement(feed, epochs, last))
-            self._records.begin(*self._description(self.position))
+            self._open_books(again=phase > 0)
         stepping = Stepping(
             run=self,
             recovery=self._recovery,
@@ -389,34 +397,46 @@ class Run:
             due=SaveEvery.parse(self.options.save_every) if self.options.save_every else SaveEvery(),
             after_epoch=after_epoch,
         )
-        if not joined:  # who joins has done so with the others
-            self.cut.attach(self.world, self.replica)
-            self._copy()
-        self.ended = False
         while not self.ended:
             yield from stepping.take()
-            self._note_left(phase)
+            self._note_left(phase, ended=True)
             self._journal.settle()
             self._saving.at_the_end()
             # A worker may have been lost in that very checkpoint, and steps with it.
             self.ended = not stepping.left
         self._records.finish()
 
+    def _open_books(self, *, again: bool) -> None:
+        """Begin the records and the copies of a call of `steps`; a worker may be lost between two of them."""
+
+        def begin() -> None:
+            self._records.begin(*self._description(self.position))
+            self.cut.attach(self.world, self.replica)
+            self._copy()
+
+        if again:
+            self._recovery.together(SAVE, begin)
+        else:
+            begin()
+
     def finish(self) -> None:
         """Save what a loop did that was left with `break`; for whoever started the run, when its function has returned."""
         if self._begun is not None and not (self.ended or self._catches_up):
             self._note_left(self.position.phase)
             self._journal.settle()
-            with suppress(RolledBackError):
-                self._recovery.together(SAVE, lambda: None)  # all are to have left at the same step
+            self._recovery.together(SAVE, lambda: None)  # all are to have left at the same step
+            left_at = self.position.number
             self._saving.at_the_end()
+            if self.position.number != left_at:
+                raise RolledBackError(self.position.number)  # no loop is there to take those steps once more
             self.ended = True
             self._records.finish()
 
-    def _note_left(self, phase: int) -> None:
+    def _note_left(self, phase: int, *, ended: bool = False) -> None:
         """Tell the others that this worker has left a call of `steps`; an iterator may be closed long after the next began."""
         if phase == self.position.phase and not (self._recovery.waiting_to_join or self._catches_up):
-            self._leaving.note(self.world, phase, self.position.number)
+            unfinished = self._step is not None and self._step.again and not ended
+            self._leaving.note(self.world, phase, self.position.number, ended=ended, unfinished=unfinished)
 
     def check_met(self, called: str) -> None:
         """Raise where this worker calls something that others do not."""
@@ -439,6 +459,7 @@ class Run:
     def note_begun(self, step: Step) -> None:
         """Enter a step in the books before any of it can reach another worker: others may finish it while this one is killed."""
         self._tell_steps()
+        self._step = step
         self._records.step(step, self.position)
 
     def _tell_steps(self) -> None:
@@ -561,10 +582,8 @@ class Run:
     def go_back(self, position: Position) -> None:
         """Stand at an earlier step again."""
         if position.number < self.position.first_number:
-            raise PacelineError(
-                f"a worker was lost, and the newest state that is whole is that of step {position.number}, before this call of "
-                "run.steps began. Go on with --resume."
-            )
+            # Before this call of `steps` began: the function has gone on since.
+            raise RolledBackError(position.number)
         if position.phase < self.position.phase:
             position = self.position.phase_start()  # the end of the call before is the beginning of this one
         self._journal.load(self.cut.go_back(position))

@@ -25,8 +25,10 @@ from paceline.strategies.tree import TreeSum
 from paceline.strategies.writes import refuse_writes
 from paceline.world import World, compat
 from paceline.world.points import REDUCTION, reach
+from paceline.world.pulse import Phase
 
 Value = TypeVar("Value")
+_COMMUNICATION = Phase.COMMUNICATION
 
 
 class Reduction:
@@ -172,7 +174,9 @@ class Reduction:
 
     def outlive(self, action: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:
         """Return what a message of a pass came to, or something else in its place where its step is discarded."""
+        before = self._place.pulse.enter(_COMMUNICATION)
         made: Value = self._place.interruption.outlive(action, otherwise)
+        self._place.pulse.enter(before)
         return made
 
     def gathers(self, wrap: Wrap) -> None:
