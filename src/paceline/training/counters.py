@@ -21,13 +21,13 @@ def numbers_of(task: Task, model: nn.Module) -> Numbers:
         for name, owner in owners
         for held in (*map(vars, reversed(type(owner).__mro__)), vars(owner))
         for key, value in held.items()
-        if key != "steps_done" and not key.startswith("_") and isinstance(value, (bool, int, float))
+        if key != "steps_done" and not key.startswith("_") and type(value) in (int, float)
     }
 
 
 def note_of_changes(before: Numbers, after: Numbers) -> str | None:
     """Return what to tell about numbers that one step has changed; None where it has changed none."""
-    changed = [name for name, value in after.items() if before.get(name, value) != value]
+    changed = [name for name, value in after.items() if repr(before.get(name, value)) != repr(value)]
     if not changed:
         return None
     name = changed[0]

@@ -507,7 +507,7 @@ class Run:
 
     def laid_out(self, world: World) -> World:
         """Give a world with the mesh that its workers make up."""
-        return replace(world, mesh=self.choice.fitted(world.size))
+        return replace(world, mesh=self.choice.fitted(world.size), apart=self.options.tuning.staleness)
 
     def leave_group(self) -> None:
         """Let go of everybody: nobody may wait for this worker in the old group."""

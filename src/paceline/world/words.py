@@ -30,7 +30,7 @@ def hear(
     if world.size == 1 or world.store is None:
         return
     before = world.pulse.enter(Phase.COMMUNICATION)
-    limit_s = slack * world.pulse.limit_s
+    limit_s = slack * (1 + world.apart) * world.pulse.limit_s
     limit = time.monotonic() + limit_s
     try:
         for rank in range(world.size):

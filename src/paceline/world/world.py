@@ -42,6 +42,8 @@ class World:
     """What ends every wait for the others, when one of them is gone."""
     pulse: NoPulse = field(default_factory=NoPulse)
     """Where this worker shows its launcher what it is at."""
+    apart: int = 0
+    """How many steps one worker may be ahead of another: with a staleness, those that are slow are waited for longer."""
     store: Store | None = None
     """Where the workers of this generation met: its own, so what is written there is never read by another group."""
     closing: list[Callable[[], None]] = field(default_factory=list)

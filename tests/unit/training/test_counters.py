@@ -37,6 +37,16 @@ class Passing(Small):
         return _Passes(*super().model())
 
 
+class Switching(Small):
+    """Numbers that do not change, and a mode that does."""
+
+    best = float("nan")
+
+    def loss(self, model: nn.Module, batch: Any) -> paceline.Loss:
+        model[1].eval()  # type: ignore[index]
+        return super().loss(model, batch)
+
+
 class Told(Small):
     seen: tuple[int, ...] = ()
 
@@ -64,6 +74,10 @@ def test_a_number_that_counts_passes_is_told_once(task: type[Small], name: str) 
     (text,) = notes(task())
     assert f"changes {name} (0 before this step, 2 after it)" in text
     assert "task.steps_done" in text
+
+
+def test_what_counts_nothing_is_not_told() -> None:
+    assert notes(Switching()) == []
 
 
 def test_with_one_shard_it_counts_steps_and_nothing_is_said() -> None:

@@ -38,19 +38,19 @@ def pair(timeout_s: float) -> Iterator[tuple[World, World, PulseReader]]:
 
 
 def test_one_that_is_slow_is_waited_for_and_nobody_seems_to_hang() -> None:
-    with pair(timeout_s=0.4) as (first, second, reader):
-        watch, overdue = HangWatch(0.4), []
+    with pair(timeout_s=1.0) as (first, second, reader):
+        watch, overdue = HangWatch(1.0), []
 
         def work() -> None:
             for _ in range(9):
-                time.sleep(0.05)
+                time.sleep(0.13)
                 overdue.append(watch.overdue({0: reader.read()}, time.monotonic()))
             tell(second, "here", "b")
 
         slow = threading.Thread(target=work)
         slow.start()
         tell(first, "here", "a")
-        assert list(hear(first, "here", lambda *_: LateError())) == [(0, "a"), (1, "b")]
+        assert list(hear(first, "here", lambda *_: LateError(), slack=9.0)) == [(0, "a"), (1, "b")]
         slow.join()
         assert overdue == [False] * 9
         assert reader.read().phase is Phase.IDLE
@@ -68,3 +68,13 @@ def test_a_group_that_breaks_ends_the_wait() -> None:
         first.interruption.interrupt()
         with pytest.raises(InterruptedWaitError):
             list(hear(first, "here", lambda *_: LateError()))
+
+
+def test_one_that_may_be_steps_behind_is_waited_for_as_many_times_as_long() -> None:
+    with pair(0.2) as (mine, theirs, _):
+        late = threading.Timer(0.6, tell, (theirs, "key", "word"))
+        late.start()
+        tell(mine, "key", "word")
+        heard = list(hear(replace(mine, apart=9), "key", lambda *_: LateError()))
+        late.join()
+    assert heard == [(0, "word"), (1, "word")]
