@@ -24,16 +24,28 @@ _SAME_VALUE = frozenset(
         "ViewBackward0",
         "CloneBackward0",
         "AliasBackward0",
+        "NegBackward0",
+        "RsubBackward1",  # one minus a mean is a mean
         "MulBackward1",  # a factor in torch's own losses
     }
 )
-_SUMS = frozenset({"SumBackward0", "NansumBackward0", "DotBackward0"})
+_ADDITIONS = frozenset({"AddBackward0", "SubBackward0"})
+_FACTORS = frozenset({"MulBackward0", "DivBackward0"})
 _MEAN = 1
 """The number of `reduction="mean"` in torch's losses; 2 is "sum"."""
 _MOST_ADDENDS = 3
 """Terms of a loss that are told from items which a loop adds up one by one: more are items."""
 _LEAST_COUNT = 3
 """Where a divisor that equals the number of items may be one: half a squared error is a sum for two items too."""
+_MOST_PARTS = 10_000
+"""How many numbers a divided one is looked through for: only a loop over items has many, and each took it longer."""
+_CONSTANTS: set[tuple[str, int]] = set()
+"""Whole divisors that this process has seen beside another weight, by the operation they divide.
+
+`squares.sum() / 4` and `squares.sum() / features` are sums, and in a batch of 4 items, or of as many as there are features,
+nothing tells them from a mean. A count moves with the weight; what once did not is a constant for good.
+"""
+_MOST_CONSTANTS = 256
 
 
 def is_mean(total: Tensor, weight: object) -> bool:
@@ -64,7 +76,7 @@ def _addends(node: Any) -> Iterator[Any]:
         children = [] if one is None else [child for child, _ in one.next_functions]
         if one is not None and one.name() in _SAME_VALUE and len(children) == 1 and children[0] is not None:
             waiting.append(children[0])
-        elif one is not None and one.name() == "AddBackward0":
+        elif one is not None and one.name() in _ADDITIONS:
             waiting += children
         else:
             yield one
@@ -85,31 +97,56 @@ def _takes_mean(node: Any, weight: object) -> bool:
 
 
 def _divides_by_count(node: Any, weight: object) -> bool:
-    """Return whether a sum is divided by the very weight that it is given with."""
-    summed, divisor = node.next_functions[0][0], node._saved_other  # noqa: SLF001 - what autograd saved has no other name
-    if summed is None or summed.name() not in _SUMS or divisor is None or divisor.dim():
+    """Return whether a number is divided by the very weight that it is given with.
+
+    Whatever the number is, a sum, a loss with `reduction="sum"`, terms added up: as the loss of so many items it has to be their
+    sum, and divided by how many they are it is none.
+    """
+    divided, divisor = node.next_functions[0][0], node._saved_other  # noqa: SLF001 - what autograd saved has no other name
+    learned = any(child is not None for child, _ in node.next_functions[1:])
+    if divided is None or divisor is None or divisor.dim() or learned:
         return False
     if isinstance(weight, Tensor):
         if weight.data_ptr() == divisor.data_ptr():
             return True
         weight = weight.item() if weight.device.type == "cpu" and weight.dtype == divisor.dtype else None
-        alike = True
-    else:
-        # Of a number in Python only a whole one is a count, and only where there are as many items.
-        alike = divisor.dtype not in (torch.int64, torch.float64) or (
-            divisor.dtype == torch.int64 and weight in _counts(summed)
-        )
+    elif divisor.dtype == torch.float64:
+        return False  # of a number in Python only a whole one is a count
     if not isinstance(weight, int | float) or weight < _LEAST_COUNT or divisor.device.type != "cpu":
         return False  # to ask a device would make it wait
-    return alike and bool(divisor.item() == weight)
+    by = divisor.item()
+    if by != weight:
+        if divisor.dtype == torch.int64 and len(_CONSTANTS) < _MOST_CONSTANTS:
+            _CONSTANTS.add((divided.name(), by))
+        return False
+    return (divided.name(), by) not in _CONSTANTS and not _is_multiplied(divided, by)
 
 
-def _counts(summed: Any) -> set[int]:
-    """Return how many items a sum may have been taken over."""
-    sizes = getattr(summed, "_saved_self_sym_sizes", None)
-    if sizes is None:
-        sizes = summed._saved_self.shape  # noqa: SLF001
-    product = 1
-    for size in sizes:
-        product *= size
-    return {*tuple(sizes)[:1], product}
+def _is_multiplied(divided: Any, by: float) -> bool:
+    """Return whether each addend has a factor that takes the division back: `len(x) * sum / elements` is a sum of means."""
+    waiting = [divided]
+    for _ in range(_MOST_PARTS):
+        if not waiting:
+            return True
+        node = waiting.pop()
+        name = node.name()
+        if name == "MulBackward0" and any(
+            _is_number(node, one, by) for one in ("_saved_self", "_saved_other")
+        ):
+            continue
+        if name not in _ADDITIONS | _SAME_VALUE | _FACTORS:
+            return False
+        waiting += [child for child, _ in node.next_functions if child is not None]
+    return False
+
+
+def _is_number(node: Any, saved: str, number: float) -> bool:
+    """Return whether an operand that autograd saved is this number, as far as that is known without waiting."""
+    operand = getattr(node, saved, None)
+    return (
+        isinstance(operand, Tensor)
+        and operand.dim() == 0
+        and operand.device.type == "cpu"
+        and not operand.requires_grad
+        and bool(operand.item() == number)
+    )

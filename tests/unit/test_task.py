@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from paceline import Loss
+from paceline import Loss, reduction
 from paceline.errors import InputError
 from paceline.reduction import is_mean
 from paceline.strategies.sequential import check_loss
@@ -41,6 +41,19 @@ MEANS: dict[str, Callable[[Tensor], Tensor]] = {
     "divided by a tensor": lambda x: x.square().mean(1).sum() / torch.ones(4).sum(),
     "not a number left out": lambda x: x[:, 0].nanmean(),
     "half": lambda x: F.cross_entropy(x.bfloat16(), LABELS).float(),
+    "negative": lambda x: -x.square().mean(),
+    "one less": lambda x: 1 - x.square().mean(),
+    "a mean divided": lambda x: F.mse_loss(x, TARGET) / len(x),
+    "squared errors divided": lambda x: F.mse_loss(x, TARGET, reduction="sum") / len(x),
+    "cross entropy divided": lambda x: F.cross_entropy(x, LABELS, reduction="sum") / len(x),
+    "smoothed, divided": lambda x: F.cross_entropy(x, LABELS, reduction="sum", label_smoothing=0.1) / len(x),
+    "bce divided": lambda x: F.binary_cross_entropy_with_logits(x, TARGET, reduction="sum") / len(x),
+    "two terms divided": lambda x: (F.mse_loss(x, TARGET, reduction="sum") + 0.5 * x.exp().sum()) / len(x),
+    "a term as large as the count": lambda x: (F.l1_loss(x, TARGET, reduction="sum") + 4 * x.sum()) / len(x),
+    "a difference divided": lambda x: (x.exp().sum() - x.sum()) / len(x),
+    "half, divided": lambda x: 0.5 * x.square().sum() / len(x),
+    "a norm divided": lambda x: x.norm() ** 2 / len(x),
+    "items added and divided": lambda x: sum(each(x)) / len(x),
     "with a term": lambda x: F.mse_loss(x, TARGET) + 0.1 * x.square().sum(),
 }
 
@@ -57,6 +70,11 @@ SUMS: dict[str, Callable[[Tensor], Tensor]] = {
     ).sum(),
     "no graph": lambda x: x.detach().mean(),
 }
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen() -> None:
+    reduction._CONSTANTS.clear()
 
 
 def scores() -> Tensor:
@@ -104,6 +122,9 @@ RIGHT: dict[str, Callable[[Tensor], Loss]] = {
     "times the count": lambda x: Loss.from_mean(x.mean(), len(x)),
     "negative": lambda x: Loss(-x.mean(1).sum(), len(x)),
     "once a batch": lambda x: Loss(x.mean(), 1),
+    "by the elements, times the items": lambda x: Loss(
+        len(x) * x[:, :1].square().sum() / x[:, :1].numel(), len(x)
+    ),
     "auxiliary": lambda x: Loss.mean(x.mean(1), balance=Loss(x.mean(), 1)),
 }
 
@@ -129,6 +150,19 @@ def test_a_masked_mean_is_found(size: int) -> None:
     ):
         with pytest.raises(InputError, match="a mean where its sum belongs"):
             check_loss(made)
+
+
+def test_a_constant_that_was_seen_beside_another_weight_is_no_count() -> None:
+    squares = [torch.rand(size, 3).requires_grad_().square() for size in (7, 4, 5)]
+    with pytest.raises(InputError, match=r"multiply by its inverse \(\* 0.25 for / 4\)"):
+        check_loss(Loss(squares[1].sum() / 4, 4))
+    check_loss(Loss(squares[1].sum() * 0.25, 4))
+    for each_batch in squares:
+        check_loss(Loss(each_batch.sum() / 4, len(each_batch)))  # 7 items come first
+    with pytest.raises(InputError, match="a mean where its sum belongs"):
+        check_loss(Loss(squares[2].sum() / 5, 5))
+    with pytest.raises(InputError, match="a mean where its sum belongs"):
+        check_loss(Loss(squares[1].exp().norm() / 4, 4))  # another operation
 
 
 @pytest.mark.parametrize("name", SUMS)

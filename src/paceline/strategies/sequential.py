@@ -155,7 +155,7 @@ class SequentialReplica:
         if self._left == 0:
             raise InputError(
                 f"step {self._work.number}: backward was called more often than batches were given. Call it once for each batch, "
-                "with the sum of what belongs together."
+                "with the sum of what belongs together; to take a batch in smaller pieces say micro_batch= (--micro-batch)."
             )
         self._left -= 1
         self.totals += [(self._open, part.total.detach()) for part in (loss, *loss.auxiliary.values())]
@@ -434,7 +434,8 @@ def check_loss(loss: object) -> None:
     if is_mean(loss.total, loss.weight):
         raise InputError(
             "this loss is a mean where its sum belongs, so gradients would be too small by the weight. Give Loss.mean(per_item) "
-            "with reduction='none', a sum (reduction='sum') with its weight, or Loss.from_mean(loss, weight)."
+            "with reduction='none', a sum (reduction='sum') with its weight, or Loss.from_mean(loss, weight); where the sum is "
+            "divided by a constant that happens to equal the weight, multiply by its inverse (* 0.25 for / 4)."
         )
     for name, term in loss.auxiliary.items():
         # With the weight 1 a batch is one item of it, as for a balance loss.
