@@ -40,6 +40,29 @@ class Tied(Words):
         return _Tied()
 
 
+class _Backbone(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 16))
+        self.head = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+
+    def forward(self, features: Tensor) -> Tensor:
+        with torch.no_grad():
+            features = self.body(features)
+        scores: Tensor = self.head(features)
+        return scores
+
+
+@exhibit("backbone", "a backbone called under `torch.no_grad()`, its parameters in the optimizer")
+class Backbone(Small):
+    """A stage of pp begins inside of the no_grad()."""
+
+    allow_unused = True
+
+    def model(self) -> nn.Module:
+        return _Backbone()
+
+
 @exhibit("frozen", "a frozen part", meshes=True)
 class Frozen(Small):
     """The first layer never trains, and the optimizer is not told."""
