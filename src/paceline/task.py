@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import get_worker_info
 
 from paceline.errors import InputError
 
@@ -100,14 +101,30 @@ class Task:
     allow_unused: bool = False
     """Whether some parameters may get no gradient in some steps (costs a walk over the graph)."""
     name: ClassVar[str | None] = None
-    steps_done: int = 0
-    """How many optimizer steps the run has taken: set before each step, the same on every worker and after a resume. For a
-    weight that grows over training; a counter of the task's own would count the passes of one worker."""
 
     collate: Callable[[Sequence[Any]], Any] | None = None
     """Turns a list of samples into a batch; None takes torch's default_collate."""
     worker_init: Callable[[int], None] | None = None
     """Called once in each loading process with its number."""
+
+    _steps_done = 0
+
+    @property
+    def steps_done(self) -> int:
+        """How many optimizer steps the run has taken: the same on every worker and after a resume.
+
+        For a weight in the loss that grows over training; a counter of the task's own would count the passes of one worker.
+        """
+        if get_worker_info() is not None:
+            raise InputError(
+                "task.steps_done was read in a loading process, which reads ahead and does not know it. Use it in loss() or "
+                "metrics(), or set loader_workers = 0."
+            )
+        return self._steps_done
+
+    @steps_done.setter
+    def steps_done(self, steps: int) -> None:
+        self._steps_done = steps
 
     def model(self) -> nn.Module:
         """Make the model; paceline seeds torch beforehand."""

@@ -1,7 +1,8 @@
 """What the workers found out together between two calls of `run.steps`: one that joins later comes by there too.
 
-A worker that joins runs the user's function from its top. It skips the calls of `run.steps` that are over, and is given what
-the others measured between them, so that what its loop makes of it (a learning rate, a best score) is the same.
+A worker that joins, and a run that is resumed, run the user's function from its top. They skip the calls of `run.steps` that
+are over, and are given what was measured between them, so that what the loop makes of it (a learning rate, a best score, the
+end of the training) is the same.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.errors import InputError
+
+KEY = "between"
+"""Where a checkpoint's extra state holds it."""
 
 
 class Between:
@@ -35,6 +39,15 @@ class Between:
     def state(self) -> list[Any]:
         """Return what a worker that joins must know."""
         return self._outcomes
+
+    def __bool__(self) -> bool:
+        """Return whether anything was measured."""
+        return bool(self._outcomes)
+
+    @property
+    def left(self) -> bool:
+        """Whether there is an outcome that the user's function has not been given."""
+        return self._told < len(self._outcomes)
 
     def load(self, outcomes: list[Any]) -> None:
         """Take over what the others found out."""

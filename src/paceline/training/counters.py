@@ -21,7 +21,7 @@ def numbers_of(task: Task, model: nn.Module) -> Numbers:
         for name, owner in owners
         for held in (*map(vars, reversed(type(owner).__mro__)), vars(owner))
         for key, value in held.items()
-        if key != "steps_done" and not key.startswith("_") and type(value) in (int, float)
+        if not key.startswith("_") and type(value) in (int, float)
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from paceline.errors import CheckpointError, InputError
 from paceline.observe import CheckpointDamaged, CheckpointSaved, Event, Note
 from paceline.strategies.base import Replica
 from paceline.strategies.pieces import MODEL, Box, Form
+from paceline.training.between import KEY as BETWEEN
+from paceline.training.between import Between
 from paceline.training.folder import CHECKPOINTS
 from paceline.training.frozen import KEY as FROZEN
 from paceline.training.frozen import frozen_names
@@ -26,6 +28,18 @@ from paceline.training.options import RunOptions
 from paceline.training.position import Position
 from paceline.training.recorder import NoRecords
 from paceline.world import World, all_gather_object
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a checkpoint says beside the state of the replica."""
+
+    position: Position
+    meta: dict[str, Any]
+    states: Values
+    """The loop's own."""
+    between: list[Any] | None
+    """What was measured between calls of `run.steps`; None where nothing was, or where it was not kept."""
 
 
 def open_saver(options: RunOptions, records: NoRecords, emit: Callable[[Event], None]) -> Saver:
@@ -53,6 +67,7 @@ def save(
     records: NoRecords,
     saver: Saver,
     loop_state: LoopState,
+    between: Between,
     *,
     last: bool = False,
 ) -> tuple[str, bool]:
@@ -77,6 +92,8 @@ def save(
     held = replica.held()
     if loop_state:
         held = replace(held, rest={**held.rest, KEY: loop_state.check_same(world)})
+    if between:
+        held = replace(held, rest={**held.rest, BETWEEN: between.state()})
     fault = saver.save(world, held, moment, background=background, unless_saved=last)
     return fault.message, fault.disk
 
@@ -90,13 +107,8 @@ def newest_meta(options: RunOptions) -> dict[str, Any]:
     return {}
 
 
-def load(
-    replica: Replica, options: RunOptions, world: World, emit: Callable[[Event], None]
-) -> tuple[Position, dict[str, Any], Values]:
-    """Take over the newest whole checkpoint; return the position it stands at, what it says of its run, the loop's own states.
-
-    All workers call it together; each reads what it holds.
-    """
+def load(replica: Replica, options: RunOptions, world: World, emit: Callable[[Event], None]) -> Resumed:
+    """Take over the newest whole checkpoint; return what else it says. All workers call it; each reads what it holds."""
     if options.out is None:
         raise InputError("--resume needs the folder of the run to resume. Give --out.")
     found = find_newest(
@@ -111,7 +123,9 @@ def load(
     meta = found.manifest.meta
     _check_answer(options.out, options, meta)
     _take(replica, world, found)
-    return Position(**found.manifest.position), dict(meta), found.rest.get(KEY, {})
+    return Resumed(
+        Position(**found.manifest.position), dict(meta), found.rest.get(KEY, {}), found.rest.get(BETWEEN)
+    )
 
 
 def _check_answer(out: Path, options: RunOptions, meta: Mapping[str, Any]) -> None:

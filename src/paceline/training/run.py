@@ -80,6 +80,8 @@ class Run:
     """One worker's hold on a run: its world, its replica, its data, its checkpoints."""
 
     name = "run"
+    _skipped = False
+    """Whether calls of `steps` have been gone by, and the one that the run was resumed in has not begun."""
     task: Task | None = None
     """The task that is trained, where it is not a loop of the user's own; it is told how far the run is."""
 
@@ -129,7 +131,7 @@ class Run:
         """Whether this worker has joined a run that is in a later call of `steps`."""
         self._inside: int | None = None
         """Which call of `steps` has the turn, None outside of them."""
-        self._between = Between()
+        self.between = Between()
         self.loop_state = LoopState()
         """What the loop has registered beside model, optimizer and schedule."""
         self._leaving = Leaving()
@@ -212,10 +214,13 @@ class Run:
         for text in getattr(replica, "notes", ()):
             self.emit(Note(text=text))
         if self.options.resume and not joins:
-            self.position, self._meta, states = resuming.load(replica, self.options, self.world, self.emit)
+            saved = resuming.load(replica, self.options, self.world, self.emit)
+            self.position, self._meta = saved.position, saved.meta
             self.started_at = self.position.number
+            self.between.load(saved.between or [])
             self._freeze()
-            self._note_new(self.loop_state.resume(states))
+            self._note_new(self.loop_state.resume(saved.states))
+            self._tell_steps()
             if self.exactness is Exactness.STATISTICAL:
                 self.emit(Note(text=NO_BITS))
             self.guard.watch(replica)  # its schedule stands elsewhere now
@@ -329,12 +334,7 @@ class Run:
         check_clip(clip)
         phase = self._next_phase()
         if phase < self.position.phase and not self._recovery.waiting_to_join:
-            self.emit(
-                Note(
-                    text=f"call {phase + 1} of run.steps was done before this run was resumed, and is skipped: what the loop "
-                    "learned from it (a learning rate, a best score) is there only if run.register_state holds it."
-                )
-            )
+            self._skip(phase)
             return
         feed = data if isinstance(data, Feed) else self.feed(data, batch_size=batch_size)
         try:
@@ -348,6 +348,30 @@ class Run:
                 self._inside = None
             if feed is not data:
                 self._close_feed(feed)
+
+    def _skip(self, phase: int) -> None:
+        """Go by a call of `steps` that was done before the run was resumed."""
+        self._skipped = True
+        if phase == 0:
+            self.emit(
+                Note(
+                    text=f"this run was resumed in call {self.position.phase + 1} of run.steps; the calls before it are skipped. "
+                    "run.evaluate between them returns what it returned then; what else the loop learned there (a best score) "
+                    "is there if run.register_state holds it."
+                )
+            )
+
+    def _take_up_again(self) -> None:
+        """Be where the run was saved: what stands between the calls that were skipped has been done to that state once more."""
+        self._skipped = False
+        with self.guard.updating():
+            saved = resuming.load(self.replica, self.options, self.world, self.emit)
+        if saved.position != self.position:
+            raise InputError(
+                "another process has written to the folder of this run since it was resumed. Give each run its own."
+            )
+        self.loop_state.resume(saved.states)
+        self.guard.watch(self.replica)
 
     def _next_phase(self) -> int:
         """Return which call of `steps` this is: the same once more where the run has gone back into it."""
@@ -370,6 +394,8 @@ class Run:
         self._begun = feed, clip
         self._catches_up |= self._recovery.waiting_to_join
         joined = self._catches_up
+        if self._skipped and not joined:
+            self._take_up_again()
         self._freeze()
         self.loop_state.begin()
         self._recovery.begin()
@@ -553,7 +579,8 @@ class Run:
         """Give a new replica its part of the state from where it is, and say where the run goes on."""
         position = source.position
         if source.kind == CHECKPOINT:
-            position, _, self._states = resuming.load(replica, self.options, self.world, self.emit)
+            saved = resuming.load(replica, self.options, self.world, self.emit)
+            position, self._states = saved.position, saved.states
             return position
         self._states = self._gather_states(source)
         if source.kind != BEGINNING:
@@ -588,6 +615,7 @@ class Run:
             position = self.position.phase_start()  # the end of the call before is the beginning of this one
         self._journal.load(self.cut.go_back(position))
         self.position = position
+        self._tell_steps()
         self._taken_back = True
         if self.loop_state:
             self.loop_state.load(self._states)
@@ -612,19 +640,20 @@ class Run:
             "meta": self._meta,
             "journal": self._journal.state(),
             "states": self.loop_state.snapshot(),
-            "between": self._between.state(),
+            "between": self.between.state(),
             FROZEN: frozen_names(self.replica.model) if self.replica.whole else None,
         }
 
     def adopt(self, position: Position, shared: dict[str, Any]) -> None:
         """Go on from where the others stand."""
         self.position = position
+        self._tell_steps()
         self.started_at, self._meta = shared["started_at"], shared["meta"]
         self.workers = shared["workers"]
         if shared[FROZEN] is not None:
             freeze_as(self.replica.model, shared[FROZEN])
         self._journal.load(shared["journal"])
-        self._between.load(shared["between"])
+        self.between.load(shared["between"])
         self.loop_state.load(shared["states"])
 
     def _announcement(self, feed: Feed, epochs: int | None, last: float) -> RunStarted:
@@ -653,7 +682,7 @@ class Run:
     ) -> dict[str, float]:
         """Measure a data set exactly; a metric is a sum and a weight, as in `Task.metrics`. All workers must call it."""
         if self._comes_by:
-            measured: dict[str, float] = self._between.next("run.evaluate")
+            measured: dict[str, float] = self.between.next("run.evaluate")
             return measured
         feed = data if isinstance(data, Feed) else self.feed(data, batch_size=batch_size, shuffle=False)
         self._copy()
@@ -692,7 +721,7 @@ class Run:
         """
         name = "run.weights_sha256"
         if self._comes_by:
-            told: str = self._between.next(name)
+            told: str = self.between.next(name)
             return told
         self._recovery.together(
             EVALUATE, lambda: None, called=name
@@ -709,12 +738,14 @@ class Run:
 
     @property
     def _comes_by(self) -> bool:
-        """Whether this worker is on its way to the call of `steps` in which it has joined the others."""
-        return self._catches_up and not self._recovery.waiting_to_join
+        """Whether this worker is on its way to the call of `steps` in which it has joined the others, or was resumed."""
+        if self._catches_up:
+            return not self._recovery.waiting_to_join
+        return self._skipped and self.between.left
 
     def _note_between(self, outcome: Any) -> None:
-        if self._calls and self._inside is None:
-            self._between.note(outcome)
+        if self._calls and self._inside is None and not self._skipped:
+            self.between.note(outcome)
 
     def save(self, *, last: bool = False) -> None:
         """Write a checkpoint of where the run stands: every worker its part, when all have kept theirs of the ledger.
@@ -722,7 +753,7 @@ class Run:
         With --save-async training goes on as soon as the state is copied; the `last` one is always waited for.
         """
         self._journal.settle()
-        if self._recovery.waiting_to_join or self._catches_up:
+        if self._recovery.waiting_to_join or self._catches_up or self._skipped:
             return  # the run is elsewhere still
         meta = {
             "task": self.name,

@@ -43,6 +43,7 @@ class Saving:
                     self._records,
                     saver,
                     run.loop_state,
+                    run.between,
                     last=last,
                 )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 import paceline
@@ -82,6 +84,32 @@ def test_what_counts_nothing_is_not_told() -> None:
 
 def test_with_one_shard_it_counts_steps_and_nothing_is_said() -> None:
     assert notes(Counting(), shards=1) == []
+
+
+class Reading(Small):
+    """A data set that looks at the steps."""
+
+    def train_data(self) -> Any:
+        return [(self, number) for number in range(24)]
+
+    @staticmethod
+    def collate(samples: Any) -> list[Any]:  # type: ignore[override]
+        return [torch.full((len(samples), 6), 1.0 + samples[0][0].steps_done), torch.arange(len(samples)) % 3]
+
+    def eval_data(self) -> None:
+        return None
+
+
+def test_what_reads_data_sees_the_steps_after_a_resume_too(tmp_path: Path) -> None:
+    def trained(task: Small, steps: int, **options: Any) -> Any:
+        with opened(shards=2, **options) as run:
+            return Trainer(task, TrainSpec(task="reading", name="reading", steps=steps), run).train()
+
+    whole = trained(Reading(), 5)
+    trained(Reading(), 2, out=tmp_path)
+    assert trained(Reading(), 5, out=tmp_path, resume=True)["weights_sha256"] == whole["weights_sha256"]
+    with pytest.raises(paceline.InputError, match=r"task.steps_done was read in a loading process"):
+        trained(Reading(), 2, loader_workers=1)
 
 
 def test_the_task_knows_the_steps_and_that_is_no_counter() -> None:

@@ -198,3 +198,40 @@ def test_a_run_that_promises_no_bits_says_so_when_it_is_resumed(
                     step.backward(losses(model, batch))
                 step.apply()
         assert any("promises no bits" in one for one in heard) is (said and steps > 2)
+
+
+def epoch_by_epoch(run: Run, stop: int | None = None) -> Any:
+    """Train one call of `run.steps` an epoch, as loops are often ported: a schedule and a score stand between."""
+    model, optimizer = prepared(run, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    book = run.register_state("book", {"measured": 0, "scores": []})
+    run.register_state("schedule", schedule)
+    rates = []
+    for epoch in range(5):
+        for step in run.steps(data(24), batch_size=8, epochs=1):
+            rates.append((step.number, optimizer.param_groups[0]["lr"]))
+            for batch in step:
+                step.backward(losses(model, batch))
+            step.apply()
+            if step.number == stop:
+                return None
+        score = run.evaluate(data(16), lambda model, batch: {"loss": Mean(losses(model, batch).sum(), 16)})
+        book["measured"] += 1
+        book["scores"].append(score["loss"])
+        schedule.step()
+        if epoch == 3 and len(set(book["scores"])) < 4:
+            raise AssertionError("an early end that the whole run did not come to")
+    return model.state_dict(), book, rates
+
+
+@pytest.mark.parametrize("stop", [1, 4, 7, 11])
+def test_what_stands_between_two_calls_is_not_done_twice_after_a_resume(stop: int, tmp_path: Path) -> None:
+    with opened() as run:
+        whole, book, rates = epoch_by_epoch(run)
+    with opened(out=tmp_path, save_every="1") as run:
+        epoch_by_epoch(run, stop)
+    with resumed(tmp_path) as run:
+        again, told, later = epoch_by_epoch(run)
+    assert same(whole, again)
+    assert told == book
+    assert later == [one for one in rates if one[0] >= stop], "left before that step was saved"
