@@ -244,10 +244,13 @@ class Wrap:
         return [part[: cut.rows.numel()].view(cut.rows) for cut, part in zip(self.cuts, parts, strict=True)]
 
     def whole(self, messages: Tensor) -> list[Tensor]:
-        """Put whole tensors together from the rows of all workers, laid out one after the other."""
+        """Put whole tensors together from the rows of all workers, laid out one after the other.
+
+        Each in memory of its own: numbers that lie apart (one row for each worker) have a norm with another last bit.
+        """
         columns = torch.split(messages, [cut.room for cut in self.cuts], dim=1)
         return [
-            column.reshape(-1)[: cut.whole.numel()].view(cut.whole)
+            column.contiguous().view(-1)[: cut.whole.numel()].view(cut.whole)
             for cut, column in zip(self.cuts, columns, strict=True)
         ]
 

@@ -1,0 +1,28 @@
+"""Whole gradients that are put together from the rows of all workers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.strategies.fsdp.wraps import Cut, Wrap
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_norms_are_those_of_one_process(workers: int) -> None:
+    """With as many workers as rows each sends one number of a bias, and those lie apart in what all have sent."""
+    shapes = [torch.Size(shape) for shape in ((3,), (5, 4), (1,), (3, 1), (4,))]
+    whole = [torch.empty(shape) for shape in shapes]
+    rows = [one.chunk(workers)[0] for one in whole]
+    wrap: Any = SimpleNamespace(
+        cuts=[Cut(None, one.shape, part.shape, part.numel()) for one, part in zip(whole, rows, strict=True)]
+    )
+    for seed in range(100):
+        draw = torch.Generator().manual_seed(seed)
+        sent = torch.randn(workers, sum(cut.room for cut in wrap.cuts), generator=draw)
+        for made in Wrap.whole(wrap, sent):
+            assert torch.equal(torch.linalg.vector_norm(made), torch.linalg.vector_norm(made.clone()))
+            assert made.is_contiguous()
