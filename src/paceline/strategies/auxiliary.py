@@ -49,17 +49,18 @@ class Auxiliary:
         made: Gradients = []
         for name in self.names:
             loss = terms[name]
-            made += (
-                torch.autograd.grad(
-                    loss.total,
-                    self._parameters,
-                    scale(loss.total.dtype),
-                    retain_graph=True,
-                    allow_unused=True,
+            found: Gradients = [None] * len(self._parameters)  # of a term that has nothing to say here
+            if loss.total.requires_grad:
+                found = list(
+                    torch.autograd.grad(
+                        loss.total,
+                        self._parameters,
+                        scale(loss.total.dtype),
+                        retain_graph=True,
+                        allow_unused=True,
+                    )
                 )
-                if loss.total.requires_grad
-                else [None] * len(self._parameters)  # a term that has nothing to say here
-            )
+            made += map(_own, found, self._parameters)
             made.append(ledger_entry(loss, size))
         self._held = add(self._held, made) if self._held else made
 
@@ -134,3 +135,16 @@ class Auxiliary:
                     gradient.mul_(share)
                     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         self._held = []
+
+
+def _own(gradient: Tensor | None, parameter: nn.Parameter) -> Tensor | None:
+    """Return a gradient in memory of its own, laid out as its parameter, as `.grad` has it.
+
+    `torch.autograd.grad` may give one tensor for two parameters (of their sum), one number in the place of many, or the
+    very tensor that the pass began with.
+    """
+    if gradient is None or gradient.layout != torch.strided:
+        return gradient
+    if parameter.is_contiguous():
+        return gradient.clone(memory_format=torch.contiguous_format)
+    return torch.empty_like(parameter).copy_(gradient)
