@@ -58,6 +58,7 @@ from paceline.training.membership import EVALUATE, SAVE, FixedMembership, Member
 from paceline.training.options import RunOptions, SaveEvery
 from paceline.training.position import Position
 from paceline.training.preparing import MakeModel, MakeOptimizer, MakeScheduler, kept_parts, new_parts
+from paceline.training.put_aside import PutAside
 from paceline.training.receipt import Start
 from paceline.training.recorder import describe_start, open_records
 from paceline.training.recovery import Recovery, RolledBackError
@@ -80,6 +81,10 @@ class Run:
     """One worker's hold on a run: its world, its replica, its data, its checkpoints."""
 
     name = "run"
+    _aside: PutAside | None = None
+    """The state that this worker was given when it joined, while it goes by calls of `steps` that are over."""
+    _resumed: list[int] | None = None
+    """How often each parameter had been written to when the run was resumed, until its steps begin."""
     _skipped = False
     """Whether calls of `steps` have been gone by, and the one that the run was resumed in has not begun."""
     task: Task | None = None
@@ -221,6 +226,7 @@ class Run:
             self._freeze()
             self._note_new(self.loop_state.resume(saved.states))
             self._tell_steps()
+            self._resumed = [one._version for one in replica.model.parameters()]  # noqa: SLF001
             if self.exactness is Exactness.STATISTICAL:
                 self.emit(Note(text=NO_BITS))
             self.guard.watch(replica)  # its schedule stands elsewhere now
@@ -361,6 +367,11 @@ class Run:
                 )
             )
 
+    def _wrote(self, versions: list[int]) -> bool:
+        """Return whether some worker's loop has written to the weights since they were resumed: loaded others, say."""
+        mine = [one._version for one in self.replica.model.parameters()] != versions  # noqa: SLF001
+        return any(all_gather_object(self.world.comm, mine))
+
     def _take_up_again(self) -> None:
         """Be where the run was saved: what stands between the calls that were skipped has been done to that state once more."""
         self._skipped = False
@@ -394,13 +405,19 @@ class Run:
         self._begun = feed, clip
         self._catches_up |= self._recovery.waiting_to_join
         joined = self._catches_up
-        if self._skipped and not joined:
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None and not joined and (self._skipped or self._wrote(resumed)):
             self._take_up_again()
         self._freeze()
         self.loop_state.begin()
         self._recovery.begin()
         if phase < self.position.phase:
+            self._aside = self._aside or PutAside(self.replica, self.loop_state)
             return  # the others are in a later call of `steps`
+        if self._aside is not None:
+            with self.guard.updating():
+                self._aside.put_back(self.replica, self.loop_state)
+            self._aside = None
         self._catches_up, self._inside = False, phase
         if phase > self.position.phase:
             self.position = self.position.next_phase()

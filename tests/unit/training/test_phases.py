@@ -235,3 +235,23 @@ def test_what_stands_between_two_calls_is_not_done_twice_after_a_resume(stop: in
     assert same(whole, again)
     assert told == book
     assert later == [one for one in rates if one[0] >= stop], "left before that step was saved"
+
+
+def from_another(run: Run, steps: int) -> Any:
+    """Load other weights into a model that was prepared, as when fine-tuning."""
+    model, _ = prepared(run, momentum=0.9)
+    model.load_state_dict({"weight": torch.full((1, 4), 0.5), "bias": torch.zeros(1)})
+    for step in run.steps(data(24), batch_size=8, steps=steps):
+        for batch in step:
+            step.backward(losses(model, batch))
+        step.apply()
+    return model.state_dict()
+
+
+def test_weights_that_a_loop_loads_when_it_begins_do_not_undo_a_resume(tmp_path: Path) -> None:
+    with opened() as run:
+        whole = from_another(run, 5)
+    with opened(out=tmp_path) as run:
+        from_another(run, 3)
+    with resumed(tmp_path) as run:
+        assert same(from_another(run, 5), whole)

@@ -1,0 +1,37 @@
+"""A worker's part of the state, put aside while the user's function goes by calls of `run.steps` that are over.
+
+A worker that joins is given the state in its first call of `run.steps`. What stands between the calls that it goes by (a
+schedule's step, a change of weights) is in that state already, and is done to it once more: it is put back.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from torch import Tensor
+
+from paceline.strategies.base import Replica
+from paceline.strategies.pieces import Box
+from paceline.training.copies import aside
+from paceline.training.loop_state import LoopState
+
+
+class PutAside:
+    """The state as it is now, in memory of its own."""
+
+    def __init__(self, replica: Replica, loop_state: LoopState) -> None:
+        held = replica.held()
+        self._pieces, self._rest = aside(held.pieces), copy.deepcopy(held.rest)
+        self._states = loop_state.snapshot()
+
+    def put_back(self, replica: Replica, loop_state: LoopState) -> None:
+        """Have the state be what it was."""
+        replica.take({key: piece.form for key, piece in self._pieces.items()}, self._read, self._rest)
+        if self._states:
+            loop_state.load(self._states)
+
+    def _read(self, key: str, box: Box) -> Tensor:
+        piece = self._pieces[key]
+        if piece.box != box:
+            raise RuntimeError(f"{key} was put aside as another part than the one that is asked for")
+        return piece.values
