@@ -1,4 +1,4 @@
-"""Finds plain numbers that a loss or a forward pass changes: each worker counts the passes of its own samples.
+"""Finds what a loss or a forward pass changes beside tensors: each worker does so for the passes of its own samples.
 
 `self.calls += 1` in a task's loss, for a weight that grows over training, counts batches in a textbook loop and shards
 here, and on every worker others. Nothing fails, so the run says it. Such a number may serve a log only: it is no error.
@@ -32,7 +32,29 @@ def note_of_changes(before: Numbers, after: Numbers) -> str | None:
         return None
     name = changed[0]
     return (
-        f"loss() or forward() changes {name} ({before[name]} before this step, {after[name]} after it). It counts the passes of "
-        "this worker's own samples, so what is computed from it depends on shards and workers. Use task.steps_done, which "
-        "counts optimizer steps, or a buffer with a rule in buffers()."
+        f"loss() or forward() changes {name} ({before[name]} before this step, {after[name]} after it). It follows the passes of "
+        "this worker's own samples, so what is computed from it depends on shards and workers; in a log it does no harm. "
+        "task.steps_done counts optimizer steps; other state belongs into a buffer with a rule in buffers()."
     )
+
+
+class Modes:
+    """Watches which modules train and which evaluate, from the end of one step to the end of the next."""
+
+    def __init__(self) -> None:
+        self._flags: list[bool] | None = None
+
+    def note_of_change(self, model: nn.Module, number: int) -> str | None:
+        """Return what to tell where a step, not the first of this process, has switched the mode of a module."""
+        before, self._flags = self._flags, [module.training for module in model.modules()]
+        if before is None or before == self._flags or len(before) != len(self._flags):
+            return None
+        names = [name or "the model" for name, _ in model.named_modules()]
+        name, now = next(
+            (name, now) for name, old, now in zip(names, before, self._flags, strict=True) if old != now
+        )
+        return (
+            f"loss() switched {name} to {'training' if now else 'evaluation'} mode in step {number}. A worker without a sample "
+            "there, one that joins later and a resumed run do not see that: switch it in every call of loss(), by "
+            "task.steps_done."
+        )

@@ -13,7 +13,7 @@ from paceline.data.loaders import is_loader
 from paceline.observe import Evaluated, Note, RunFinished
 from paceline.task import Task
 from paceline.training.checks import check_shards
-from paceline.training.counters import note_of_changes, numbers_of
+from paceline.training.counters import Modes, note_of_changes, numbers_of
 from paceline.training.horizon import choose_horizon, is_forgotten, make_schedule, refuse_forgotten
 from paceline.training.preparing import structure_of
 from paceline.training.recorder import about_task
@@ -50,7 +50,7 @@ class Trainer:
         self.batch_size = spec.batch_size if spec.batch_size is not None else task.batch_size
         self.metrics: dict[str, float] = {}
         self._measured_at = -1
-        self._looked = False
+        self._looked, self._modes = False, Modes()
         loading: dict[str, Any] = {"collate": task.collate, "worker_init": task.worker_init}
         self.feed = run.feed(task.train_data(), batch_size=self.batch_size, **loading)
         held_out = task.eval_data()
@@ -82,16 +82,20 @@ class Trainer:
             self._compute(step)
 
     def _compute(self, step: Step) -> None:
-        """Compute one step; in the first, look for numbers that change with every pass."""
-        if self._looked or self.run.options.total_shards == 1:
-            step.compute(self.task.loss)
-            return
+        """Compute one step; look for what its passes change beside tensors: numbers in the first, modes in the others."""
         model = self.run.replica.model
-        before = numbers_of(self.task, model)
-        self._looked = not step.compute(self.task.loss).again
-        note = note_of_changes(before, numbers_of(self.task, model))
-        if note is not None and self._looked:
-            self.run.emit(Note(text=note))
+        looks = not self._looked and self.run.options.total_shards > 1
+        before = numbers_of(self.task, model) if looks else {}
+        if step.compute(self.task.loss).again:
+            return
+        self._looked = True
+        notes = [
+            note_of_changes(before, numbers_of(self.task, model)) if looks else None,
+            self._modes.note_of_change(model, step.number),
+        ]
+        for text in notes:
+            if text is not None:
+                self.run.emit(Note(text=text))
 
     def prepare(self) -> None:
         """Make the model and hand it to the strategy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,26 @@ def test_a_number_that_counts_passes_is_told_once(task: type[Small], name: str) 
 
 def test_what_counts_nothing_is_not_told() -> None:
     assert notes(Switching()) == []
+
+
+class Freezing(Small):
+    """A mode that is switched once, in the third step."""
+
+    def loss(self, model: nn.Module, batch: Any) -> paceline.Loss:
+        if self.steps_done == 2:
+            model[2].eval()  # type: ignore[index]
+        return super().loss(model, batch)
+
+
+def test_a_mode_that_is_switched_on_the_way_is_told() -> None:
+    (text,) = notes(Freezing())
+    assert "loss() switched 2 to evaluation mode in step 2" in text
+
+
+def test_a_copy_of_a_module_asks_the_task_itself_how_far_the_run_is() -> None:
+    task, module = Told(), nn.Linear(6, 3)
+    module.task = task  # type: ignore[assignment]
+    assert copy.deepcopy(module).task is task
 
 
 def test_with_one_shard_it_counts_steps_and_nothing_is_said() -> None:
