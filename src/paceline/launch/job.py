@@ -12,8 +12,9 @@ import runpy
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import InputError
@@ -97,14 +98,14 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionCall:
-    """Call a module-level function of the user as `function(run, *args, **kwargs)`."""
+    """Call a function of the user as `function(run, *args, **kwargs)`; it is found by its name in its module."""
 
     module: str
     name: str
     main_path: str | None
     """The script the function lives in, when its module is `__main__`."""
     payload: bytes
-    """Pickled (args, kwargs), unpickled after the user's module is imported."""
+    """Pickled (bound, args, kwargs), unpickled after the user's module is imported; what is bound comes before the run."""
     options: Mapping[str, Any]
     """Keyword arguments of `RunOptions`."""
 
@@ -113,9 +114,13 @@ class FunctionCall:
         from paceline.launch.worker import open_run
 
         function = self.resolve()
-        args, kwargs = pickle.loads(self.payload)  # noqa: S301  (made by this user's own launcher)
+        bound, args, kwargs = self.arguments()
         with open_run(worker, self.options) as run:
-            return function(run, *args, **kwargs)
+            return function(*bound, run, *args, **kwargs)
+
+    def arguments(self) -> tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments in front of the run, those behind it, and those by name; `resolve` comes first."""
+        return pickle.loads(self.payload)  # type: ignore[no-any-return]  # noqa: S301  (made by this user's own launcher)
 
     def resumed(self) -> FunctionCall:
         """Give the same call, going on from the last checkpoint."""
@@ -144,25 +149,53 @@ def function_call(
     options: Mapping[str, Any],
 ) -> FunctionCall:
     """Describe a call so that another process can make it; a text names a function as `module:name`."""
+    bound: tuple[Any, ...] = ()
     if isinstance(function, str):
         module, _, name = function.partition(":")
         main_path = None
     else:
+        function, bound, kwargs = _unbound(function, kwargs)
         module, name, main_path = _address(function)
     try:
-        payload = pickle.dumps((args, kwargs))
+        payload = pickle.dumps((bound, args, kwargs))
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise InputError(f"the arguments of {name} cannot be sent to another process: {error}") from error
     return FunctionCall(module=module, name=name, main_path=main_path, payload=payload, options=dict(options))
+
+
+def name_of(function: Callable[..., Any] | str) -> str:
+    """Return the name of a function, the same on every machine."""
+    return (
+        function
+        if isinstance(function, str)
+        else getattr(_unbound(function, {})[0], "__qualname__", str(function))
+    )
+
+
+def _unbound(
+    function: Callable[..., Any], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Return the function behind functools.partial or a method of an object, the arguments bound in front, and all keywords."""
+    if isinstance(function, partial):
+        inner, bound, keywords = _unbound(function.func, {**function.keywords, **kwargs})
+        return inner, (*bound, *function.args), keywords
+    if isinstance(function, MethodType) and not isinstance(function.__self__, type):
+        return function.__func__, (function.__self__,), kwargs
+    return function, (), kwargs
 
 
 def _address(function: Callable[..., Any]) -> tuple[str, str, str | None]:
     """Give where another process finds a function: module, name, and the script when that is the module."""
     name = getattr(function, "__qualname__", "")
     module = getattr(function, "__module__", None)
-    if not name or module is None or "<" in name:
+    if not name:
         raise InputError(
-            f"{name or function!r} cannot be run in another process: it is defined inside a function or is a lambda. "
+            f"a {type(function).__name__} cannot be run in another process: it is an object, and workers find a function by its "
+            "name. Give a function that is defined at the top of its module."
+        )
+    if module is None or "<" in name:
+        raise InputError(
+            f"{name} cannot be run in another process: it is defined inside a function or is a lambda. "
             "Define it at the top of its module."
         )
     if module not in ("__main__", MAIN_ALIAS):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import InputError
+from paceline.launch import job
 from paceline.launch.rendezvous import Rendezvous
 from paceline.ranges import MACHINE_SECONDS, SECONDS
 from paceline.remote import reach
@@ -92,7 +93,7 @@ def agreed(
     }
     facts |= {name: value for name, value in asdict(options).items() if name not in _EACH_HAS_ITS_OWN}
     facts |= {f"--set {name}": value for name, value in facts.pop("settings", {}).items()}
-    facts["program"] = facts.pop("name", None) or getattr(function, "__qualname__", function)
+    facts["program"] = facts.pop("name", None) or job.name_of(function)
     source, _, _ = str(facts.pop("task", "")).partition(":")
     return program_facts(facts, source)
 

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -47,12 +46,10 @@ class RoleCall:
         ) as session:
             if worker.launcher is not None:
                 attend(worker.launcher, session)
-            return None if function is None or call is None else _run(function, session, call.payload)
-
-
-def _run(function: Callable[..., Any], session: Session, payload: bytes) -> Any:
-    args, kwargs = pickle.loads(payload)  # noqa: S301  (made by this user's own launcher)
-    return function(session, *args, **kwargs)
+            if function is None or call is None:
+                return None
+            bound, args, kwargs = call.arguments()
+            return function(*bound, session, *args, **kwargs)
 
 
 def attend(launcher: Connection, session: Session) -> None:

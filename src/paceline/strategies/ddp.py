@@ -238,7 +238,7 @@ class DdpReplica(SequentialReplica):
     def _refuse(self, unused: list[str], loss: str = "loss") -> None:
         raise InputError(
             f"no gradient for {', '.join(unused[:5])} on rank {self.world.rank}: this step's {loss} does not depend on it. "
-            "If that is meant, set allow_unused = True in the task."
+            "If that is meant, set allow_unused = True in the task, or give allow_unused=True to paceline.launch."
         )
 
     def settle(self) -> None:

@@ -65,11 +65,11 @@ class Writes:
 
 
 def refuse_writes(name: str, when: str) -> NoReturn:
-    """Raise for a parameter that a pass has written to."""
+    """Raise for a parameter that a pass, or the loop around it, has written to."""
     raise InputError(
-        f"{when}: the forward or backward pass wrote to the weights of {name} (an nn.Embedding with max_norm does, or a mean "
-        "teacher that moves in forward), and each worker sees other samples, so their weights would part. Change weights after "
-        "step.apply(), or use --strategy single."
+        f"{when}: the forward or backward pass, or the loop before step.apply(), wrote to the weights of {name} (an nn.Embedding "
+        "with max_norm does, a mean teacher that moves in forward, SAM), and each worker sees other samples, so their weights "
+        "would part. Change weights after step.apply(), or use --strategy single."
     )
 
 

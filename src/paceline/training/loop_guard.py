@@ -74,9 +74,12 @@ class LoopGuard:
             self._versions = list(map(_version, self._gradients))
             self._hide(leaves.hidden)
 
-    def take_back(self) -> None:
-        """Raise if the loop changed gradients that the batches of a step have added, or will."""
-        before, now = self._take()
+    def take_back(self, *, nothing_added: bool = False) -> None:
+        """Raise if the loop changed gradients that the batches of a step have added, or will.
+
+        With `nothing_added` no batch has added any yet, and clearing them loses none.
+        """
+        before, now = self._take(may_clear=nothing_added)
         if any(one is not None and other is None for one, other in zip(before, now, strict=True)):
             raise InputError(
                 "the loop cleared gradients inside `for batch in step`, and what earlier batches of this step had added is "
@@ -86,7 +89,7 @@ class LoopGuard:
             raise InputError(
                 "the loop called backward() itself, or changed gradients: they are this worker's alone, divided by no weight. "
                 "Call step.backward(losses) once for each batch; a further term goes into the loss, or is an auxiliary Loss; "
-                "torch.autograd.grad leaves no gradients behind."
+                "for the gradient of an input (FGSM) call torch.autograd.grad(loss, x), which leaves none behind."
             )
 
     def hand_sums_over(self) -> None:
@@ -114,17 +117,18 @@ class LoopGuard:
                 self._hidden.append((leaf, leaf.grad, stand_in))
                 leaf.grad = stand_in
 
-    def _unhide(self) -> bool:
-        """Put the gradients back, and return whether the loop had put others in their place."""
+    def _unhide(self, *, may_clear: bool = False) -> bool:
+        """Put the gradients back, and return whether the loop had put others in their place, or cleared them."""
         hidden, self._hidden = self._hidden, []
         replaced = False
         for leaf, gradient, stand_in in hidden:
-            replaced = replaced or leaf.grad is not stand_in
+            found = leaf.grad
+            replaced = replaced or not (found is stand_in or (may_clear and found is None))
             leaf.grad = gradient
         return replaced
 
-    def _take(self) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        if self._unhide():
+    def _take(self, *, may_clear: bool = False) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        if self._unhide(may_clear=may_clear):
             refuse_use()
         leaves, self._leaves = self._leaves, ()
         before, self._gradients = self._gradients, []

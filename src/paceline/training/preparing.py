@@ -23,6 +23,10 @@ from paceline.task import Task
 from paceline.training.options import RunOptions
 from paceline.world import seeds
 
+ONE_MODEL = (
+    "A run has one model and one optimizer: put several models into one torch.nn.ModuleDict, and their parameters into groups "
+    "of one optimizer."
+)
 MakeModel: TypeAlias = Callable[[], nn.Module]
 MakeOptimizer: TypeAlias = Callable[[nn.Module], Optimizer]
 MakeScheduler: TypeAlias = Callable[[Optimizer], LRScheduler | None]
@@ -39,6 +43,7 @@ def new_parts(
     structure: Structure | None,
 ) -> Parts:
     """Put together what the user gave and what the run was asked for."""
+    _check_one(model, optimizer, scheduler)
     given = isinstance(model, nn.Module)
     if isinstance(model, nn.Module):
         _check_model(model, saved=options.out is not None)
@@ -80,6 +85,18 @@ def _seeded(make: MakeModel, seed: int, *, saved: bool) -> MakeModel:
         return model
 
     return made
+
+
+def _check_one(model: object, optimizer: object, scheduler: object) -> None:
+    """Raise for a list of models, as other libraries take, and for whatever else neither is one nor makes one."""
+    for what, given, kind in (("model", model, nn.Module), ("optimizer", optimizer, Optimizer)):
+        if not (isinstance(given, kind) or callable(given)):
+            raise InputError(f"run.prepare was given a {type(given).__name__} as its {what}. {ONE_MODEL}")
+    if isinstance(scheduler, list | tuple | dict):
+        raise InputError(
+            f"run.prepare was given a {type(scheduler).__name__} as its scheduler. A run has one: chain several with "
+            "torch.optim.lr_scheduler.ChainedScheduler or SequentialLR."
+        )
 
 
 def _check_model(model: nn.Module, *, saved: bool) -> None:

@@ -57,7 +57,14 @@ from paceline.training.meeting import meet
 from paceline.training.membership import EVALUATE, SAVE, FixedMembership, Membership
 from paceline.training.options import RunOptions, SaveEvery
 from paceline.training.position import Position
-from paceline.training.preparing import MakeModel, MakeOptimizer, MakeScheduler, kept_parts, new_parts
+from paceline.training.preparing import (
+    ONE_MODEL,
+    MakeModel,
+    MakeOptimizer,
+    MakeScheduler,
+    kept_parts,
+    new_parts,
+)
 from paceline.training.put_aside import PutAside
 from paceline.training.receipt import Start
 from paceline.training.recorder import describe_start, open_records
@@ -92,6 +99,8 @@ class Run:
 
     _step: Step | None = None
     """The one that was given last."""
+    _doubted = False
+    """Whether the user was told that a list may hold batches: once a run is enough."""
 
     def __init__(
         self,
@@ -204,8 +213,7 @@ class Run:
         """Do the same for a loop that hands the strategy its loss function instead of calling backward."""
         if self._parts is not None:
             raise InputError(
-                "run.prepare was called before, and its model would be trained no more. A run has one model and one optimizer: "
-                "put several models into one torch.nn.ModuleDict, and their parameters into groups of one optimizer."
+                "run.prepare was called before, and its model would be trained no more. " + ONE_MODEL
             )
         self._parts = parts = new_parts(
             self.options, self.exactness, self.world.device, model, optimizer, scheduler, buffers, structure
@@ -237,8 +245,13 @@ class Run:
         """Have that train which did where the run was saved: the loop's code may have changed it at a step before."""
         names: list[str] | None = self._meta.get(FROZEN)
         if names is not None and (changed := freeze_as(self.replica.model, names)):
-            trains = "trained" if changed[0] not in names else "was frozen"
-            self.emit(Note(text=f"{changed[0]} {trains} where this run was saved, and does so again"))
+            others = f" (and of {len(changed) - 1} more)" if changed[1:] else ""
+            self.emit(
+                Note(
+                    text=f"requires_grad of {changed[0]}{others} is set to {changed[0] not in names}, as it was where this run "
+                    "was saved; a loop that sets it itself in its steps goes on doing so, and has nothing to change."
+                )
+            )
         if self._begun is not None:
             self._meta.pop(FROZEN, None)  # from here on the loop says what trains
 
@@ -305,8 +318,9 @@ class Run:
         loading = {"loader_workers": options.loader_workers, **loading}
         if is_loader(data):
             data, batch_size, loading = merged(data, batch_size, loading)
-        doubt = note_batches(data)
+        doubt = None if self._doubted else note_batches(data)
         if doubt is not None:
+            self._doubted = True
             self.emit(Note(text=doubt))
         made = Feed(
             data,

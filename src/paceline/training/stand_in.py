@@ -43,7 +43,9 @@ class StandIn(Tensor):
 def refuse_use() -> NoReturn:
     """Raise for a loop that works with gradients which are not there."""
     raise InputError(
-        "the loop used gradients before step.apply() (clip_grad_norm_, a factor, a norm, a backward() of its own), and with this "
-        "strategy they are not in .grad: they lie in parts on the workers, or on servers. Clip with step.apply(clip=1.0), whose "
-        "result has the norm; for other work use optimizer.register_step_pre_hook under single, dp or ddp."
+        "the loop used gradients before step.apply() (clip_grad_norm_, a factor, a norm, zero_grad(), a backward() of its own), "
+        "and with this strategy they are not in .grad: they lie in parts on the workers, or on servers. Clip with "
+        "step.apply(clip=1.0), whose result has the norm; leave zero_grad() out, every step begins without gradients; for the "
+        "gradient of an input (FGSM) call torch.autograd.grad(loss, x), which leaves nothing to clear; for other work use "
+        "optimizer.register_step_pre_hook under single, dp or ddp."
     )

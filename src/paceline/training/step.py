@@ -55,6 +55,8 @@ class Step:
         """Whether the loop has a batch in hand."""
         self._added = 0
         """How many batches have gone backward."""
+        self._begun = False
+        """Whether one of the shard at hand has: only then are there gradients that clearing would lose."""
 
     @property
     def number(self) -> int:
@@ -82,6 +84,7 @@ class Step:
 
     def _batches(self) -> Iterator[Any]:
         for shard in () if self._broken else self.work.shards:
+            self._begun = False
             for batch in self._replica.shard(shard):
                 if self._broken:
                     return
@@ -91,7 +94,7 @@ class Step:
                 self._out = False
                 if self._broken:
                     return
-                self._guard.take_back()
+                self._guard.take_back(nothing_added=not self._begun)
 
     def _discards(self, error: Exception) -> bool:
         """Return whether the group broke, and note it: the loop goes on to `apply`, and is given the step once more."""
@@ -109,8 +112,9 @@ class Step:
             raise InputError(
                 f"step {self.number}: step.backward was called outside of `for batch in step`. Call it inside, once a batch."
             )
-        self._guard.take_back()
+        self._guard.take_back(nothing_added=not self._begun)
         self._added += 1
+        self._begun = True
         self._surviving(lambda: self._replica.backward(total))
         self._guard.hand_over()
 

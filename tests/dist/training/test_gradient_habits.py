@@ -29,8 +29,14 @@ BEHIND = {
 }
 INSIDE = {
     f"{name} inside": BEHIND[name]
-    for name in ("clip_grad_norm_", "scaled", "clip of the optimizer's", "a pass")
+    for name in ("clip_grad_norm_", "scaled", "clip of the optimizer's", "a pass", "cleared")
 }
+
+
+def attack(model: nn.Module, features: Tensor) -> None:
+    """Look for the gradient of an input as tutorials do, and clear those of the weights."""
+    model(features.clone().requires_grad_()).sum().backward()
+    model.zero_grad()
 
 
 def habits(run: paceline.Run, names: list[str]) -> dict[str, Any]:
@@ -57,6 +63,10 @@ def loop(run: paceline.Run, habit: str) -> dict[str, Tensor]:
     for step in run.steps(data, batch_size=8, epochs=1):
         late = step.number == 1  # a habit is found in whatever step it begins
         for features, wanted in step:
+            if habit == "cleared at the top":
+                model.zero_grad()
+            if habit == "an attack":
+                attack(model, features)
             step.backward((model(features) - wanted).square().flatten())
             if late and habit in INSIDE:
                 INSIDE[habit](model, optimizer)
@@ -71,14 +81,18 @@ def said(strategy: str, names: list[str]) -> list[dict[str, Any]]:
 
 
 def test_work_on_gradients_that_lie_in_rows_is_refused() -> None:
-    for found in said("fsdp", [*BEHIND, *INSIDE, "an average"]):
+    for found in said("fsdp", [*BEHIND, *INSIDE, "an average", "an attack", "cleared at the top", "none"]):
         assert "the model is copied" in found.pop("an average")
+        assert "torch.autograd.grad(loss, x)" in found["an attack"]
+        cleared, plain = found.pop("cleared at the top"), found.pop("none")
+        assert all(torch.equal(cleared[name], value) for name, value in plain.items())
         for name, words in found.items():
             assert re.search(r"step\.(apply|backward)\(", str(words)), (name, words)
 
 
 def test_work_on_gradients_of_split_layers_is_refused() -> None:
-    for found in said("tp", [*BEHIND, *INSIDE, "an average"]):
+    for found in said("tp", [*BEHIND, *INSIDE, "an average", "an attack"]):
+        assert "torch.autograd.grad(loss, x)" in found["an attack"]
         assert [name for name, words in found.items() if not isinstance(words, str)] == []
 
 

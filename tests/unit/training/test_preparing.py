@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from paceline.checkpoint.tensors import is_writable
-from paceline.errors import PacelineError
+from paceline.errors import InputError, PacelineError
 from paceline.strategies.base import Exactness
 from paceline.training.options import RunOptions
 from paceline.training.preparing import new_parts
+from tests.unit.training.own_runs import opened
 
 
 class _Extra(nn.Linear):
@@ -39,6 +40,28 @@ def test_a_model_that_could_not_be_saved_is_refused_at_once(
 ) -> None:
     with pytest.raises(PacelineError, match=re.escape(line)):
         _prepare(model if given else lambda: model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (
+            ([nn.Linear(1, 1)], [None]),
+            "given a list as its model. A run has one model and one optimizer: put several",
+        ),
+        (
+            (nn.Linear(1, 1), ({},)),
+            "given a tuple as its optimizer. A run has one model and one optimizer: put several",
+        ),
+        (
+            (nn.Linear(1, 1), lambda _: None, []),
+            "given a list as its scheduler. A run has one: chain several",
+        ),
+    ],
+)
+def test_several_models_are_told_where_to_go(given: Any, line: str) -> None:
+    with opened() as run, pytest.raises(InputError, match=re.escape(line)):
+        run.prepare(*given)
 
 
 def test_what_is_never_saved_may_have_any_type() -> None:

@@ -178,7 +178,7 @@ class FsdpReplica(SequentialReplica):
             return
         raise InputError(
             f"no gradient for {', '.join(unused[:5])} on rank {self.world.rank}: this step's loss does not depend on it. "
-            "If that is meant, set allow_unused = True in the task."
+            "If that is meant, set allow_unused = True in the task, or give allow_unused=True to paceline.launch."
         )
 
     def _take(self) -> Gradients:
