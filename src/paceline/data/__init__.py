@@ -6,7 +6,7 @@ from paceline import lazy
 
 if TYPE_CHECKING:
     from paceline.data.feed import Feed
-    from paceline.data.moving import to_device
+    from paceline.data.moving import copied, to_device
     from paceline.data.order import Order
     from paceline.data.shards import batch_bounds, owned_shards, shard_bounds, steps_per_epoch
     from paceline.data.step_data import ShardData, StepData
@@ -17,6 +17,7 @@ __all__ = [
     "ShardData",
     "StepData",
     "batch_bounds",
+    "copied",
     "owned_shards",
     "shard_bounds",
     "steps_per_epoch",
@@ -31,6 +32,7 @@ __getattr__, __dir__ = lazy.names(
         "ShardData": "paceline.data.step_data",
         "StepData": "paceline.data.step_data",
         "batch_bounds": "paceline.data.shards",
+        "copied": "paceline.data.moving",
         "owned_shards": "paceline.data.shards",
         "shard_bounds": "paceline.data.shards",
         "steps_per_epoch": "paceline.data.shards",

@@ -116,6 +116,17 @@ class Noisy(Classify):
         return Loss((weight * F.cross_entropy(scores, labels, reduction="none")).sum(), weight.sum())
 
 
+class Scaled(Classify):
+    """A loss that works on its batch in place, and uses it again behind the model."""
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        features, labels = batch
+        features.sub_(0.5).div_(2.0)
+        labels.add_(1).remainder_(CLASSES)
+        scores = model(features)
+        return Loss.mean(F.cross_entropy(scores, labels, reduction="none") * features[:, 0].exp())
+
+
 class Named(Deep):
     """Says itself where it may be cut."""
 

@@ -47,8 +47,13 @@ def spec(
 ROWS = {"rows": spec("Deep", batch_size=16, samples="42")}  # batch statistics need two samples in every shard
 # Auxiliary terms, clipping, dropout, batches of every length, and shards of several micro-batches.
 BOTH = {**ROWS, "sentences": spec("Sentences", micro_batch=1)}
+FOUR = {
+    "rows": ROWS["rows"],
+    "in place": spec("Scaled", batch_size=16),
+}  # four layers, for four workers or two of two stages
 MORE = {
     **BOTH,
+    **FOUR,
     "noise": spec("Noisy", micro_batch=1),
     "short": spec("Noisy", samples="9"),  # the last batch is 2 samples for 4 shards
     "named": spec("Named", batch_size=16, samples="42", cuts="2.1"),
@@ -107,6 +112,7 @@ def one() -> Results:
         ("1f1b", "pp", 2, MORE),
         ("gpipe", "pp", 3, BOTH),
         ("interleaved", "pp", 4, ROWS),
+        ("interleaved", "pp", 2, FOUR),
         ("zero-bubble", "pp", 2, BOTH),
         ("interleaved", "fsdp=2,pp=2", 4, BOTH),
     ],
@@ -197,6 +203,18 @@ def test_a_model_that_is_called_twice() -> None:
     assert model(1) == 1
     with pytest.raises(InputError, match="calls the model twice"):
         model(1)
+
+
+def test_a_model_that_is_written_to() -> None:
+    model = StandIn(lambda args, _: args[0], training=True)
+    for name in ("scale", "training"):
+        with pytest.raises(InputError, match=rf"the loss changes model\.{name}, but under pp"):
+            setattr(model, name, 2.0)
+        with pytest.raises(InputError, match=rf"the loss changes model\.{name}, but under pp"):
+            delattr(model, name)
+    with pytest.raises(InputError, match=r"the loss changes model\.\[head\]"):
+        model["head"] = nn.Identity()  # type: ignore[index]
+    assert model.training
 
 
 def own_loop(run: paceline.Run) -> None:

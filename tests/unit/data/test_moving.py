@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
-from paceline.data import to_device
+from paceline.data import copied, to_device
 
 
 class Pair(NamedTuple):
@@ -67,3 +67,25 @@ def test_everything_that_can_move_moves_and_the_rest_stays() -> None:
 def test_a_tensor_already_there_is_not_copied() -> None:
     value = torch.ones(2)
     assert to_device([value], torch.device("cpu"))[0] is value
+
+
+def test_a_copy_shares_no_memory_but_keeps_what_is_the_same_thing_twice() -> None:
+    whole = torch.arange(1000.0)
+    row, graph = whole[:2], torch.ones(2, requires_grad=True) * 2
+    source = (number for number in range(3))  # cannot be copied
+    batch: dict[str, Any] = {
+        "row": row,
+        "again": row,
+        "pair": Pair(graph, [whole]),
+        "table": {"a": {"b": [torch.ones(2)]}},
+    }
+    for one in (batch, {**batch, "source": source}):
+        made = copied(one)
+        assert made["row"].untyped_storage().nbytes() < 100
+        assert not made["pair"].left.requires_grad
+        for tensor in (made["row"], made["pair"].left, made["pair"].right[0], made["table"]["a"]["b"][0]):
+            tensor.zero_()
+        assert (whole.sum(), graph.sum(), batch["table"]["a"]["b"][0].sum()) == (499500, 4, 2)
+        assert made.get("source") is one.get("source")
+    made = copied(batch)
+    assert made["row"] is made["again"]

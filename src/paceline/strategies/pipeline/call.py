@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from paceline.data import copied
 from paceline.errors import InputError
 from paceline.world import seeds
 
@@ -17,13 +18,17 @@ Function = Callable[[Any, Any], Any]
 class StandIn:
     """Takes the place of the model in a loss; only its call is there."""
 
+    __slots__ = ("_calls", "_compute", "training")
+
     def __init__(self, compute: Callable[[tuple[Any, ...], dict[str, Any]], Any], training: bool) -> None:
-        self._compute, self._calls = compute, 0
-        self.training = training
+        own = object.__setattr__
+        own(self, "_compute", compute)
+        own(self, "_calls", 0)
+        own(self, "training", training)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the stage."""
-        self._calls += 1
+        object.__setattr__(self, "_calls", self._calls + 1)
         if self._calls > 1:
             raise InputError(
                 "the loss calls the model twice, but under pp a micro-batch goes through the pipeline once. "
@@ -42,6 +47,21 @@ class StandIn:
     def __getitem__(self, place: Any) -> NoReturn:
         self.__getattr__(f"[{place!r}]".replace("'", ""))
 
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise InputError(
+            f"the loss changes model.{name}, but under pp it sees only the model's output: the model's parts on other workers "
+            "would not learn of it. Hand it to the model's forward as an argument, or use another strategy."
+        )
+
+    def __delattr__(self, name: str) -> NoReturn:
+        self.__setattr__(name, None)
+
+    def __setitem__(self, place: Any, value: Any) -> NoReturn:
+        self.__setattr__(f"[{place!r}]".replace("'", ""), value)
+
+    def __delitem__(self, place: Any) -> NoReturn:
+        self.__setitem__(place, None)
+
     @property
     def called(self) -> bool:
         """Whether the model was called."""
@@ -57,14 +77,14 @@ class _Called(BaseException):
 
 
 def call_of(function: Function, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Learn how a loss calls the model."""
+    """Return the arguments with which a loss calls the model; the batch stays as it is, for it is yet to be learned from."""
 
     def seen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
         raise _Called(args, kwargs)
 
     with torch.no_grad(), seeds.preserved():
         try:
-            function(StandIn(seen, training=True), batch)
+            function(StandIn(seen, training=True), copied(batch))
         except _Called as called:
             return called.call
     raise InputError(

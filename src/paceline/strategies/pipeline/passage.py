@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from paceline.data import copied
 from paceline.strategies.pipeline.call import Function
 from paceline.strategies.pipeline.links import Links, Parcel
 from paceline.strategies.pipeline.order import Action, Kind, Program
@@ -42,7 +44,7 @@ class Conveyor:
     def __init__(self, world: World, stages: Mapping[int, Stage], on_batch: Callable[[], None]) -> None:
         self._world, self._stages, self._on_batch = world, stages, on_batch
         self._links = Links(world)
-        self._first = min(stages)
+        self._first, self._final = min(stages), max(stages)
 
     def measure(
         self, program: Program, micros: Sequence[Micro], function: Function, after: Callable[[], None]
@@ -88,6 +90,8 @@ class Conveyor:
         stage, micro = self._stages[action.stage], run.micros[action.micro]
         if action.stage == self._first:
             self._on_batch()
+        if action.stage != self._final:  # the loss works on it again in a later stage, maybe in place
+            micro = replace(micro, batch=copied(micro.batch))
         parcel = run.parcels.pop((action.stage, action.micro), None)
         value = stage.forward(
             action.micro, micro, function, None if parcel is None else (parcel.note, parcel.tensors())
