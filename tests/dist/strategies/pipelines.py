@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -125,6 +127,59 @@ class Scaled(Classify):
         labels.add_(1).remainder_(CLASSES)
         scores = model(features)
         return Loss.mean(F.cross_entropy(scores, labels, reduction="none") * features[:, 0].exp())
+
+
+class Jitter(nn.Module):
+    """Scales by numbers from numpy and Python."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Draw one of each, and a normal one, of which both keep another back."""
+        if not self.training:
+            return values
+        factor = random.uniform(0.5, 1.5) * random.gauss(1.0, 0.1)
+        return values * (factor * float(np.random.uniform(0.5, 1.5)) + 0.1 * float(np.random.randn()))
+
+
+class Mixed(Classify):
+    """Draws from numpy and Python before the model, on every stage of it, and behind it."""
+
+    def model(self) -> nn.Module:
+        layers = (nn.Linear(FEATURES, 16), nn.Linear(16, 16), nn.Linear(16, CLASSES))
+        return nn.Sequential(*(nn.Sequential(layer, Jitter()) for layer in layers))
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        features, labels = batch
+        part = float(np.random.beta(1, 1))
+        order = torch.tensor(random.sample(range(len(labels)), len(labels)))
+        scores = model(part * features + (1 - part) * features[order])
+        left, right = (F.cross_entropy(scores, one, reduction="none") for one in (labels, labels[order]))
+        return Loss.mean(
+            (part * left + (1 - part) * right) * random.uniform(0.5, 1.5) * float(np.random.rand())
+        )
+
+
+class Drawn(nn.Module):
+    """A forward pass that draws itself before the cut and behind it, and uses the first number again behind it."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(FEATURES, 16), nn.Linear(16, 16), nn.Linear(16, 16)])
+        self.head, self.drop = nn.Linear(16, CLASSES), nn.Dropout(dropout)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Draw before each block, from torch too; dropout in between is refused."""
+        first = random.uniform(0.5, 1.5)
+        for block in self.blocks:
+            factor = float(np.random.uniform(0.5, 1.5)) + float(torch.rand(()))
+            values = self.drop(torch.tanh(block(values)) * factor)
+        return self.head(values) * first  # type: ignore[no-any-return]
+
+
+class MixedForward(Mixed):
+    """The same with a forward pass of its own."""
+
+    def model(self) -> nn.Module:
+        return Drawn(self.dropout)
 
 
 class Named(Deep):

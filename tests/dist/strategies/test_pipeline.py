@@ -54,6 +54,8 @@ FOUR = {
 MORE = {
     **BOTH,
     **FOUR,
+    "mixed": spec("Mixed", micro_batch=1, batch_size=14),
+    "mixed forward": spec("MixedForward", micro_batch=1, batch_size=14, dropout="0"),
     "noise": spec("Noisy", micro_batch=1),
     "short": spec("Noisy", samples="9"),  # the last batch is 2 samples for 4 shards
     "named": spec("Named", batch_size=16, samples="42", cuts="2.1"),
@@ -190,6 +192,7 @@ def test_a_lost_worker_changes_nothing(tmp_path: Path) -> None:
     ("task", "schedule", "words"),
     [
         ("Peeking", "1f1b", r"the loss sees only the model's output, not model\.\[0\]"),
+        ("MixedForward", "1f1b", "draws from torch before a cut of the pipeline, and so do modules"),
         ("Tokens", "interleaved", "into 4 stages, but it has 3 layers"),
     ],
 )

@@ -17,8 +17,8 @@ from torch import Tensor
 from paceline.errors import InputError
 from paceline.world import Pending, World
 
-NOTE = 8192
-"""Bytes of a note: 5056 of them are the state of a random generator."""
+NOTE = 13312
+"""Bytes of a note: up to 10200 of them say where the random streams stand, 5056 for torch's own."""
 
 
 @dataclass(frozen=True)

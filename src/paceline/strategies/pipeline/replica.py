@@ -32,6 +32,7 @@ from paceline.strategies.pipeline.share import make_stage
 from paceline.strategies.pipeline.stage import Micro, Stage
 from paceline.strategies.pipeline.stages import Chain, chain_of
 from paceline.strategies.pipeline.state import Keeping
+from paceline.strategies.pipeline.streams import Standing
 from paceline.strategies.pipeline.sums import Sums, finish
 from paceline.strategies.recompute import recompute_blocks
 from paceline.strategies.refusals import refuse_sparse
@@ -173,7 +174,7 @@ class PipelineReplica:
 
         The random streams of a shard's second micro-batch begin where those of its first ended, on the last stage.
         """
-        ended: dict[int, bytes | None] = {}
+        ended: dict[int, Standing | None] = {}
         for part in range(max((len(shard.batches) for shard in work.shards), default=0)):
             micros = [
                 Micro(

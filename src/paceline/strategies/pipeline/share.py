@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -17,6 +18,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from paceline.errors import InputError
 from paceline.strategies.pipeline.stages import Chain, members, on_meta, with_stand_ins
+from paceline.strategies.pipeline.streams import Standing, Streams
+from paceline.world import seeds
 
 
 class Reached(BaseException):
@@ -69,12 +72,21 @@ class Layers:
         """Give every module that runs here."""
         return [module for layer in self._layers for module in layer.modules()]
 
-    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], received: Any) -> Any:
+    def run(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        received: Any,
+        streams: Streams,
+        standing: Standing | None,
+    ) -> Any:
         """Compute the stage; raises `Reached` at the end of all but the last."""
         if self._first and (len(args) != 1 or kwargs):
             raise InputError(
                 f"the loss calls the nn.Sequential with {len(args) + len(kwargs)} arguments; it takes one. Call model(x)."
             )
+        if standing is not None:
+            streams.go_on(standing)
         value = args[0] if self._first else received
         for layer in self._layers:
             value = layer(value)
@@ -92,6 +104,7 @@ class Passage:
         self._first = start == 0
         self._received: Any = None
         self._kept: list[Any] = []
+        self._arrive: Callable[[], None] = _nothing
         self._known: dict[int, Tensor] = {}
         if start:
             _remember(root, "", cuts[start : end + 1])
@@ -108,12 +121,20 @@ class Passage:
         """Give every module that runs here."""
         return list(self.root.modules())
 
-    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], received: Any) -> Any:
+    def run(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        received: Any,
+        streams: Streams,
+        standing: Standing | None,
+    ) -> Any:
         """Compute the stage; raises `Reached` at the end of all but the last."""
         if self._first:
             return self.root(*args, **kwargs)
         # Gradients are on or off as the forward pass itself has it: the stage may begin inside of its torch.no_grad().
         self._received = received
+        self._arrive = partial(_arrive, streams, streams.standing(), standing)
         try:
             return self.root(*on_meta(args), **on_meta(dict(kwargs)))
         except (RuntimeError, NotImplementedError) as error:
@@ -121,10 +142,11 @@ class Passage:
                 _refuse(self.root, error)
             raise
         finally:
-            self._received, self._known, self._kept = None, {}, []
+            self._received, self._known, self._kept, self._arrive = None, {}, [], _nothing
 
     def _begin(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
         """Put in what came from the stage before; the same tensors may be handed to later modules too."""
+        self._arrive()
         expected, came = tree_leaves((args, kwargs)), tree_leaves(self._received)
         self._known = {
             id(stand_in): value
@@ -139,6 +161,16 @@ class Passage:
 
     def _end(self, _: nn.Module, args: Any, kwargs: Any) -> NoReturn:
         raise Reached(tree_map(lambda leaf: self._known.get(id(leaf), leaf), (args, kwargs)))
+
+
+def _nothing() -> None: ...
+
+
+def _arrive(streams: Streams, before: Standing, standing: Standing | None) -> None:
+    """Go on at the cut where the stage before stopped."""
+    if standing is not None:
+        streams.replayed(before, standing)
+        streams.go_on(standing)
 
 
 class _Remembered:
@@ -157,7 +189,8 @@ class _Remembered:
         forms = [_form(leaf) for leaf in leaves]
         key = repr((spec, forms))
         if key not in self._known:
-            self._known[key] = tree_map(_form, self._forward(*args, **kwargs))
+            with seeds.preserved():  # as in every later call, in which it draws nothing
+                self._known[key] = tree_map(_form, self._forward(*args, **kwargs))
         return tree_map(_made, self._known[key])
 
 

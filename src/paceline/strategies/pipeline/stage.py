@@ -22,7 +22,7 @@ from paceline.strategies.base import Parts
 from paceline.strategies.buffers import Buffers, Versions
 from paceline.strategies.pipeline.call import Function, StandIn
 from paceline.strategies.pipeline.share import Layers, Passage, Reached, Share
-from paceline.strategies.pipeline.streams import begin_streams, set_streams, streams
+from paceline.strategies.pipeline.streams import Standing, Streams
 from paceline.strategies.second_order import check_transforms, refuse_second_order
 from paceline.strategies.tree import Gradients
 from paceline.task import Loss
@@ -38,9 +38,9 @@ class Micro:
     final: bool
     """Whether it is the last part of its shard."""
     batch: Any
-    stream: bytes | None = None
+    stream: Standing | None = None
     """Where the random streams stand at its beginning, if that is not the beginning of the shard."""
-    ended: bytes | None = None
+    ended: Standing | None = None
     """Where they stand at its end; the last stage knows."""
 
 
@@ -52,7 +52,7 @@ class Handed:
     """A nest of plain values; for each tensor its place in the list of tensors."""
     trained: list[bool]
     """Which tensors take a gradient."""
-    stream: bytes
+    stream: Standing
 
 
 @dataclass(frozen=True)
@@ -112,17 +112,15 @@ class Stage:
 
         def compute(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             check_transforms("pp")
-            if came is not None:
-                set_streams(came[0].stream, self._device)
-            return self.body.run(args, kwargs, received)
+            return self.body.run(args, kwargs, received, streams, None if came is None else came[0].stream)
 
-        begin_streams(micro.seed, micro.stream, self._device)
+        streams = Streams(micro.seed, micro.stream, self._device)
         stand_in = StandIn(compute, any(module.training for module in self.body.modules()[:1]))
         try:
             with self._precision.autocast():
                 value = function(stand_in, micro.batch)
         except Reached as reached:
-            handed, tensors = _packed(reached.value, streams(self._device))
+            handed, tensors = _packed(reached.value, streams.standing())
             saved.outputs = [one for one in tensors if one.requires_grad]
             value = handed, tensors
         except RuntimeError as error:
@@ -137,7 +135,7 @@ class Stage:
             )
         if self.last:
             saved.loss = value if isinstance(value, Loss) else None
-            micro.ended = None if micro.final else streams(self._device)
+            micro.ended = None if micro.final else streams.standing()
         if torch.is_grad_enabled():
             self._saved[number] = saved
         return value
@@ -259,7 +257,7 @@ def _run(
     return [] if accumulate else list(made)
 
 
-def _packed(value: Any, stream: bytes) -> tuple[Handed, list[Tensor]]:
+def _packed(value: Any, stream: Standing) -> tuple[Handed, list[Tensor]]:
     tensors: list[Tensor] = []
 
     def place(leaf: Any) -> Any:

@@ -1,34 +1,97 @@
-"""Random streams that go on from stage to stage: where torch's generators stand, as bytes that travel.
-
-(Those of numpy and of Python's `random` begin at the shard's seed on every stage.)
-"""
+"""Random streams that go on from stage to stage: where those of torch, numpy and Python stand, in a form that travels."""
 
 from __future__ import annotations
 
+import random
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 import torch
 
+from paceline.errors import InputError
 from paceline.world import seeds
 
 
-def streams(device: torch.device) -> bytes:
-    """Give where torch's random streams stand."""
-    states = [torch.default_generator.get_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.default_generators[device.index or 0].get_state())
-    return b"".join(state.numpy().tobytes() for state in states)
+@dataclass(frozen=True)
+class Standing:
+    """Where the random streams stand."""
+
+    torch: tuple[bytes, ...]
+    """That of the host, and the device's."""
+    numpy: tuple[Any, ...] | None
+    """None: where the shard's seed put it. Most tasks draw from torch alone."""
+    python: tuple[Any, ...] | None
+    """The same for Python's `random`."""
 
 
-def set_streams(state: bytes, device: torch.device) -> None:
-    """Go on from where the streams stood."""
-    host = torch.default_generator.get_state().numel()
-    raw = torch.frombuffer(bytearray(state), dtype=torch.uint8)
-    torch.default_generator.set_state(raw[:host])
-    if device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].set_state(raw[host:].clone())
+class Streams:
+    """The random streams of one micro-batch on one stage."""
+
+    def __init__(self, seed: int, standing: Standing | None, device: torch.device) -> None:
+        """Begin at the shard's seed, or go on from where its last micro-batch ended."""
+        self._device = device
+        seeds.seed_everything(seed)
+        self._numpy, self._python = _numpy(), random.getstate()
+        if standing is not None:
+            self.go_on(standing)
+
+    def standing(self) -> Standing:
+        """Return where the streams stand now."""
+        states = [torch.default_generator.get_state()]
+        if self._device.type == "cuda":
+            states.append(torch.cuda.default_generators[self._device.index or 0].get_state())
+        of_numpy, of_python = _numpy(), random.getstate()
+        return Standing(
+            tuple(state.numpy().tobytes() for state in states),
+            None if of_numpy == self._numpy else of_numpy,
+            None if of_python == self._python else _packed(of_python),
+        )
+
+    def go_on(self, standing: Standing) -> None:
+        """Put the streams where they stood on the stage before, or at the end of the micro-batch before."""
+        host, *device = (torch.frombuffer(bytearray(raw), dtype=torch.uint8) for raw in standing.torch)
+        torch.default_generator.set_state(host)
+        for own in device:
+            torch.cuda.default_generators[self._device.index or 0].set_state(own)
+        wanted = standing.numpy or self._numpy
+        if _numpy() != wanted:
+            kind, key, *rest = wanted
+            np.random.set_state((kind, np.frombuffer(key, dtype=np.uint32), *rest))
+        state = self._python if standing.python is None else _unpacked(standing.python)
+        if random.getstate() != state:
+            random.setstate(state)
+
+    def replayed(self, before: Standing, standing: Standing) -> None:
+        """Raise where the forward pass of a stage drew other numbers on its way to the cut than the stages before did.
+
+        What it draws itself is drawn on each stage anew, and may be used behind the cut; what the modules of other
+        stages draw is not.
+        """
+        now = self.standing()
+        for name, was, there, here in (
+            *(("torch", *three) for three in zip(before.torch, standing.torch, now.torch, strict=True)),
+            ("numpy", before.numpy, standing.numpy, now.numpy),
+            ("random", before.python, standing.python, now.python),
+        ):
+            if was != here != there:
+                raise InputError(
+                    f"the forward pass draws from {name} before a cut of the pipeline, and so do modules of its own: a later "
+                    "stage cannot tell which number is whose. Draw in one of the two only, or use another strategy."
+                )
 
 
-def begin_streams(seed: int, state: bytes | None, device: torch.device) -> None:
-    """Begin at a seed, or go on from where the streams stood."""
-    seeds.seed_everything(seed)
-    if state is not None:
-        set_streams(state, device)
+def _numpy() -> tuple[Any, ...]:
+    kind, key, *rest = np.random.get_state()
+    return kind, np.asarray(key).tobytes(), *rest
+
+
+def _packed(state: tuple[Any, ...]) -> tuple[Any, ...]:
+    version, words, gauss = state
+    return version, array("I", words).tobytes(), gauss
+
+
+def _unpacked(state: tuple[Any, ...]) -> tuple[Any, ...]:
+    version, words, gauss = state
+    return version, tuple(array("I", words)), gauss
