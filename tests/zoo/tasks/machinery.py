@@ -40,7 +40,7 @@ class Recomputed(Small):
 @exhibit(
     "recomputed-reentrant",
     "activation checkpointing, `use_reentrant=True`",
-    {"pp": "use use_reentrant=False there"},
+    {"pp": "a stage begins inside"},
 )
 class RecomputedReentrant(Small):
     """A backward pass in the backward pass."""

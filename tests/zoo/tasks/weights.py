@@ -53,7 +53,11 @@ class _Backbone(nn.Module):
         return scores
 
 
-@exhibit("backbone", "a backbone called under `torch.no_grad()`, its parameters in the optimizer")
+@exhibit(
+    "backbone",
+    "a backbone called under `torch.no_grad()`, its parameters in the optimizer",
+    {"pp": "a stage begins inside"},
+)
 class Backbone(Small):
     """A stage of pp begins inside of the no_grad()."""
 

@@ -103,6 +103,7 @@ class Passage:
         self.root = root
         self._first = start == 0
         self._received: Any = None
+        self._learns = True
         self._kept: list[Any] = []
         self._arrive: Callable[[], None] = _nothing
         self._known: dict[int, Tensor] = {}
@@ -132,9 +133,10 @@ class Passage:
         """Compute the stage; raises `Reached` at the end of all but the last."""
         if self._first:
             return self.root(*args, **kwargs)
-        # Gradients are on or off as the forward pass itself has it: the stage may begin inside of its torch.no_grad().
-        self._received = received
+        self._received, self._learns = received, torch.is_grad_enabled()
         self._arrive = partial(_arrive, streams, streams.standing(), standing)
+        # Up to the beginning of the stage nothing is computed that could be learned from.
+        torch.set_grad_enabled(False)
         try:
             return self.root(*on_meta(args), **on_meta(dict(kwargs)))
         except (RuntimeError, NotImplementedError) as error:
@@ -142,6 +144,7 @@ class Passage:
                 _refuse(self.root, error)
             raise
         finally:
+            torch.set_grad_enabled(self._learns)
             self._received, self._known, self._kept, self._arrive = None, {}, [], _nothing
 
     def _begin(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -153,6 +156,7 @@ class Passage:
             for stand_in, value in zip(expected, came, strict=True)
             if isinstance(stand_in, Tensor) and isinstance(value, Tensor)
         }
+        torch.set_grad_enabled(self._learns)
         self._kept = expected  # an address is a name only as long as its tensor lives
         return self._received
 

@@ -75,8 +75,9 @@ class Sums:
         check_loss(loss)
         if not loss.total.requires_grad:
             raise InputError(
-                "the loss depends on nothing that is trained, so there is nothing to learn. Leave out .detach() and no_grad(); "
-                "a stage cannot begin inside checkpoint(use_reentrant=True): use use_reentrant=False there."
+                "the loss depends on nothing that is trained here. Leave out .detach() and no_grad(); or a stage begins inside "
+                "torch.no_grad() or checkpoint(use_reentrant=True), where pp cannot follow: name other cuts in "
+                "pipeline_stages(), or use use_reentrant=False."
             )
         names = sorted(loss.auxiliary)
         if not self.settled:
