@@ -29,7 +29,7 @@ def meet(world: World, called: str) -> None:
     def late(rank: int, waited_s: float) -> InputError:
         return InputError(
             f"{mine}, and rank {rank} has not {waited_s:g} s later. All workers must call it, at the same place of the loop: "
-            "take it out of `if run.world.is_first`, and print there."
+            "take it out of `if run.world.is_first`, and print there. Where that worker is only slow, raise the hang timeout."
         )
 
     try:

@@ -155,11 +155,17 @@ class Recovery:
                     raise RolledBackError(self._run.position.number) from error
                 if not missed:
                     continue
-                pulse.end()
+                self._end_operation()
                 return outcome  # type: ignore[no-any-return]
             self.finish(value)
-            pulse.end()
+            self._end_operation()
             return value
+
+    def _end_operation(self) -> None:
+        """Show that it is over; outside of the steps the function may take as long as it likes until the next."""
+        self._run.world.pulse.end()
+        if not self._run.takes_steps:
+            self._run.world.pulse.enter(QUIET)
 
     def _tries_again(self, kind: str, error: Exception) -> bool:
         """Return whether all are to repeat an evaluation in which the user's code raised: it has changed no state.

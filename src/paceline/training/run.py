@@ -363,6 +363,9 @@ class Run:
             self._note_left(phase)
             raise
         finally:
+            self.world.pulse.enter(
+                Phase.QUIET
+            )  # what the function does behind its steps may take as long as it likes
             self._taken_back = False
             if self._inside == phase:  # an iterator may be closed long after the next call began
                 self._inside = None
@@ -397,6 +400,11 @@ class Run:
             )
         self.loop_state.resume(saved.states)
         self.guard.watch(self.replica)
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether a call of `steps` has the turn."""
+        return self._inside is not None
 
     def _next_phase(self) -> int:
         """Return which call of `steps` this is: the same once more where the run has gone back into it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -106,3 +108,24 @@ def test_a_note_reaches_whoever_launches(capfd: pytest.CaptureFixture[str]) -> N
         "note: the data is a list of 7 samples, the first of Tensor[8, 6], Tensor[8]. If that is a batch of 8"
         in (capfd.readouterr().err)
     )
+
+
+def dawdle(run: paceline.Run) -> int:
+    """Take a step, then twice as long for something else as a worker may hang, before and behind an evaluation."""
+    starts = 0
+    data = [(torch.ones(3), torch.ones(1))] * 4
+    model = torch.nn.Linear(3, 1)
+    model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in run.steps(data, batch_size=4, epochs=1):
+        starts += step.number == 0
+        for features, wanted in step:
+            step.backward((model(features) - wanted).square().flatten())
+        step.apply()
+    time.sleep(1.5)
+    run.evaluate(data, lambda model, batch: {"mean": paceline.Mean(model(batch[0]).sum(), 4)})
+    time.sleep(1.5)
+    return len(run.recoveries)
+
+
+def test_work_behind_the_steps_is_no_hang() -> None:
+    assert paceline.launch(dawdle, strategy="single", hang_timeout=0.7, max_restarts=0) == (0,)
