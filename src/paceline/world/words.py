@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
 from paceline.world.pulse import Phase
 from paceline.world.world import World
 
@@ -15,8 +17,9 @@ _POLL_S = 0.002
 
 def tell(world: World, key: str, word: str) -> None:
     """Leave a word for the others."""
-    if world.size > 1 and world.store is not None:
-        world.store.set(f"{key}/{world.rank}", word)
+    store = _store(world)
+    if store is not None:
+        store.set(f"{key}/{world.rank}", word)
 
 
 def hear(
@@ -27,19 +30,28 @@ def hear(
     Where one says nothing, though nobody is judged to hang, it waits for this worker in a collective: `late` makes the error
     from its rank and the seconds that it was waited for.
     """
-    if world.size == 1 or world.store is None:
+    store = _store(world)
+    if store is None:
         return
     before = world.pulse.enter(Phase.COMMUNICATION)
     limit_s = slack * (1 + world.apart) * world.pulse.limit_s
     limit = time.monotonic() + limit_s
     try:
         for rank in range(world.size):
-            while not world.store.check([f"{key}/{rank}"]):
+            while not store.check([f"{key}/{rank}"]):
                 world.interruption.check()
                 world.pulse.touch()
                 if time.monotonic() > limit:
                     raise late(rank, limit_s)
                 time.sleep(_POLL_S)
-            yield rank, world.store.get(f"{key}/{rank}").decode()
+            yield rank, store.get(f"{key}/{rank}").decode()
     finally:
         world.pulse.enter(before)
+
+
+def _store(world: World) -> Store | None:
+    """Return the part of the store that is this group's alone: groups split from one another share the store, not the words."""
+    if world.size == 1 or world.store is None:
+        return None
+    group = world.comm.group
+    return world.store if group is None else PrefixStore(group.group_name, world.store)

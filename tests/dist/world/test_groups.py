@@ -1,5 +1,8 @@
 """Splitting, joining and leaving, with real processes."""
 
+import time
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,6 +16,7 @@ from paceline.world import (
     connect,
 )
 from paceline.world.env import export, read
+from paceline.world.words import hear, tell
 from tests.workers import run_workers
 
 
@@ -32,6 +36,35 @@ def test_collectives_inside_the_parts(checked):
         (0, 1, 1, [1]),
         (1, 2, 2, [0, 2]),
     ]
+
+
+def words_of_groups(world):
+    """The same key in every group: of two groups at once, and of one that forms when others have spoken."""
+    heard = []
+    for colour in (0 if world.rank < 2 else 1, 0 if world.rank in (1, 2) else 1):
+        part = world.comm.split(colour)
+        inner = replace(world, rank=part.rank, size=part.size, comm=part)
+        if part.rank == 1:
+            time.sleep(
+                0.2
+            )  # until its word is there, what another group said under this key must not count for it
+        tell(inner, "word", f"{world.rank}")
+        heard.append(
+            [
+                word
+                for _, word in hear(inner, "word", lambda rank, _: RuntimeError(f"rank {rank} said nothing"))
+            ]
+        )
+        world.comm.barrier()
+    return heard
+
+
+def test_a_word_is_heard_in_its_own_group_alone():
+    first, second, third, fourth = run_workers(words_of_groups, 4)
+    assert first == [["0", "1"], ["0", "3"]]
+    assert second == [["0", "1"], ["1", "2"]]
+    assert third == [["2", "3"], ["1", "2"]]
+    assert fourth == [["2", "3"], ["0", "3"]]
 
 
 def order_by_key(world):
