@@ -45,36 +45,36 @@ class Clumped(torch.optim.SGD):
         return found
 
 
-class Lars(Optimizer):
+class _Own(Optimizer):
+    """Has a step of its own."""
+
+    def __init__(self, parameters: Any, lr: float = 0.02) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for one in group["params"]:
+                if one.grad is not None:
+                    one.sub_(self.direction(one), alpha=group["lr"])
+
+
+class Lars(_Own):
     """Looks at one whole parameter at a time, and says so."""
 
     per_parameter = True
 
-    def __init__(self, parameters: Any, lr: float = 0.05) -> None:
-        super().__init__(parameters, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for one in group["params"]:
-                if one.grad is not None:
-                    one.sub_(one.grad * (one.norm() / (one.grad.norm() + 1e-3)), alpha=group["lr"])
+    def direction(self, one: Tensor) -> Tensor:
+        return one.grad * (one.norm() / (one.grad.norm() + 1e-3))
 
 
-class Lion(Optimizer):
+class Lion(_Own):
     """Looks at one number at a time, and says so."""
 
     elementwise = True
 
-    def __init__(self, parameters: Any, lr: float = 0.01) -> None:
-        super().__init__(parameters, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for one in group["params"]:
-                if one.grad is not None:
-                    one.sub_(one.grad.sign(), alpha=group["lr"])
+    def direction(self, one: Tensor) -> Tensor:
+        return one.grad.sign()
 
 
 class Warm(torch.optim.SGD):

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import count, islice
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 import paceline
-from paceline import strategies
 from paceline.checkpoint import weights_sha256
 from paceline.errors import InputError
-from paceline.strategies.base import Exactness, Parts, ShardWork, StepWork
-from paceline.strategies.precision import Precision
 from paceline.strategies.tuning import Tuning
 from paceline.training.evaluation import evaluate
-from paceline.training.preparing import structure_of
-from paceline.world import determinism, seeds
+from paceline.world import determinism
 from paceline.world.interruption import InterruptedWaitError
 from tests.dist.strategies import ordinary
 from tests.dist.strategies.ordinary import FEATURES, Made, MadeWords
+from tests.dist.strategies.side_by_side import STEPS, launched, prepared, steps_of
 
-STEPS = 3
 SPARSE = "sparse=True.*--strategy hybrid or ddp"
 WRITTEN = r"step 0: .*wrote to the weights of 0\.weight.*max_norm"
 OUTSIDE = "read outside of its layer's forward pass, but under tp"
@@ -108,9 +102,6 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
-_number = count()
-
-
 def _words(embedding: nn.Module) -> nn.Module:
     return nn.Sequential(embedding, nn.Tanh(), nn.Linear(8, 11))
 
@@ -125,77 +116,30 @@ def train(run: paceline.Run, strategy: str, shards: int, tuning: Tuning) -> dict
     """Train all cases, one after the other, in one group of workers."""
     determinism.select_kernels(run.world.device, compiled=False)
     return {
-        name: _train_one(run, case, strategy, shards, tuning)
+        name: _train_one(run, name, strategy, shards, tuning)
         for name, case in CASES.items()
         if strategy not in case.beside
     }
 
 
-def _train_one(run: paceline.Run, case: Case, strategy: str, shards: int, tuning: Tuning) -> Any:
-    task, world = case.make(), run.world
-    if world.store is not None:  # servers meet their trainers there anew
-        world = replace(world, store=dist.PrefixStore(f"case {next(_number)}", world.store))
-
-    def make() -> nn.Module:
-        seeds.seed_everything(7)
-        made: nn.Module = task.model()
-        return made
-
-    parts = Parts(
-        make_model=make,
-        make_optimizer=task.optimizer,
-        make_scheduler=lambda _: None,
-        precision=Precision("fp32", world.device),
-        shards=shards,
-        exactness=Exactness.BITWISE,
-        allow_unused=task.allow_unused,
-        structure=structure_of(task),
-        tuning=tuning,
-        remakes=True,
-    )
-    replica = None
+def _train_one(run: paceline.Run, name: str, strategy: str, shards: int, tuning: Tuning) -> Any:
+    task = CASES[name].make()
     try:
-        replica = strategies.load(strategy).prepare(parts, world)
-        feed = run.feed(task.train_data(), batch_size=task.batch_size)
-        for data in islice(feed.epoch(0), STEPS):
-            replica.step(_work(data), task.loss, task.clip)
-        metrics = evaluate(feed, task.metrics, replica, world, 0)
-        state = replica.state()
-        slots = {
-            f"{name}/{slot}": value
-            for name, held in state["optimizer"]["state"].items()
-            for slot, value in held.items()
-            if isinstance(value, Tensor)
-        }
-        return {name: value.clone() for name, value in state["model"].items()}, weights_sha256(slots), metrics
+        with prepared(run, name, task, strategy, shards, tuning) as (replica, feed, world):
+            for work in steps_of(feed):
+                replica.step(work, task.loss, task.clip)
+            metrics = evaluate(feed, task.metrics, replica, world, 0)
+            state = replica.state()
+            slots = {
+                f"{name}/{slot}": value
+                for name, held in state["optimizer"]["state"].items()
+                for slot, value in held.items()
+                if isinstance(value, Tensor)
+            }
+            weights = {name: value.clone() for name, value in state["model"].items()}
+            return weights, weights_sha256(slots), metrics
     except (InputError, InterruptedWaitError) as error:  # the second on a server whose trainers refused
         return str(error)
-    finally:
-        if replica is not None:
-            replica.abandon()
-
-
-def _work(data: Any) -> StepWork:
-    shards = [
-        ShardWork(one.index, seeds.derive(0, "shard", data.step, one.index), one.samples, one.batches)
-        for one in data.shards
-    ]
-    return StepWork(data.step, data.size, shards)
-
-
-def launched(strategy: str, workers: int, shards: int, tuning: Tuning | None = None) -> dict[str, Any]:
-    first, *_ = paceline.launch(
-        train,
-        strategy,
-        shards,
-        tuning or Tuning(),
-        strategy=strategy,
-        workers=workers,
-        shards=shards,
-        threads=1,
-        device="cpu",
-    )
-    return first  # type: ignore[no-any-return]
 
 
 def _same(got: Any, wanted: Any, *, exact: bool) -> bool:
@@ -207,7 +151,7 @@ def _same(got: Any, wanted: Any, *, exact: bool) -> bool:
 
 @pytest.fixture(scope="module")
 def single() -> dict[int, dict[str, Any]]:
-    return {shards: launched("single", 1, shards) for shards in (2, 4)}
+    return {shards: launched(train, "single", 1, shards) for shards in (2, 4)}
 
 
 @pytest.mark.parametrize(
@@ -216,7 +160,7 @@ def single() -> dict[int, dict[str, Any]]:
 )
 def test_one_process_or_one_line(strategy: str, shards: int, single: dict[int, dict[str, Any]]) -> None:
     tuning = Tuning(local_warmup=STEPS) if strategy == "local-sgd" else Tuning()
-    several = launched(strategy, 2, shards, tuning)
+    several = launched(train, strategy, 2, shards, tuning)
     wrong = {}
     for name, got in several.items():
         case, wanted = CASES[name], single[shards][name]

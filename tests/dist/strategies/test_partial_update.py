@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import nn
 from torch.optim import Optimizer
 
 import paceline
-from paceline import strategies
 from paceline.errors import InputError
-from paceline.strategies.base import Exactness, Parts, ShardWork, StepWork
-from paceline.strategies.precision import Precision
 from paceline.strategies.tuning import Tuning
-from paceline.training.preparing import structure_of
-from paceline.world import determinism, seeds
+from paceline.world import determinism
 from paceline.world.interruption import InterruptedWaitError
 from tests.dist.strategies import own_optimizers as own
 from tests.dist.strategies.ordinary import Made
+from tests.dist.strategies.side_by_side import launched, prepared, steps_of
 
-STEPS = 3
+SHARDS = 4
 ACROSS = "may look across"
 HOOK = "has a hook of register_{}, and here each worker's step sees some of the gradients only"
 
@@ -64,42 +58,20 @@ def train(run: paceline.Run, strategy: str, shards: int, tuning: Tuning) -> dict
 
 
 def _train_one(run: paceline.Run, name: str, strategy: str, shards: int, tuning: Tuning) -> Any:
-    case, world = CASES[name], run.world
+    case = CASES[name]
     task = Made(optimizer=case.optimizer)
-    if world.store is not None:  # servers meet their trainers there anew
-        world = replace(world, store=dist.PrefixStore(name, world.store))
-
-    def make() -> nn.Module:
-        seeds.seed_everything(7)
-        return task.model()
-
-    parts = Parts(
-        make_model=make,
-        make_optimizer=task.optimizer,
-        make_scheduler=_slower,
-        precision=Precision("fp32", world.device),
-        shards=shards,
-        exactness=Exactness.BITWISE,
-        structure=structure_of(task),
-        tuning=tuning,
-        remakes=True,
-    )
-    replica = None
     try:
-        replica = strategies.load(strategy).prepare(parts, world)
-        feed = run.feed(task.train_data(), batch_size=task.batch_size)
-        for data in islice(feed.epoch(0), STEPS):
-            case.meddle(data.step, replica.model, replica.optimizer)
-            replica.step(_work(data), task.loss, None)
-        return {key: value.clone() for key, value in replica.state()["model"].items()}
+        with prepared(run, name, task, strategy, shards, tuning, _slower) as (replica, feed, _):
+            for work in steps_of(feed):
+                case.meddle(work.number, replica.model, replica.optimizer)
+                replica.step(work, task.loss, None)
+            return {key: value.clone() for key, value in replica.state()["model"].items()}
     except (InputError, InterruptedWaitError) as error:  # the second on a server whose trainers refused
         return str(error)
     finally:
         for hook in own.GLOBAL:
             hook.remove()
         own.GLOBAL.clear()
-        if replica is not None:
-            replica.abandon()
 
 
 def _slower(optimizer: Optimizer) -> Any:
@@ -107,34 +79,9 @@ def _slower(optimizer: Optimizer) -> Any:
     return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
 
 
-def _work(data: Any) -> StepWork:
-    shards = [
-        ShardWork(one.index, seeds.derive(0, "shard", data.step, one.index), one.samples, one.batches)
-        for one in data.shards
-    ]
-    return StepWork(data.step, data.size, shards)
-
-
-def launched(strategy: str, workers: int, tuning: Tuning | None = None, **options: Any) -> dict[str, Any]:
-    shards = 4
-    first, *_ = paceline.launch(
-        train,
-        strategy,
-        shards,
-        tuning or Tuning(),
-        strategy=strategy,
-        workers=workers,
-        shards=shards,
-        threads=1,
-        device="cpu",
-        **options,
-    )
-    return first  # type: ignore[no-any-return]
-
-
 @pytest.fixture(scope="module")
 def single() -> dict[str, Any]:
-    found = launched("single", 1)
+    found = launched(train, "single", 1, SHARDS)
     assert not [one for one in found.values() if isinstance(one, str)]
     return found
 
@@ -143,7 +90,7 @@ def single() -> dict[str, Any]:
 def test_one_process_or_one_line(label: str, single: dict[str, Any]) -> None:
     strategy = {"zero": "ddp", "ps-1": "ps"}.get(label, label)
     options = {"servers": 2} if label == "ps" else {}
-    found = launched(strategy, 2, Tuning(shard_optimizer=label == "zero"), **options)
+    found = launched(train, strategy, 2, SHARDS, Tuning(shard_optimizer=label == "zero"), **options)
     wrong = {}
     for name, got in found.items():
         case = CASES[name]
