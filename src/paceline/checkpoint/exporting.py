@@ -7,6 +7,7 @@ model.safetensors.index.json with the file of each tensor.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from paceline import documents, ranges
 from paceline.checkpoint.durable import committing, remove, seal, sync
 from paceline.checkpoint.leftovers import beside, sweep
 from paceline.checkpoint.manifest import MANIFEST, Manifest, Stored
@@ -24,6 +26,8 @@ from paceline.checkpoint.tensors import write_tensors
 from paceline.errors import CheckpointError, InputError
 
 SUFFIX = ".safetensors"
+_LONGEST = 180
+"""Bytes of a name that leave room for the number of a file of a set, and for the hidden name under which it is written."""
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -49,17 +53,19 @@ def export(
     run_or_checkpoint: Path, target: Path, *, overwrite: bool = False, max_shard_size: str | None = None
 ) -> ExportReport:
     """Write the model of a checkpoint, or of a run's newest whole checkpoint, as safetensors; no more than one file in memory."""
-    if target.suffix != SUFFIX:
-        raise InputError(f"{target} does not end in {SUFFIX}. Try {target.with_suffix(SUFFIX)}.")
+    _check_name(target)
     most = None if max_shard_size is None else _bytes(max_shard_size)
-    before = _there(target)
-    if before and not overwrite:
-        raise InputError(f"{before[0]} exists already. Choose another name, or ask to overwrite it.")
     skipped: list[tuple[Path, str]] = []
     source, manifest = _find(run_or_checkpoint, skipped)
     model = manifest.model
     shards = _shards(model, most)
     names = _names(target, len(shards))
+    before = _there(target, names)
+    if before and not overwrite:
+        raise InputError(f"{before[0]} exists already. Choose another name, or ask to overwrite it.")
+    for path in before:
+        if path.is_dir():
+            raise InputError(f"{path} is a folder, and an export writes files. Choose another name.")
     partial = beside(target, "partial")
     with committing(partial, target), Parts(source, manifest) as parts:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -86,11 +92,21 @@ def export(
     )
 
 
+def _check_name(target: Path) -> None:
+    path = ranges.folder("the file to write", target)
+    if path.suffix != SUFFIX:
+        instead = path.with_suffix(SUFFIX) if path.name else path / f"model{SUFFIX}"
+        raise InputError(f"{path} does not end in {SUFFIX}. Try {instead}.")
+    if len(os.fsencode(path.name)) > _LONGEST:
+        raise InputError(f"the name {path.name[:40]}... is longer than {_LONGEST} bytes. Give a shorter one.")
+
+
 def _bytes(text: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    if found is None or found[2].upper() not in _UNITS or float(found[1]) <= 0:
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]*)", text.strip())
+    size = 0.0 if found is None else float(found[1]) * _UNITS.get(found[2].upper(), 0)
+    if size < 1:
         raise InputError(f"--max-shard-size {text!r} is no size. Give one like 2GB, 500MB or 1GiB.")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return int(size)
 
 
 def _shards(model: dict[str, Stored], most: int | None) -> list[list[str]]:
@@ -116,12 +132,23 @@ def _index(target: Path) -> str:
     return f"{target.name}.index.json"
 
 
-def _there(target: Path) -> list[Path]:
-    """Give what an earlier export left under this name, as one file or as a set."""
-    single = [path for path in (target, target.with_name(_index(target))) if path.exists()]
-    pattern = re.compile(rf"{re.escape(target.stem)}-\d{{5}}-of-\d{{5}}{re.escape(SUFFIX)}")
-    beside_it = sorted(target.parent.iterdir()) if target.parent.is_dir() else []
-    return single + [path for path in beside_it if pattern.fullmatch(path.name)]
+def _there(target: Path, names: list[str]) -> list[Path]:
+    """Return what is there of this export, and what the index in place lists of an earlier one; other files are no concern."""
+    index = target.with_name(_index(target))
+    mine = [target, index, *(target.with_name(name) for name in (*names, *_listed(index)))]
+    return [path for path in dict.fromkeys(mine) if path.exists() or path.is_symlink()]
+
+
+def _listed(index: Path) -> list[str]:
+    """Return the files that an index lists as its own."""
+    try:
+        listed = documents.read_object(index).get("weight_map")
+    except (OSError, documents.DocumentError):
+        return []
+    stem = index.name.removesuffix(f"{SUFFIX}.index.json")
+    pattern = re.compile(rf"{re.escape(stem)}-[0-9]{{5}}-of-[0-9]{{5}}{re.escape(SUFFIX)}")
+    named = listed.values() if isinstance(listed, dict) else ()
+    return sorted({name for name in named if isinstance(name, str) and pattern.fullmatch(name)})
 
 
 def _write(path: Path, names: Iterable[str], parts: Parts, step: int) -> int:
@@ -148,7 +175,7 @@ def _publish(partial: Path, target: Path, names: list[str], before: list[Path]) 
         (partial / name).replace(target.with_name(name))
     for path in before:
         if path.name not in names:
-            remove(path)
+            path.unlink(missing_ok=True)
     remove(partial)
     sync(target.parent)
 

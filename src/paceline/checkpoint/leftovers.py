@@ -6,15 +6,18 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from paceline.checkpoint.durable import remove
+from paceline.checkpoint.durable import remove, sync
+from paceline.checkpoint.manifest import OWN_FILE
 from paceline.world.lane import machine
 
 UNTOUCHED_S = 3600.0
@@ -35,16 +38,70 @@ def sweep(folder: Path, names: str, *, now: float, writing: Path | None = None) 
 
     `now` is a time the disk gave: the clocks of the machines that share it may differ.
     """
-    for path, writer in _leftovers(folder, names):
-        if path != writing and _is_dead(path, writer, now):
+    for path, name, purpose, writer in _leftovers(folder, names):
+        if path == writing or not _is_dead(path, writer, now):
+            continue
+        if purpose == "removed" and path.is_dir():
+            take_apart(path, path.with_name(name))
+        else:
             remove(path)
 
 
-def _leftovers(folder: Path, names: str) -> Iterator[tuple[Path, str]]:
-    pattern = re.compile(rf"\.(?:{names})\.(?:partial|removed)-(?P<writer>.+)")
+def discard(path: Path) -> bool:
+    """Delete a committed checkpoint: its name goes first, so that nobody sees half of it.
+
+    Only what a checkpoint consists of is deleted. Return whether nothing is left under its name: what somebody else has put
+    there stays there.
+    """
+    if not path.is_dir() or path.is_symlink():
+        return not path.exists()
+    if not _own_files(path):
+        return _is_empty(path)
+    doomed = beside(path, "removed")
+    if doomed.is_dir():
+        take_apart(doomed, path)
+    with suppress(FileNotFoundError):  # Another writer deletes it too.
+        path.rename(doomed)
+    sync(path.parent)
+    return take_apart(doomed, path)
+
+
+def take_apart(doomed: Path, name: Path) -> bool:
+    """Delete the files of a checkpoint that has lost its name; where more lies in the folder, give it the name back."""
+    for file in _own_files(doomed):
+        file.unlink(missing_ok=True)
+    try:
+        doomed.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        with suppress(OSError):  # Where the name is another checkpoint's by now, it stays as it is.
+            doomed.rename(name)
+        return False
+    return True
+
+
+def _own_files(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if OWN_FILE.fullmatch(path.name) and not path.is_dir()]
+    except FileNotFoundError:
+        return []
+
+
+def _is_empty(folder: Path) -> bool:
+    try:
+        return not any(folder.iterdir())
+    except FileNotFoundError:
+        return True
+
+
+def _leftovers(folder: Path, names: str) -> Iterator[tuple[Path, str, str, str]]:
+    pattern = re.compile(rf"\.(?P<name>{names})\.(?P<purpose>partial|removed)-(?P<writer>.+)")
     for path in sorted(folder.iterdir()):
         if found := pattern.fullmatch(path.name):
-            yield path, found["writer"]
+            yield path, found["name"], found["purpose"], found["writer"]
 
 
 def _is_dead(path: Path, writer: str, now: float) -> bool:

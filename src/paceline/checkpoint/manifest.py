@@ -21,6 +21,8 @@ FORMAT = 2
 REST = "rest.pt"
 MANIFEST = "manifest.json"
 MODEL_PREFIX = "model/"
+OWN_FILE = re.compile(r"part-\d+\.safetensors|\.?part-\d+\.json|rest\.pt|manifest\.json")
+"""The names of all files that a checkpoint consists of, or that are there while it is written."""
 
 
 def part_name(number: int) -> str:

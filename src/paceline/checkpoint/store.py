@@ -18,11 +18,11 @@ from paceline.checkpoint.compare import same
 from paceline.checkpoint.contents import Contents, contents_of
 from paceline.checkpoint.draft import Draft
 from paceline.checkpoint.durable import committing, remove, seal, sync
-from paceline.checkpoint.leftovers import beside, sweep
+from paceline.checkpoint.leftovers import discard, sweep
 from paceline.checkpoint.manifest import REST, Manifest, part_name
 from paceline.checkpoint.parts import Parts, read_rest
 from paceline.checkpoint.read import Loaded, check_files, read, seems_whole
-from paceline.errors import CheckpointError, InputError
+from paceline.errors import CheckpointError, DiskFaultError, InputError
 from paceline.strategies.pieces import Box
 
 _COMMITTED = r"step-(\d+)"
@@ -128,18 +128,25 @@ class Checkpoints:
                 # Another writer of the same run was faster, a machine that was cut off say.
                 remove(draft.partial)
                 break
-            _discard(draft.final)
+            if not discard(draft.final):
+                raise DiskFaultError(
+                    f"cannot save {draft.final}: it is there already and holds files that are none of a checkpoint. "
+                    "Move them away, or choose another folder."
+                )
         sync(self.folder)
 
     def prune(self, just_written: Path, note: Callable[[str], None] | None) -> None:
-        """Delete what is older than the last `keep` whole ones; the damaged ones above them do not count."""
+        """Delete what is older than the last `keep` whole ones; the damaged ones above them do not count.
+
+        What somebody else has put into the folder of one stays.
+        """
         kept = 0
         try:
             for path in reversed(self.committed()):
                 if kept < self.keep:
                     kept += path == just_written or seems_whole(path)
                 elif path != just_written:
-                    _discard(path)
+                    discard(path)
             sweep(self.folder, _COMMITTED, now=just_written.stat().st_mtime)
         except FileNotFoundError:
             return  # Somebody removed the folder, and so nothing is left to delete.
@@ -176,13 +183,3 @@ def _holds_same(final: Path, partial: Path, manifest: Manifest) -> bool:
             f"{final} is there already and holds another state. Resume that run, or choose another folder."
         )
     return True
-
-
-def _discard(path: Path) -> None:
-    """Delete a committed checkpoint: its name goes first, so that nobody sees half of it."""
-    doomed = beside(path, "removed")
-    remove(doomed)
-    with suppress(FileNotFoundError):  # Another writer deletes it too.
-        path.rename(doomed)
-    sync(path.parent)
-    remove(doomed)

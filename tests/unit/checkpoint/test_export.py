@@ -128,7 +128,46 @@ def test_a_set_gives_way_to_another(run_folder: Path, tmp_path: Path) -> None:
     assert {path.name for path in target.parent.iterdir()} == {*again.files, again.path.name, other.name}
 
 
-@pytest.mark.parametrize("size", ["", "0", "two", "5 potatoes", "-1GB"])
+@pytest.mark.parametrize("size", [None, "100"], ids=["one file", "a set"])
+def test_files_that_no_export_wrote_stay(run_folder: Path, tmp_path: Path, size: str | None) -> None:
+    target = tmp_path / "out" / "model.safetensors"
+    theirs = [target.with_name(f"model-0000{number}-of-00003.safetensors") for number in (1, 2, 3)]
+    theirs.append(target.with_name("model.safetensors.index.json.old"))
+    target.parent.mkdir()
+    for path in theirs:
+        path.write_text("precious")
+    export(run_folder, target, max_shard_size=size, overwrite=True)
+    assert [path.read_text() for path in theirs] == ["precious"] * 4
+
+
+@pytest.mark.parametrize("size", [None, "100"], ids=["one file", "a set"])
+def test_a_folder_under_the_name_is_refused(run_folder: Path, tmp_path: Path, size: str | None) -> None:
+    target = tmp_path / "model.safetensors"
+    target.mkdir()
+    (target / "precious.txt").write_text("precious")
+    with pytest.raises(InputError, match="is a folder, and an export writes files"):
+        export(run_folder, target, max_shard_size=size, overwrite=True)
+    assert (target / "precious.txt").read_text() == "precious"
+
+
+def test_an_index_that_lists_what_is_not_its_own(run_folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out" / "model.safetensors"
+    target.parent.mkdir()
+    outside = tmp_path / "precious.safetensors"
+    outside.write_text("precious")
+    listed = {"a": "../precious.safetensors", "b": "/etc/hostname", "c": 3, "d": None}
+    target.with_name("model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+    export(run_folder, target, overwrite=True)
+    assert outside.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["", "/", ".", "a" * 400 + ".safetensors", "a" * 240 + ".safetensors"])
+def test_names_that_are_none(run_folder: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=r"Try|longer than|shorter"):
+        export(run_folder, Path(name))
+
+
+@pytest.mark.parametrize("size", ["", "0", "two", "5 potatoes", "-1GB", "9" * 400 + "GB", "0.1"])
 def test_sizes_that_are_none(run_folder: Path, tmp_path: Path, size: str) -> None:
     with pytest.raises(InputError, match=r"is no size\. Give one like 2GB"):
         export(run_folder, tmp_path / "model.safetensors", max_shard_size=size)

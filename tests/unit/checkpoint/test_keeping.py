@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline.checkpoint import Checkpoints, export, load
-from paceline.errors import CheckpointError, InputError
+from paceline.errors import CheckpointError, DiskFaultError, InputError
 from tests.unit.checkpoint.states import MANIFEST, PART, REST, assert_same, refuse, run_state
 
 
@@ -33,6 +33,44 @@ def test_the_one_just_written_stays_even_below_others(tmp_path: Path) -> None:
     Checkpoints(tmp_path, keep=5).save(90, run_state(90))
     Checkpoints(tmp_path, keep=1).save(3, run_state(3))
     assert names(tmp_path) == {"step-3", "step-90"}
+
+
+def test_what_somebody_else_put_there_stays(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    old = checkpoints.save(1, run_state(1))
+    (old / "notes.txt").write_text("mine")
+    (tmp_path / "step-0").mkdir()
+    (tmp_path / "step-0" / "other.txt").write_text("mine")
+    for step in (2, 3):
+        checkpoints.save(step, run_state(step))
+    assert names(tmp_path) == {"step-0", "step-1", "step-3"}
+    assert names(tmp_path / "step-1") == {"notes.txt"}
+    assert names(tmp_path / "step-0") == {"other.txt"}
+    loaded = checkpoints.newest(refuse)
+    assert loaded is not None
+    assert loaded.step == 3
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_folder_of_somebody_else_is_not_replaced(tmp_path: Path, damaged: bool) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    if damaged:
+        (checkpoints.save(5, run_state(5)) / PART).write_bytes(b"")
+    (tmp_path / "step-5").mkdir(exist_ok=True)
+    (tmp_path / "step-5" / "thesis.txt").write_text("mine")
+    with pytest.raises(
+        DiskFaultError, match=r"step-5: it is there already and holds files that are none of a checkpoint"
+    ):
+        checkpoints.save(5, run_state(5))
+    assert (tmp_path / "step-5" / "thesis.txt").read_text() == "mine"
+    assert names(tmp_path) == {"step-5"}
+
+
+def test_a_file_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "step-5").write_text("mine")
+    with pytest.raises(DiskFaultError, match="is there already"):
+        Checkpoints(tmp_path).save(5, run_state(5))
+    assert (tmp_path / "step-5").read_text() == "mine"
 
 
 def test_the_same_step_again_changes_nothing(tmp_path: Path) -> None:

@@ -58,6 +58,13 @@ def test_the_dead_and_the_living(tmp_path: Path) -> None:
     assert left == {stays, other}
 
 
+def test_what_somebody_else_put_into_one_that_was_being_deleted_comes_back(tmp_path: Path) -> None:
+    doomed = leave(tmp_path, beside(tmp_path / "step-3", "removed").name)
+    (tmp_path / doomed / "notes.txt").write_text("mine")
+    assert left_after_a_save(tmp_path) == {"step-3"}
+    assert [path.name for path in (tmp_path / "step-3").iterdir()] == ["notes.txt"]
+
+
 def test_one_that_died_and_was_not_noticed_by_its_parent_yet(tmp_path: Path) -> None:
     with subprocess.Popen(["/bin/sleep", "60"]) as victim:
         leave(tmp_path, f".step-4.partial-{MACHINE}-{victim.pid}-{started(victim.pid)}")
