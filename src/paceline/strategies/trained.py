@@ -20,7 +20,7 @@ from paceline.strategies.guards import check_hooks
 from paceline.strategies.writes import checksum
 from paceline.world import World
 from paceline.world.base import Comm
-from paceline.world.words import hear, tell
+from paceline.world.words import forget, hear, tell
 
 _FLAG = attrgetter("requires_grad")
 _HOOKS = attrgetter("_post_accumulate_grad_hooks")
@@ -161,3 +161,4 @@ def agree_on_change(world: World, number: int, trained: Trained) -> None:
                 f"step {number}: {trained.words()} on rank {world.rank}, but otherwise on rank {rank}, or with other "
                 "values. Change the same on every worker before the same step, and seed torch before making new parameters."
             )
+    forget(world, f"trained/{turn - 1}")  # all have come to this turn, so all have heard the one before

@@ -10,9 +10,9 @@ from torch.distributed import DistError
 from paceline.errors import InputError
 from paceline.world import World
 from paceline.world.base import Comm
-from paceline.world.words import hear, tell
+from paceline.world.words import forget, hear, heard, tell
 
-_END, _BREAK = "end", "break"
+_END, _BREAK, _FOR_GOOD = "end", "break", "for-good"
 _ADVICE = (
     "All workers must leave it at the same step: decide by what is the same on all of them (step.result.loss, run.evaluate), "
     "not by a number of one worker's own."
@@ -33,6 +33,8 @@ class Leaving:
     def __init__(self) -> None:
         self._left: tuple[int, int, str] | None = None
         self._unfinished = False
+        self._told: tuple[Comm, str] | None = None
+        """Under what the others have last heard of this worker, and in which group."""
         self._places: WeakKeyDictionary[Comm, int] = WeakKeyDictionary()
 
     @property
@@ -62,11 +64,31 @@ class Leaving:
                 "last checkpoint."
             )
         try:
-            tell(world, self._key(world, phase), word)  # another group may have formed since
-            _check_all(world, self._key(world, phase), number, word)
+            key = self._key(world, phase)
+            tell(world, key, word)  # another group may have formed since
+            tell(world, f"{key}/{_FOR_GOOD}", word)
+            _check_all(world, key, number, word)
+            if (
+                self._told is not None and self._told[0] is world.comm
+            ):  # all have left this call, so all have heard of that
+                forget(world, self._told[1])
+                forget(world, f"{self._told[1]}/{_FOR_GOOD}")
+            self._told = world.comm, key
         except DistError:
             world.interruption.check()  # else the store is gone: those who train together can do without it
         self._left = None
+
+    def check_present(self, world: World, phase: int, number: int) -> None:
+        """Raise where another worker waits for this one outside of the loop, while this one waits for it in a step."""
+        with suppress(DistError):
+            for rank, word in heard(world, f"{self._key(world, phase)}/{_FOR_GOOD}"):
+                theirs = int(word.split()[0])
+                if theirs <= number:
+                    raise InputError(
+                        f"rank {rank} left the loop of run.steps {_where(theirs)}, and rank {world.rank} waits for it in "
+                        f"step {number}. All workers must leave it at the same step: where the loop catches an error, raise it "
+                        "again; for `break`, decide by what is the same on all of them (step.result.loss, run.evaluate)."
+                    )
 
     def _key(self, world: World, phase: int) -> str:
         if world.comm not in self._places:
@@ -75,7 +97,7 @@ class Leaving:
 
 
 def _check_all(world: World, said: str, number: int, mine: str) -> None:
-    here = f"rank {world.rank} left the loop of run.steps behind step {number - 1}"
+    here = f"rank {world.rank} left the loop of run.steps {_where(number)}"
 
     def late(rank: int, waited_s: float) -> InputError:
         return InputError(f"{here}, and rank {rank} is still in it {waited_s:g} s later. {_ADVICE}")
@@ -83,10 +105,14 @@ def _check_all(world: World, said: str, number: int, mine: str) -> None:
     for rank, word in hear(world, said, late):
         theirs, how = word.split()
         if int(theirs) != number:
-            raise InputError(f"{here}, but rank {rank} behind step {int(theirs) - 1}. {_ADVICE}")
+            raise InputError(f"{here}, but rank {rank} {_where(int(theirs))}. {_ADVICE}")
         if word != mine:
             with_break, at_end = (rank, world.rank) if how == _BREAK else (world.rank, rank)
             raise InputError(
                 f"rank {with_break} left the loop of run.steps with break behind its last step, where rank {at_end} came to the "
                 "end of it: what is done at the end, some would do and others not. Leave it alike on all workers."
             )
+
+
+def _where(number: int) -> str:
+    return f"behind step {number - 1}" if number else "before its first step was taken"

@@ -9,7 +9,7 @@ from torch.distributed import DistError
 from paceline.errors import InputError
 from paceline.world import World
 from paceline.world.base import Comm
-from paceline.world.words import hear, tell
+from paceline.world.words import forget, hear, tell
 
 SLACK = 0.8
 """Waited for less long than a verdict on a hang takes: a strategy that gathers weights in the forward pass waits there for this
@@ -39,5 +39,6 @@ def meet(world: World, called: str) -> None:
                 raise InputError(
                     f"{mine}, and rank {rank} {theirs}(). All workers must call the same in the same order."
                 )
+        forget(world, f"met/{turn - 1}")  # all have come to this turn, so all have heard the one before
     except DistError:
         world.interruption.check()  # else the store is gone: those who train together can do without it

@@ -121,6 +121,10 @@ class Recovery:
         self._noticed[self._finished] = self._noticed.get(self._finished, 0) + 1
         return self._noticed[self._finished] <= ATTEMPTS
 
+    def check_present(self, number: int) -> None:
+        """Raise where another worker has left the loop, and will never take part in this step."""
+        self._run.check_present(number)
+
     def begin(self) -> None:
         """Enter training; a newcomer waits here until it is let in."""
         self._begun = True

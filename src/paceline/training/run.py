@@ -511,6 +511,10 @@ class Run:
         """Raise where this worker has left a call of `steps` at another step than the others."""
         self._leaving.check(self.world)
 
+    def check_present(self, number: int) -> None:
+        """Raise where another worker has left the call of `steps` in which this one is at a step."""
+        self._leaving.check_present(self.world, self.position.phase, number)
+
     def _close_feed(self, feed: Feed) -> None:
         self._feeds.remove(feed)
         feed.close()

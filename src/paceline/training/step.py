@@ -160,6 +160,8 @@ class Step:
     def _guarded(self, action: Callable[[], StepResult]) -> StepResult:
         if self._broken or self._recovery.generation != self._generation:
             return self._recover()
+        interruption = self._world.interruption
+        interruption.forsaken = self._check_present
         try:
             with self._guard.updating():
                 self.result = action()
@@ -171,11 +173,16 @@ class Step:
             if self._recovery.survives(error):
                 return self._recover()
             raise (determinism.named(error) if isinstance(error, RuntimeError) else None) or error from None
+        finally:
+            interruption.forsaken = None
         self._guard.applied()
         self._totals = self._replica.totals
         self._recovery.finish(self.result)
         self._applied(self)
         return self.result
+
+    def _check_present(self) -> None:
+        self._recovery.check_present(self.number)
 
     def _recover(self) -> StepResult:
         """Regroup; the step was finished by others, who tell what it came to, or it is to be done again."""

@@ -13,6 +13,8 @@ from torch.distributed.distributed_c10d import Store
 Value = TypeVar("Value")
 POLL_S = 0.0005
 PATIENCE_S = 60.0
+LOOK_S = 0.5
+"""How often whoever waits for other workers in a step looks whether they will come."""
 
 
 class InterruptedWaitError(RuntimeError):
@@ -28,6 +30,8 @@ class Interruption:
         self._breakers: list[Callable[[], None]] = []
         self.discards: Callable[[Exception], bool] | None = None
         """Asked while the user's code computes a step: whether a failure is a lost peer, so that the step is discarded."""
+        self.forsaken: Callable[[], None] | None = None
+        """Raises where a worker that is waited for in a step has left the loop, and will never come."""
 
     def outlive(self, action: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:
         """Return what `action` does; where the group breaks in a step that is then discarded, what `otherwise` does.
@@ -66,6 +70,11 @@ class Interruption:
         for breaker in breakers:
             breaker()
 
+    def await_change(self, changed: threading.Condition) -> None:
+        """Wait for a condition that this thread holds, for a while; raise where who is to bring it will never come."""
+        if not changed.wait(LOOK_S) and self.forsaken is not None:
+            self.forsaken()
+
     def check(self) -> None:
         """Raise here if the interruption has come."""
         if self._raised:
@@ -103,6 +112,8 @@ class InterruptibleStore(Store):
     def delete_key(self, key: str) -> bool:
         """Forget a key."""
         return self._store.delete_key(key)
+
+    deleteKey = delete_key  # noqa: N815  (by this name torch's C++ half asks for it)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """Give several values when all are there."""

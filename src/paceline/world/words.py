@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from paceline.world.pulse import Phase
 from paceline.world.world import World
@@ -47,6 +47,21 @@ def hear(
             yield rank, store.get(f"{key}/{rank}").decode()
     finally:
         world.pulse.enter(before)
+
+
+def heard(world: World, key: str) -> Iterator[tuple[int, str]]:
+    """Yield each rank whose word is there already, and the word."""
+    store = _store(world)
+    for rank in range(world.size) if store is not None else ():
+        if store.check([f"{key}/{rank}"]):
+            yield rank, store.get(f"{key}/{rank}").decode()
+
+
+def forget(world: World, key: str) -> None:
+    """Delete this worker's word, which nobody will ask for any more: the store lives as long as the launch."""
+    store = _store(world)
+    if store is not None:
+        store.delete_key(f"{key}/{world.rank}")
 
 
 def _store(world: World) -> Store | None:

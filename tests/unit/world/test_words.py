@@ -10,12 +10,13 @@ from dataclasses import replace
 
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore
 
 from paceline.launch.diagnosis import HangWatch
 from paceline.world import Identity, World, connect
-from paceline.world.interruption import InterruptedWaitError
+from paceline.world.interruption import InterruptedWaitError, InterruptibleStore, Interruption
 from paceline.world.pulse import Kind, Phase, Pulse, PulseReader
-from paceline.world.words import hear, tell
+from paceline.world.words import forget, hear, heard, tell
 
 ALONE = Identity(rank=0, size=1, local_rank=0, local_size=1)
 
@@ -78,3 +79,19 @@ def test_one_that_may_be_steps_behind_is_waited_for_as_many_times_as_long() -> N
         heard = list(hear(replace(mine, apart=9), "key", lambda *_: LateError()))
         late.join()
     assert heard == [(0, "word"), (1, "word")]
+
+
+def test_what_was_told_is_seen_at_once_and_can_be_forgotten() -> None:
+    """Also in a group that has formed anew, whose store is one of ours behind torch's."""
+    kept = HashStore()
+    store = InterruptibleStore(kept, Interruption())
+    with pair(1.0) as (first, second, _):
+        placed = PrefixStore("group", store)
+        first, second = replace(first, store=placed), replace(second, store=placed)
+        assert list(heard(first, "key")) == []
+        tell(second, "key", "b")
+        assert list(heard(first, "key")) == [(1, "b")]
+        forget(first, "key")  # nobody else's
+        assert list(heard(first, "key")) == [(1, "b")]
+        forget(second, "key")
+    assert kept.num_keys() == 0

@@ -49,6 +49,7 @@ class Counter:
         self._missed = False
         """Whether the word did not come in time: it comes to nothing from then on."""
         self._changed = threading.Condition()
+        self._interruption = interruption
         _counter = self
         interruption.on_raise(self.close)
 
@@ -116,7 +117,8 @@ class Counter:
             return True
 
     def _wait(self, ready: Callable[[], bool]) -> None:
-        self._changed.wait_for(lambda: ready() or not self._open)
+        while self._open and not ready():
+            self._interruption.await_change(self._changed)
         if not ready():
             raise InterruptedWaitError("the group is broken: a trainer was lost, or has left")
 

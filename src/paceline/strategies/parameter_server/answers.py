@@ -31,7 +31,7 @@ class Answers:
         with self._bell:
             while not all(future.done() for future in futures):
                 self._world.interruption.check()
-                self._bell.wait()
+                self._world.interruption.await_change(self._bell)
         found = self.settled(futures)
         self._world.pulse.enter(before)
         return found

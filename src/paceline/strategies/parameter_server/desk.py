@@ -38,6 +38,7 @@ class Desk:
         self._waiting: list[Letter] = []
         self._changed = threading.Condition()
         self._open = True
+        self._interruption = interruption
         _desk = self
         interruption.on_raise(self.close)
 
@@ -56,7 +57,7 @@ class Desk:
             while len(self._waiting) < count:
                 if not self._open:
                     raise InterruptedWaitError("the group is broken: a trainer was lost, or has left")
-                self._changed.wait()
+                self._interruption.await_change(self._changed)
             taken, self._waiting = self._waiting, []
         return sorted(taken, key=lambda letter: letter.trainer)
 
