@@ -58,13 +58,14 @@ class Loss:
         """Return the loss of a batch whose mean is known: `mean` times the number of items (or tokens) it was taken over.
 
         For models that give their loss as a mean, as many of Hugging Face's do; `weight` must be exactly what they divided by
-        (for a causal language model the labels that are not -100, the first of each sequence left out).
+        (for a causal language model the labels that are not -100, the first of each sequence left out). A batch in which
+        nothing counts has the weight 0 and adds nothing, though its mean is nan.
         """
         if mean.dim() != 0:
             raise InputError(
                 f"Loss.from_mean was given a tensor of the shape {tuple(mean.shape)}, not a mean. Use Loss.mean(per_item)."
             )
-        return cls(mean * weight, weight, auxiliary)
+        return cls(_left_out(mean, weight) * weight, weight, auxiliary)
 
     @classmethod
     def tokens(cls, logits: Tensor, targets: Tensor, *, ignore_index: int = -100, **auxiliary: Loss) -> Loss:
@@ -177,6 +178,20 @@ class Task:
         """Measure one batch of the evaluation set; by default the loss alone."""
         loss = self.loss(model, batch)
         return {"loss": Mean(loss.total, loss.weight)}
+
+
+def _left_out(mean: Tensor, weight: Weight) -> Tensor:
+    """Return a mean, or 0 where it was taken over nothing: nan times 0 is nan, and so would be every gradient."""
+    if isinstance(weight, Tensor) and weight.device.type != "cpu":
+        return mean.masked_fill((weight == 0).reshape(()), 0.0)  # to ask a device would make it wait
+    if weight:
+        return mean
+    if mean.grad_fn is not None and mean.grad_fn.name() == "DivBackward0":
+        raise InputError(
+            "Loss.from_mean was given the weight 0 and a mean that was divided by it: the derivative of that division is no "
+            "number either. Give the sum and its weight instead: Loss(total, weight)."
+        )
+    return mean.nan_to_num(0.0, 0.0, 0.0)
 
 
 def as_float(value: Weight) -> float:

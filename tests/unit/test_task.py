@@ -187,6 +187,38 @@ def test_a_mean_is_taken_back_to_its_sum() -> None:
         Loss.from_mean(F.cross_entropy(x, LABELS, reduction="none"), 4)
 
 
+IGNORED = torch.full((4,), -100)
+
+
+@pytest.mark.parametrize("weight", [0, 0.0, (IGNORED != -100).sum()], ids=["int", "float", "tensor"])
+def test_a_batch_in_which_nothing_counts_adds_nothing(weight: int | float | Tensor) -> None:
+    for made in (
+        lambda x: Loss.from_mean(F.cross_entropy(x, IGNORED), weight),
+        lambda x: Loss.from_mean(x[IGNORED != -100].mean(), weight),
+        lambda x: Loss(F.cross_entropy(x, IGNORED, reduction="sum"), weight),
+        lambda x: Loss.tokens(x, IGNORED),
+        lambda x: Loss.mean(x[IGNORED != -100]),
+    ):
+        x = scores()
+        loss = made(x)
+        check_loss(loss)
+        (gradient,) = torch.autograd.grad(loss.total, x)
+        assert (loss.total.item(), float(loss.weight)) == (0.0, 0.0)
+        assert torch.equal(gradient, torch.zeros_like(x))
+
+
+def test_no_weight_with_a_total_that_is_no_number_is_refused() -> None:
+    x = scores()
+    with pytest.raises(
+        InputError, match=r"^this loss has the weight 0.*its total is nan.*mean was taken over nothing"
+    ):
+        check_loss(Loss(F.cross_entropy(x, IGNORED) * 0, 0))
+    with pytest.raises(InputError, match=r"^the auxiliary term other has the weight 0"):
+        check_loss(Loss.mean(x.square().sum(1), other=Loss(F.cross_entropy(x, IGNORED) * 0, torch.tensor(0))))
+    with pytest.raises(InputError, match=r"a mean that was divided by it.*Loss\(total, weight\)"):
+        Loss.from_mean((x * 0).sum() / 0, 0)
+
+
 def test_a_number_has_no_mean() -> None:
     with pytest.raises(InputError, match="a mean of means"):
         Loss.mean(F.cross_entropy(scores(), LABELS))

@@ -93,6 +93,7 @@ class Buffers:
         if not self.active:
             return
         held = dict(model.named_buffers())
+        self._check_forms(held, versions)
         names = self.names
         if names is None:
             # By value: BatchNorm's kernels write to its statistics without counting it as a write.
@@ -107,6 +108,22 @@ class Buffers:
                 "in the task's buffers()."
             )
         self._rows[index] = {name: held[name].clone().to(self._before[name].device) for name in names}
+
+    def _check_forms(self, held: Mapping[str, Tensor], versions: Versions) -> None:
+        """Refuse a buffer that a forward pass has given another shape or type, made, or taken away."""
+        what = next((f"{name} was registered" for name in held if name not in versions), "")
+        for name, before in self._before.items():
+            now = held.get(name)
+            if now is None:
+                what = f"{name} was taken away"
+            elif now.shape != before.shape or now.dtype != before.dtype:
+                what = f"{name} went from {_form(before)} to {_form(now)}"
+        if what:
+            raise InputError(
+                f"the buffer {what} in forward, so each shard would make another one of it, and nothing says how to combine "
+                "them. Register it in __init__ with its full size (a count beside it says how much is filled), or keep what "
+                "grows out of the buffers and out of forward."
+            )
 
     def combine(self, agree: Callable[[list[str]], list[str]], gather: Gather) -> None:
         """Make one value of what all shards made; `agree` and `gather` reach the other workers."""
@@ -165,6 +182,10 @@ class Buffers:
                     f"in the task: def buffers(self): return {{{name!r}: 'mean'}} ({', '.join(list(RULES)[1:])}, or a function)."
                 )
         return values[0]
+
+
+def _form(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
 def _equal(now: Tensor, before: Tensor) -> bool:

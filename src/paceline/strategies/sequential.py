@@ -8,6 +8,7 @@ everyone knows; only where the true weight turns out to be another one (tokens, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
@@ -437,7 +438,9 @@ def check_loss(loss: object) -> None:
             "with reduction='none', a sum (reduction='sum') with its weight, or Loss.from_mean(loss, weight); where the sum is "
             "divided by a constant that happens to equal the weight, multiply by its inverse (* 0.25 for / 4)."
         )
+    _check_nothing("this loss", loss)
     for name, term in loss.auxiliary.items():
+        _check_nothing(f"the auxiliary term {name}", term)
         # With the weight 1 a batch is one item of it, as for a balance loss.
         once = not isinstance(term.weight, Tensor) and term.weight == 1
         if not once and isinstance(term.total, Tensor) and is_mean(term.total, term.weight):
@@ -445,3 +448,14 @@ def check_loss(loss: object) -> None:
                 f"the auxiliary term {name} is a mean where its sum belongs. Give Loss.from_mean(term, weight), or the weight 1 "
                 "to count it once for each batch."
             )
+
+
+def _check_nothing(what: str, loss: Loss) -> None:
+    """Refuse a batch of no weight whose sum is no number, as far as that is known without waiting for a device."""
+    total, weight = loss.total, loss.weight
+    if not isinstance(total, Tensor) or total.device.type != "cpu" or weight or math.isfinite(total.item()):
+        return
+    raise InputError(
+        f"{what} has the weight 0, for nothing in the batch counts, and its total is {total.item()}, where a sum over nothing "
+        "is 0: a mean was taken over nothing. Give the sum (reduction='sum'), or Loss.from_mean(loss, weight)."
+    )

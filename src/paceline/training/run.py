@@ -790,11 +790,15 @@ class Run:
         if self._calls and self._inside is None and not self._skipped:
             self.between.note(outcome)
 
-    def save(self, *, last: bool = False) -> None:
-        """Write a checkpoint of where the run stands: every worker its part, when all have kept theirs of the ledger.
+    def save(self) -> None:
+        """Write a checkpoint of where the run stands. All workers must call it, at the same place of the loop.
 
-        With --save-async training goes on as soon as the state is copied; the `last` one is always waited for.
+        With --save-async training goes on as soon as the state is copied.
         """
+        self.save_due(called="run.save")
+
+    def save_due(self, *, last: bool = False, called: str | None = None) -> None:
+        """Write a checkpoint: every worker its part, when all have kept theirs of the ledger; the `last` one is waited for."""
         self._journal.settle()
         if self._recovery.waiting_to_join or self._catches_up or self._skipped:
             return  # the run is elsewhere still
@@ -807,7 +811,7 @@ class Run:
             **({"stream": self._begun[0].order is None} if self.about and self._begun else {}),
             "samples": self.samples,
         }
-        self._saving.save(meta, last=last)
+        self._saving.save(meta, last=last, called=called)
         self.cut.note_checkpoint(self.position, self._journal)
 
     def emit(self, event: Event) -> None:

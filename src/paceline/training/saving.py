@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import CheckpointError, DiskFaultError, InputError
 from paceline.observe import Note
 from paceline.training import folder, resuming
-from paceline.training.membership import SAVE
+from paceline.training.membership import EVALUATE, SAVE
 from paceline.training.nonfinite import check_weights
 from paceline.training.recorder import NoRecords
 from paceline.training.recovery import Recovery, RolledBackError
@@ -26,11 +26,14 @@ class Saving:
         self._saver = None if out is None else resuming.open_saver(run.options, records, run.emit)
         self._saved_at = -1
 
-    def save(self, meta: dict[str, Any], *, last: bool = False) -> None:
-        """Write a checkpoint of where the run stands, with all workers."""
+    def save(self, meta: dict[str, Any], *, last: bool = False, called: str | None = None) -> None:
+        """Write a checkpoint of where the run stands, with all workers; `called` is the name by which the loop asks for it."""
         run, saver = self._run, self._saver
         if saver is None:
             raise InputError("run.save needs a folder. Give out= to paceline.launch, or --out.")
+        if called is not None:
+            # Apart from the save itself, for which a slow disk is waited for ten times as long.
+            self._recovery.together(EVALUATE, lambda: None, called=called)
 
         def write() -> tuple[str, bool]:
             with run.guard.updating():  # workers that have gone their own ways are brought to one state
@@ -56,7 +59,7 @@ class Saving:
         """Write a checkpoint that is due; a disk that fails does not end a run that can go on without it."""
         try:
             with suppress(RolledBackError):
-                self._run.save()
+                self._run.save_due()
         except DiskFaultError as error:
             text = f"{error} Training goes on; the next checkpoint is tried when it is due."
             self._run.emit(Note(text=text))
@@ -73,7 +76,7 @@ class Saving:
         if self._saver is not None and not saved and run.position.number > run.started_at:
             try:
                 with suppress(RolledBackError):
-                    run.save(last=True)
+                    run.save_due(last=True)
             except DiskFaultError as error:
                 newest = folder.newest_step(run.options.out)
                 left = (

@@ -52,7 +52,9 @@ def hear(
 def heard(world: World, key: str) -> Iterator[tuple[int, str]]:
     """Yield each rank whose word is there already, and the word."""
     store = _store(world)
-    for rank in range(world.size) if store is not None else ():
+    if store is None:
+        return
+    for rank in range(world.size):
         if store.check([f"{key}/{rank}"]):
             yield rank, store.get(f"{key}/{rank}").decode()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -113,11 +114,12 @@ def alone(run: paceline.Run, what: str) -> None:
             step.backward(losses.sum(), len(losses))
         step.apply()
         if step.number == 1 and run.world.is_first:
-            print(
-                run.weights_sha256()
-                if what == "hash"
-                else run.evaluate(task.eval_data(), task.metrics, batch_size=8)
-            )
+            asked: dict[str, Callable[[], object]] = {
+                "hash": run.weights_sha256,
+                "save": run.save,
+                "evaluation": lambda: run.evaluate(task.eval_data(), task.metrics, batch_size=8),
+            }
+            print(asked[what]())
 
 
 def listed(run: paceline.Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -91,14 +92,14 @@ def test_a_loop_on_two_workers_that_leaves_the_rest_of_its_batches() -> None:
         paceline.launch(loops.forget, "rest", workers=2, shards=4)
 
 
-@pytest.mark.parametrize(("strategy", "what"), [("ddp", "hash"), ("fsdp", "evaluation")])
-def test_what_takes_all_workers_is_not_asked_by_one(strategy: str, what: str) -> None:
-    name = {"hash": "run.weights_sha256", "evaluation": "run.evaluate"}[what]
+@pytest.mark.parametrize(("strategy", "what"), [("ddp", "hash"), ("fsdp", "evaluation"), ("ddp", "save")])
+def test_what_takes_all_workers_is_not_asked_by_one(strategy: str, what: str, tmp_path: Path) -> None:
+    name = {"hash": "run.weights_sha256", "evaluation": "run.evaluate", "save": "run.save"}[what]
     with pytest.raises(
         InputError, match=rf"^rank 0 called {name}\(\), and rank 1 has not .* All workers must"
     ):
         paceline.launch(
-            loops.alone, what, strategy=strategy, workers=2, shards=2, threads=1, hang_timeout=2.5
+            loops.alone, what, strategy=strategy, workers=2, threads=1, hang_timeout=2.5, out=tmp_path / "run"
         )
 
 

@@ -87,11 +87,11 @@ def test_what_was_told_is_seen_at_once_and_can_be_forgotten() -> None:
     store = InterruptibleStore(kept, Interruption())
     with pair(1.0) as (first, second, _):
         placed = PrefixStore("group", store)
-        first, second = replace(first, store=placed), replace(second, store=placed)
-        assert list(heard(first, "key")) == []
-        tell(second, "key", "b")
-        assert list(heard(first, "key")) == [(1, "b")]
-        forget(first, "key")  # nobody else's
-        assert list(heard(first, "key")) == [(1, "b")]
-        forget(second, "key")
+        mine, theirs = replace(first, store=placed), replace(second, store=placed)
+        assert list(heard(mine, "key")) == []
+        tell(theirs, "key", "b")
+        assert list(heard(mine, "key")) == [(1, "b")]
+        forget(mine, "key")  # nobody else's
+        assert list(heard(mine, "key")) == [(1, "b")]
+        forget(theirs, "key")
     assert kept.num_keys() == 0
