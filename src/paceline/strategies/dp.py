@@ -7,10 +7,7 @@ before each step. Each shard's gradients are summed along the canonical tree, so
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import random
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,6 +22,7 @@ from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import Exactness, LossFunction, OpenReplica, Parts, ShardWork, StepWork
 from paceline.strategies.gradients import ledger_entry, run_backward
 from paceline.strategies.hooks import share
+from paceline.strategies.model_copy import Contents, ModelCopy
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica, check_loss
 from paceline.strategies.tree import Gradients, TreeSum
@@ -56,24 +54,14 @@ class DataParallel:
         return ThreadedReplica(parts, world)
 
 
-def _copied(master: nn.Module) -> nn.Module:
-    """Return a copy; a tensor that a module computes before each pass (the weight of the old weight_norm) goes along as it is."""
-    computed = {
-        id(value): value.detach()
-        for module in master.modules()
-        for value in vars(module).values()
-        if isinstance(value, Tensor) and value.grad_fn is not None
-    }
-    return copy.deepcopy(master, computed)
-
-
 class _Copy:
     """One thread's model, with gradients of its own."""
 
     def __init__(self, master: nn.Module, device: torch.device) -> None:
         self.device = device
         try:
-            self.model = _copied(master).to(device)
+            self.twin = ModelCopy(master)
+            self.model = self.twin.model.to(device)
         except (RuntimeError, TypeError) as error:
             raise InputError(
                 f"dp gives each thread a copy of the model, and this one cannot be copied: {str(error).split(chr(46))[0]:.90}. "
@@ -128,61 +116,95 @@ class ThreadedReplica(SequentialReplica):
         self._copies = [_Copy(self.model, device) for device in _devices(world.device, parts.threads)]
         self._parallel = len(self._copies) > 1
         self._pool = ThreadPoolExecutor(len(self._copies), thread_name_prefix="paceline-dp")
-        # Generators belong to the whole process. A model that draws has its shards take turns, each with streams of its
-        # own, the backward pass included (recomputed activations draw again). The first step is taken in turns to see.
-        self._turn: threading.Lock | None = threading.Lock()
-        self._draws = False
+        # Generators, and what the copies share beside weights, belong to the whole process. Where passes draw or write to
+        # that, the shards are taken in their order, as one process takes them. The first step is, to see.
+        self._in_order = True
+        self._first = True
 
     def _rewire(self) -> None:
         """Make the copies anew: gradients of what trains now are wanted from them."""
         super()._rewire()
+        self._copy_anew()
+
+    def _copy_anew(self) -> None:
         self._copies = [_Copy(self.model, copy_.device) for copy_ in self._copies]
 
     def step(self, work: StepWork, loss: LossFunction, clip: float | None) -> StepResult:
         """Compute all shards on the threads, gather, and update the master."""
         self.begin(work)
-        watched = None if self._turn is not None else _generators()
-        nodes = self._compute(work, loss)
-        if watched is not None and not _same(watched, _generators()):
-            # It began to draw random numbers just now: what the threads drew in parallel is worth nothing.
-            self._turn, self._draws, self.totals = threading.Lock(), True, []
-            nodes = self._compute(work, loss)
-        elif not self._draws:
-            self._turn = None
+        if self._copies[0].twin.changed() is not None:
+            self._copy_anew()
+        held = Contents(self._copies[0].twin.shared)
+        nodes = None if self._in_order else self._in_parallel(work, loss, held)
+        if nodes is None:
+            self._in_order, self.totals = not self._first, []
+            nodes = [node for pair in self._dealt(work) for node in self._alone(*pair, loss)]
+            self._in_order = self._in_order or not held.same()
+            self._first = False
         self._sent = True
         for node, gradients in nodes:
             self._tree.add(node, [None if one is None else one.to(self.world.device) for one in gradients])
         for copy_ in self._copies:
             copy_.check(self.model)
+        self._check_master()
         # A thread without a sample has seen no names.
         self.auxiliary.names = max((copy_.auxiliary.names for copy_ in self._copies), key=len)
         return self.apply(clip)
 
-    def _compute(self, work: StepWork, loss: LossFunction) -> list[Any]:
+    def _dealt(self, work: StepWork) -> list[tuple[_Copy, Sequence[ShardWork]]]:
         threads = len(self._copies)
         shares = [work.shards[owned.start : owned.stop] for owned in _deal(threads, len(work.shards))]
-        pairs = zip(self._copies, shares, strict=False)
-        running = [self._pool.submit(self._share, copy_, share, loss) for copy_, share in pairs]
-        return [node for future in running for node in future.result()]
+        return list(zip(self._copies, shares, strict=False))
 
-    def _share(self, replica: _Copy, shards: Sequence[ShardWork], loss: LossFunction) -> list[Any]:
+    def _in_parallel(self, work: StepWork, loss: LossFunction, held: Contents) -> list[Any] | None:
+        """Compute all shards at once; None where that is worth nothing, because the passes draw or write to what is shared."""
+        watched, dealt = _generators(), self._dealt(work)
+        for copy_, _ in dealt:
+            copy_.twin.give()
+        running = [self._pool.submit(self._share, copy_, share, loss) for copy_, share in dealt]
+        nodes = [node for future in running for node in future.result()]
+        if not (held.same() and _same(watched, _generators())) or any(copy_.twin.wrote for copy_, _ in dealt):
+            held.put_back()
+            return None
+        for copy_, _ in dealt:
+            copy_.twin.take()
+        return nodes
+
+    def _alone(self, replica: _Copy, shards: Sequence[ShardWork], loss: LossFunction) -> list[Any]:
+        """Compute one thread's shards while no other computes."""
+        replica.twin.give()
+        nodes = self._pool.submit(self._share, replica, shards, loss, seeded=True).result()
+        self._in_order = self._in_order or replica.twin.wrote
+        replica.twin.take()
+        return nodes
+
+    def _check_master(self) -> None:
+        """Refuse a pass that came to the master's own weights: their gradients would be lost."""
+        if any(parameter.grad is not None for parameter in self.parameters):
+            name = next(name for name, one in self.model.named_parameters() if one.grad is not None)
+            raise InputError(
+                f"dp gives each thread a copy of the model, and its forward pass or loss came to {name} of the original, by a "
+                "function, a weak reference or a model that the task keeps. Reach weights through the module's self and the "
+                "model that loss() is given, or use ddp."
+            )
+
+    def _share(
+        self, replica: _Copy, shards: Sequence[ShardWork], loss: LossFunction, *, seeded: bool = False
+    ) -> list[Any]:
         """Compute one thread's shards; gives the sums of the subtrees that they make up."""
         replica.refresh(self.model)
-        for copied, original in zip(replica.model.modules(), self.model.modules(), strict=True):
-            copied.training = original.training
         tree = TreeSum(self._shards, self._adding)
         for shard in shards:
             versions = self.buffers.open_shard(replica.model) if shard.batches else {}
-            with self._turn or contextlib.nullcontext():
-                if self._turn is not None:
-                    seeds.seed_everything(shard.seed)
-                for batch in shard.batches:
-                    reach(FORWARD)
-                    self.world.pulse.batch()
-                    before = None if self._turn is None or self._draws else _generators()
-                    value = self._forward(replica, batch, loss)
-                    self._draws = self._draws or (before is not None and not _same(before, _generators()))
-                    self._backward(replica, shard, value)
+            if seeded:
+                seeds.seed_everything(shard.seed)
+            for batch in shard.batches:
+                reach(FORWARD)
+                self.world.pulse.batch()
+                before = None if not seeded or self._in_order else _generators()
+                value = self._forward(replica, batch, loss)
+                self._in_order = self._in_order or (before is not None and not _same(before, _generators()))
+                self._backward(replica, shard, value)
             if shard.batches:
                 self.buffers.close_shard(shard.index, replica.model, versions)
             tree.add((shard.index, shard.index + 1), replica.take())

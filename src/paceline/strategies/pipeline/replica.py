@@ -158,6 +158,7 @@ class PipelineReplica:
         if self._writes is not None:
             self._writes.begin()
         for stage in self._stages.values():
+            stage.body.begin()
             stage.buffers.begin()
         for micros in self._rounds(work):
             program = programs(self._schedule, self._pipe.size, self._stage_count, len(micros))[
@@ -166,6 +167,7 @@ class PipelineReplica:
             reach(BACKWARD)
             self._conveyor.train(program, micros, loss, self._sums)
         for stage in self._stages.values():
+            stage.body.end()
             stage.own_buffers()
         return self._apply(work, clip)
 
@@ -257,6 +259,8 @@ class PipelineReplica:
             batches = (batch for work in seen for shard in work.shards for batch in shard.batches)
             self._agree_on_cut(self._propose(batches, metrics))
         rows: Rows = {}
+        for stage in self._stages.values():
+            stage.body.begin()
         modes = [(one, one.training) for stage in self._stages.values() for one in stage.body.modules()]
         buffers = BufferSnapshot(dict.fromkeys(module for module, _ in modes))
         for module, _ in modes:

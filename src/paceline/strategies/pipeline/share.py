@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from paceline.errors import InputError
-from paceline.strategies.pipeline.stages import Chain, members, on_meta, with_stand_ins
+from paceline.strategies.model_copy import ModelCopy, structure
+from paceline.strategies.pipeline.stages import Chain, members, on_meta, stand_ins
 from paceline.strategies.pipeline.streams import Standing, Streams
 from paceline.world import seeds
 
@@ -67,6 +68,16 @@ class Layers:
 
     def __init__(self, layers: Sequence[nn.Module], root: nn.Module, *, first: bool, last: bool) -> None:
         self.root, self._layers, self._first, self._last = root, layers, first, last
+        self._structure = _rows_of(root)
+
+    def begin(self) -> None:
+        """Check that these are the layers of the whole model still; they are its own."""
+        for name, held in _rows_of(self.root).items():
+            if self._structure.get(name) != held:
+                _refuse_change(name)
+
+    def end(self) -> None:
+        """Leave all as it is."""
 
     def modules(self) -> list[nn.Module]:
         """Give every module that runs here."""
@@ -98,9 +109,10 @@ class Layers:
 class Passage:
     """A stage of a model with a forward pass of its own, from the call of one module to the call of another."""
 
-    def __init__(self, root: nn.Module, cuts: Sequence[str], start: int, end: int) -> None:
+    def __init__(self, twin: ModelCopy, cuts: Sequence[str], start: int, end: int) -> None:
         """`cuts` are the modules at which units begin; the stage reaches from unit `start` up to `end`."""
-        self.root = root
+        self.root = root = twin.model
+        self._twin = twin
         self._first = start == 0
         self._received: Any = None
         self._learns = True
@@ -117,6 +129,18 @@ class Passage:
                 module.register_forward_pre_hook(self._begin, with_kwargs=True)
             elif start < unit < end and start:
                 module.register_forward_pre_hook(self._go_on, with_kwargs=True)
+        twin.note()
+
+    def begin(self) -> None:
+        """Take over the plain attributes that the whole model has now."""
+        changed = self._twin.changed()
+        if changed is not None:
+            _refuse_change(changed)
+        self._twin.give()
+
+    def end(self) -> None:
+        """Let the whole model have what passes made of its plain attributes."""
+        self._twin.take()
 
     def modules(self) -> list[nn.Module]:
         """Give every module that runs here."""
@@ -242,8 +266,24 @@ def make_stage(
         high = layers.index(chain.names[end]) if end < len(chain.names) else len(layers)
         chosen = [model.get_submodule(name) for name in layers[low:high]]
         return Layers(chosen, model, first=stage == 0, last=stage == len(starts) - 1)
-    tree = with_stand_ins(model, names)
-    return Passage(tree, chain.names, start, end)
+    return Passage(ModelCopy(model, stand_ins(model, names)), chain.names, start, end)
+
+
+def _rows_of(model: nn.Module) -> dict[str, list[Any]]:
+    """Return the members and hooks of the plain sequences whose layers are called without them."""
+    layers = members(model)
+    return {
+        name: held
+        for name, held in structure(model).items()
+        if not any(name == layer or name.startswith(f"{layer}.") for layer in layers)
+    }
+
+
+def _refuse_change(name: str) -> NoReturn:
+    raise InputError(
+        f"{name or 'the model'} was given other modules or hooks after pp had cut the model into stages, which do not have them. "
+        "Make the model as it is to be trained, with its hooks, before run.prepare, or use another strategy."
+    )
 
 
 def drop(model: nn.Module, kept: frozenset[str]) -> None:

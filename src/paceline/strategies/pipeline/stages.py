@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from paceline.errors import InputError, UnknownNameError
+from paceline.strategies.model_copy import ModelCopy
 
 
 @dataclass(frozen=True)
@@ -258,9 +259,18 @@ def _counted(model: nn.Module, layers: Sequence[str], args: tuple[Any, ...]) -> 
     return counts
 
 
-def with_stand_ins(model: nn.Module, names: frozenset[str] = frozenset()) -> nn.Module:
-    """Copy a model's structure: the tensors named are the very same, all others lie on the meta device."""
-    memo: dict[int, Any] = {}
+def with_stand_ins(model: nn.Module) -> nn.Module:
+    """Copy a model to try a pass on: its tensors lie on the meta device, and what else it changes are copies too."""
+    tensors = stand_ins(model)
+    try:
+        return copy.deepcopy(model, dict(tensors))
+    except TypeError:  # it holds a lock, a file, a generator
+        return ModelCopy(model, tensors).model
+
+
+def stand_ins(model: nn.Module, names: frozenset[str] = frozenset()) -> dict[int, Tensor]:
+    """Return what takes the place of each tensor: itself where it is named, one on the meta device elsewhere."""
+    memo: dict[int, Tensor] = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if name in names:
             memo[id(tensor)] = tensor
@@ -268,8 +278,7 @@ def with_stand_ins(model: nn.Module, names: frozenset[str] = frozenset()) -> nn.
             memo[id(tensor)] = nn.Parameter(torch.empty_like(tensor, device="meta"), tensor.requires_grad)
         else:
             memo[id(tensor)] = torch.empty_like(tensor, device="meta")
-    made: nn.Module = copy.deepcopy(model, memo)
-    return made
+    return memo
 
 
 def _short(error: Exception) -> str:

@@ -1,0 +1,258 @@
+"""Copies of a model that share with it what is no part of it: settings, a task, a lock, whatever a loop changes later.
+
+`copy.deepcopy` takes along everything a module refers to, and a copy never learns what becomes of the original. Here a copy has
+modules, parameters and buffers of its own; an object that leads to none of them is the very same. Plain attributes of a module
+(`model.mode = "warm"`) are handed to the copy before a step, and what its passes make of them goes back behind it.
+"""
+# ruff: noqa: SLF001  (tables of modules have no public names)
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import random
+import types
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_TABLES = frozenset(vars(nn.Module())) - {"training"}
+"""What torch itself keeps in a module."""
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_ATOMS = (type(None), int, float, complex, bool, str, bytes, type, range, slice, weakref.ref)
+_LEAVES = (
+    Tensor,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.ModuleType,
+    types.CodeType,
+    types.FrameType,
+    logging.Logger,
+)
+_ABSENT: Any = object()
+
+
+class ModelCopy:
+    """A model's modules once more; `tensors` are those that take the place of the original's, by the address of the latter."""
+
+    def __init__(self, original: nn.Module, tensors: Mapping[int, Any] | None = None) -> None:
+        self._own = {id(one): one for one in _parts(original)}
+        self.shared, copied = outside_and_inside(original, self._own)
+        memo = {**{id(one): one for one in self.shared}, **(tensors or {})}
+        self.model: nn.Module = copy.deepcopy(original, memo)
+        self._copies = {address: memo[address] for address in self._own if address in memo}
+        self._originals = {id(memo[address]): self._own[address] for address in self._copies}
+        self._structure = structure(original)
+        self._original = original
+        pairs = [*zip(original.modules(), self.model.modules(), strict=True)]
+        # What leads to the model's parts has to be copied with them, a config that knows its model say: kept the same likewise.
+        pairs += [(one, memo[id(one)]) for one in copied if memo.get(id(one), one) is not one]
+        places = [(_place(one), _place(other)) for one, other in pairs]
+        self._pairs = [pair for pair in places if isinstance(pair[0], dict)]
+        self._given: list[dict[str, tuple[Any, Any]]] = []
+        self.note()
+
+    def note(self) -> None:
+        """Take what original and copy have now for the same: a copy may be given a forward of its own."""
+        self._given = [
+            {
+                key: (one.get(key, _ABSENT), other.get(key, _ABSENT))
+                for key in {**one, **other}
+                if key not in _TABLES
+            }
+            for one, other in self._pairs
+        ]
+
+    def changed(self) -> str | None:
+        """Return the name of a module that has got other members or hooks, or an attribute made of other modules."""
+        now = structure(self._original)
+        if now.keys() != self._structure.keys():
+            return next(iter(now.keys() ^ self._structure.keys()))
+        for name, held in now.items():
+            if len(held) != len(self._structure[name]) or not all(map(is_, held, self._structure[name])):
+                return name
+        for name, (held, _), given in zip(chain(now, repeat("")), self._pairs, self._given, strict=False):
+            for key, value in held.items():
+                if (
+                    key not in _TABLES
+                    and given.get(key, (_ABSENT,))[0] is not value
+                    and self._leads_inside(value)
+                ):
+                    return f"{name}.{key}".lstrip(".")
+        return None
+
+    def give(self) -> None:
+        """Have the copy's plain attributes be those of the original."""
+        for (held, copied), given in zip(self._pairs, self._given, strict=True):
+            for key, value in held.items():
+                if key in _TABLES:
+                    continue
+                known = given.get(key)
+                if known is None or known[0] is not value:
+                    known = given[key] = value, self._copies.get(id(value), value)
+                if known[1] is not _ABSENT and copied.get(key, _ABSENT) is not known[1]:
+                    copied[key] = known[1]
+            for key in [key for key in copied if key not in _TABLES and key not in given]:
+                del copied[key]  # of a pass whose step was not taken
+            for key in [key for key, known in given.items() if known[0] is not _ABSENT and key not in held]:
+                del given[key]
+                copied.pop(key, None)
+
+    def take(self) -> None:
+        """Have the original's plain attributes be what passes of the copy have made of them."""
+        for (held, copied), given in zip(self._pairs, self._given, strict=True):
+            for key, value in copied.items():
+                if key in _TABLES or given.get(key, (None, _ABSENT))[1] is value:
+                    continue
+                back = self._originals.get(id(value), value)
+                if back is value and self._leads_inside(value, self._originals):
+                    back = held.get(key, _ABSENT)  # made of the copy's own modules: it stays with them
+                elif isinstance(value, Tensor) and value.device != _device(self._original):
+                    back = held.get(key, _ABSENT)
+                else:
+                    held[key] = back
+                given[key] = back, value
+
+    @property
+    def wrote(self) -> bool:
+        """Whether passes of the copy have set a plain attribute to something else; a tensor is looked at in its pass alone."""
+        return any(
+            key not in _TABLES
+            and (known := given.get(key, (None, _ABSENT))[1]) is not value
+            and not isinstance(value, Tensor)
+            and not _equal(value, known)
+            for (_, copied), given in zip(self._pairs, self._given, strict=True)
+            for key, value in copied.items()
+        )
+
+    def _leads_inside(self, value: Any, parts: Mapping[int, Any] | None = None) -> bool:
+        parts = self._own if parts is None else parts
+        if type(value) in _ATOMS or id(value) in parts:
+            return False
+        return any(id(child) in parts for one in _reached([value], parts) for child in _children(one))
+
+
+def structure(model: nn.Module) -> dict[str, list[Any]]:
+    """Return the members and hooks of each module."""
+    return {
+        name: [
+            *module._modules.values(),
+            *(hook for table in _HOOKS if vars(module)[table] for hook in vars(module)[table].values()),
+        ]
+        for name, module in model.named_modules()
+    }
+
+
+def outside_and_inside(model: nn.Module, own: Mapping[int, Any]) -> tuple[list[Any], list[Any]]:
+    """Return the objects that modules refer to: those that lead to no part of the model, and those that do."""
+    roots: list[Any] = []
+    for module in model.modules():
+        roots += [value for key, value in vars(module).items() if key not in _TABLES]
+        roots += [hook for table in _HOOKS for hook in vars(module)[table].values()]
+    found = list(_reached(roots, own))
+    holders: dict[int, list[Any]] = {}
+    inside: list[Any] = []
+    for one in found:
+        children = _children(one)
+        if any(id(child) in own for child in children):
+            inside.append(one)
+        for child in children:
+            holders.setdefault(id(child), []).append(one)
+    leads = {id(one) for one in inside}
+    while inside:
+        for holder in holders.get(id(inside.pop()), ()):
+            if id(holder) not in leads:
+                leads.add(id(holder))
+                inside.append(holder)
+    return [one for one in found if id(one) not in leads], [one for one in found if id(one) in leads]
+
+
+class Contents:
+    """What plain objects hold at one moment, and where generators among them stand."""
+
+    def __init__(self, objects: Sequence[Any]) -> None:
+        self._held = [(place, _content(place)) for place in map(_place, objects) if place is not None]
+        self._drawn = [(one, one.get_state()) for one in objects if isinstance(one, torch.Generator)]
+        self._drawn_plain = [(one, one.getstate()) for one in objects if isinstance(one, random.Random)]
+
+    def same(self) -> bool:
+        """Return whether they still hold the same."""
+        return (
+            all(_alike(_content(place), content) for place, content in self._held)
+            and all(torch.equal(one.get_state(), state) for one, state in self._drawn)
+            and all(one.getstate() == state for one, state in self._drawn_plain)
+        )
+
+    def put_back(self) -> None:
+        """Have them hold the same again."""
+        for one, state in self._drawn:
+            one.set_state(state)
+        for plain, stood in self._drawn_plain:
+            plain.setstate(stood)
+        for place, content in self._held:
+            if isinstance(place, list):
+                place[:] = content
+            else:
+                place.clear()
+                place.update(content)
+
+
+def _place(one: Any) -> Any:
+    """Return the dict, list or set in which an object keeps what it holds."""
+    if isinstance(one, dict | list | set):
+        return one
+    return getattr(one, "__dict__", None) if not isinstance(one, _LEAVES) else None
+
+
+def _content(place: Any) -> Any:
+    return dict(place) if isinstance(place, dict) else list(place)
+
+
+def _alike(now: Any, before: Any) -> bool:
+    if len(now) != len(before):
+        return False
+    if isinstance(now, dict):
+        return all(key in before and _equal(value, before[key]) for key, value in now.items())
+    return all(map(_equal, now, before))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and type(one) in _ATOMS and one == other)
+
+
+def _parts(model: nn.Module) -> Iterator[Any]:
+    yield from model.modules()
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def _reached(roots: Iterable[Any], own: Mapping[int, Any]) -> Iterator[Any]:
+    """Yield everything that is no part of the model and is reached without passing through one."""
+    seen: set[int] = set()
+    waiting = list(roots)
+    while waiting:
+        one = waiting.pop()
+        if id(one) in own or id(one) in seen or type(one) in _ATOMS or isinstance(one, type):
+            continue
+        seen.add(id(one))
+        yield one
+        waiting += _children(one)
+
+
+def _children(one: Any) -> list[Any]:
+    """Return what an object holds; functions are shared by every copy, whatever they close over."""
+    if isinstance(one, _LEAVES):
+        return []
+    return [
+        child for child in gc.get_referents(one) if type(child) not in _ATOMS and not isinstance(child, type)
+    ]
+
+
+def _device(model: nn.Module) -> Any:
+    return next(model.parameters()).device
