@@ -1,7 +1,8 @@
 """A worker's part of the state, put aside while the user's function goes by calls of `run.steps` that are over.
 
-A worker that joins is given the state in its first call of `run.steps`. What stands between the calls that it goes by (a
-schedule's step, a change of weights) is in that state already, and is done to it once more: it is put back.
+A worker that joins is given the state in its first call of `run.steps`, or where it asks what was measured before that. What
+stands between the calls that it goes by (a schedule's step, a change of weights) is in that state already, and is done to it
+once more: it is put back.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from torch import Tensor
 from paceline.strategies.base import Replica
 from paceline.strategies.pieces import Box
 from paceline.training.copies import aside
-from paceline.training.loop_state import LoopState
+from paceline.training.loop_state import LoopState, Values
 
 
 class PutAside:
     """The state as it is now, in memory of its own."""
 
-    def __init__(self, replica: Replica, loop_state: LoopState) -> None:
+    def __init__(self, replica: Replica, loop_state: LoopState, states: Values | None = None) -> None:
+        """`states` are the loop's own, where some of them may not be registered yet."""
         held = replica.held()
         self._pieces, self._rest = aside(held.pieces), copy.deepcopy(held.rest)
-        self._states = loop_state.snapshot()
+        self._states = loop_state.snapshot() if states is None else states
 
     def put_back(self, replica: Replica, loop_state: LoopState) -> None:
         """Have the state be what it was."""

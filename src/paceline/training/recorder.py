@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 
 from paceline import strategies
 from paceline.data import Feed
+from paceline.data.order import Order
 from paceline.strategies.tuning import Tuning
 from paceline.task import Task
 from paceline.training import ledger
@@ -171,11 +172,26 @@ def open_records(options: RunOptions, world: World) -> NoRecords:
     return NoRecords() if options.out is None else Records(options.out, options, world)
 
 
+@dataclass(frozen=True)
+class DataFacts:
+    """What the books say of the data of a call of `steps`, known to a worker that has not come there itself."""
+
+    batch_size: int
+    samples: int | None
+    steps_per_epoch: int | None
+    order: Order | None
+
+    @classmethod
+    def of(cls, feed: Feed) -> DataFacts:
+        """Return the facts of the data that another worker has open."""
+        return cls(feed.batch_size, feed.samples, feed.steps_per_epoch, feed.order)
+
+
 def describe_start(
     options: RunOptions,
     world: World,
     position: Position,
-    feed: Feed,
+    feed: Feed | DataFacts,
     *,
     exactness: str,
     clip: float | None,

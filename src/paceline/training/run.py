@@ -67,7 +67,7 @@ from paceline.training.preparing import (
 )
 from paceline.training.put_aside import PutAside
 from paceline.training.receipt import Start
-from paceline.training.recorder import describe_start, open_records
+from paceline.training.recorder import DataFacts, describe_start, open_records
 from paceline.training.recovery import Recovery, RolledBackError
 from paceline.training.saving import Saving
 from paceline.training.step import Step
@@ -99,6 +99,10 @@ class Run:
 
     _step: Step | None = None
     """The one that was given last."""
+    _data_of_others: tuple[DataFacts, float | None] | None = None
+    """What the others train on, for a worker that has joined them before its first call of `steps`."""
+    _adopted: Values
+    """The loop's own states, as this worker was given them when it joined."""
     _doubted = False
     """Whether the user was told that a list may hold batches: once a run is enough."""
 
@@ -145,7 +149,7 @@ class Run:
         """Whether this worker has joined a run that is in a later call of `steps`."""
         self._inside: int | None = None
         """Which call of `steps` has the turn, None outside of them."""
-        self.between = Between()
+        self.between, self._before = Between(), Between()
         self.loop_state = LoopState()
         """What the loop has registered beside model, optimizer and schedule."""
         self._leaving = Leaving()
@@ -554,7 +558,7 @@ class Run:
 
     def _description(self, position: Position) -> tuple[str, int, int, Callable[[], Start]]:
         """Give what the books are begun with."""
-        feed, clip = self._begun or (None, None)
+        feed, clip = self._begun or self._data_of_others or (None, None)
         if feed is None:
             raise RuntimeError("records are begun with the steps")
         if position.step == feed.steps_per_epoch:
@@ -638,13 +642,12 @@ class Run:
 
     def _gather_states(self, source: Source) -> Values:
         """Return what the loop's own states were where the run goes on; all workers call it."""
-        if not self.loop_state:
-            return {}
         if source.kind == BEGINNING:
             return self.loop_state.beginning
         number = source.position.number
-        mine = self.cut.states_at(number)
-        if mine is None and source.kind == WORKERS and self.position.number == number:
+        mine = self.cut.states_at(number) or None
+        joins = self._recovery.waiting_to_join  # and may have registered none yet
+        if mine is None and source.kind == WORKERS and self.position.number == number and not joins:
             mine = self.loop_state.snapshot()
         everybody: list[Values | None] = all_gather_object(self.world.comm, mine)
         return next((states for states in everybody if states is not None), {})
@@ -659,7 +662,7 @@ class Run:
         self._journal.load(self.cut.go_back(position))
         self.position = position
         self._tell_steps()
-        self._taken_back = True
+        self._taken_back, self._adopted = True, self._states
         if self.loop_state:
             self.loop_state.load(self._states)
         self._saving.go_back(position.number)
@@ -684,6 +687,8 @@ class Run:
             "journal": self._journal.state(),
             "states": self.loop_state.snapshot(),
             "between": self.between.state(),
+            "before": self._before.state(),
+            "data": None if self._begun is None else (DataFacts.of(self._begun[0]), self._begun[1]),
             FROZEN: frozen_names(self.replica.model) if self.replica.whole else None,
         }
 
@@ -697,6 +702,8 @@ class Run:
             freeze_as(self.replica.model, shared[FROZEN])
         self._journal.load(shared["journal"])
         self.between.load(shared["between"])
+        self._before.load(shared["before"])
+        self._data_of_others, self._adopted = shared["data"], shared["states"]
         self.loop_state.load(shared["states"])
 
     def _announcement(self, feed: Feed, epochs: int | None, last: float) -> RunStarted:
@@ -724,8 +731,9 @@ class Run:
         self, data: Any, metrics: MetricsFunction, *, batch_size: int | None = None
     ) -> dict[str, float]:
         """Measure a data set exactly; a metric is a sum and a weight, as in `Task.metrics`. All workers must call it."""
+        self._join_to_be_told()
         if self._comes_by:
-            measured: dict[str, float] = self.between.next("run.evaluate")
+            measured: dict[str, float] = self._outcomes.next("run.evaluate")
             return measured
         feed = data if isinstance(data, Feed) else self.feed(data, batch_size=batch_size, shuffle=False)
         self._copy()
@@ -763,8 +771,9 @@ class Run:
         on rank 0 say, is refused. Call it on all and print it on one.
         """
         name = "run.weights_sha256"
+        self._join_to_be_told()
         if self._comes_by:
-            told: str = self.between.next(name)
+            told: str = self._outcomes.next(name)
             return told
         self._recovery.together(
             EVALUATE, lambda: None, called=name
@@ -786,9 +795,28 @@ class Run:
             return not self._recovery.waiting_to_join
         return self._skipped and self.between.left
 
+    @property
+    def _outcomes(self) -> Between:
+        """What was found out where the user's function is now, outside of `steps`; before its first call it is not saved."""
+        return self.between if self._calls else self._before
+
     def _note_between(self, outcome: Any) -> None:
-        if self._calls and self._inside is None and not self._skipped:
-            self.between.note(outcome)
+        if self._inside is None and not self._skipped:
+            self._outcomes.note(outcome)
+
+    def _join_to_be_told(self) -> None:
+        """Join the others before the first call of `steps`, where they found out what this worker is asked for.
+
+        They may have measured a checkpoint's weights, which this worker cannot make: its machine may not have the files. In a run
+        that nothing was saved of, it makes what they measured: the weights of the beginning.
+        """
+        waits = self._recovery.waiting_to_join and self._replica is not None
+        if waits and not self._calls and self.options.resume:
+            self._catches_up = True
+            self._recovery.begin()
+            self.loop_state.resume(self._adopted)
+            # What stands from here to the call of `steps` has been done to that state.
+            self._aside = PutAside(self.replica, self.loop_state, self._adopted)
 
     def save(self) -> None:
         """Write a checkpoint of where the run stands. All workers must call it, at the same place of the loop.
