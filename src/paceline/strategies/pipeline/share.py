@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from paceline.errors import InputError
 from paceline.strategies.model_copy import ModelCopy, structure
+from paceline.strategies.pipeline.inputs import Inputs
 from paceline.strategies.pipeline.stages import Chain, members, on_meta, stand_ins
 from paceline.strategies.pipeline.streams import Standing, Streams
 from paceline.world import seeds
@@ -119,6 +120,8 @@ class Passage:
         self._kept: list[Any] = []
         self._arrive: Callable[[], None] = _nothing
         self._known: dict[int, Tensor] = {}
+        self._call: Any = None
+        self._inputs = Inputs(())
         if start:
             _remember(root, "", cuts[start : end + 1])
         for unit, name in enumerate(cuts):
@@ -161,19 +164,25 @@ class Passage:
         self._arrive = partial(_arrive, streams, streams.standing(), standing)
         # Up to the beginning of the stage nothing is computed that could be learned from.
         torch.set_grad_enabled(False)
+        self._call = on_meta(args), on_meta(dict(kwargs))
         try:
-            return self.root(*on_meta(args), **on_meta(dict(kwargs)))
+            made = self.root(*self._call[0], **self._call[1])
         except (RuntimeError, NotImplementedError) as error:
             if "meta" in str(error):
                 _refuse(self.root, error)
             raise
+        else:
+            self._inputs.check()
+            return made
         finally:
             torch.set_grad_enabled(self._learns)
             self._received, self._known, self._kept, self._arrive = None, {}, [], _nothing
+            self._call, self._inputs = None, Inputs(())
 
     def _begin(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
         """Put in what came from the stage before; the same tensors may be handed to later modules too."""
         self._arrive()
+        self._inputs = Inputs(self._call)  # what stands before this in the forward pass, other stages do
         expected, came = tree_leaves((args, kwargs)), tree_leaves(self._received)
         self._known = {
             id(stand_in): value
@@ -188,6 +197,7 @@ class Passage:
         return tree_map(lambda leaf: self._known.get(id(leaf), leaf), (args, kwargs))
 
     def _end(self, _: nn.Module, args: Any, kwargs: Any) -> NoReturn:
+        self._inputs.check()
         raise Reached(tree_map(lambda leaf: self._known.get(id(leaf), leaf), (args, kwargs)))
 
 

@@ -21,6 +21,7 @@ from paceline.errors import InputError
 from paceline.strategies.base import Parts
 from paceline.strategies.buffers import Buffers, Versions
 from paceline.strategies.pipeline.call import Function, StandIn
+from paceline.strategies.pipeline.inputs import Changed, Inputs, Received
 from paceline.strategies.pipeline.share import Layers, Passage, Reached, Share
 from paceline.strategies.pipeline.streams import Standing, Streams
 from paceline.strategies.second_order import check_transforms, refuse_second_order
@@ -53,6 +54,10 @@ class Handed:
     trained: list[bool]
     """Which tensors take a gradient."""
     stream: Standing
+    of_inputs: list[bool] = field(default_factory=list)
+    """Which tensors lie in the memory of the model's arguments."""
+    changed: dict[int, Any] = field(default_factory=dict)
+    """Arguments of the model that the first stage has written to, by their place; for each tensor its place."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +111,30 @@ class Stage:
         """Compute one micro-batch; gives (what is handed on, its tensors), or on the last stage what the function gave."""
         saved = _Saved([])
         received: Any = None
+        changed: Any = {}
+        handed_in: Inputs | Received = Received((), ())
         if came is not None:
-            received = _unpacked(*came)
+            received, changed = _unpacked(*came)
             saved.inputs = [one for one in came[1] if one.requires_grad]
+            handed_in = Received(came[1], came[0].of_inputs)
 
         def compute(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            nonlocal changed, handed_in
             check_transforms("pp")
-            return self.body.run(args, kwargs, received, streams, None if came is None else came[0].stream)
+            inputs = Inputs((args, kwargs))
+            try:
+                made = self.body.run(
+                    args, kwargs, received, streams, None if came is None else came[0].stream
+                )
+            except Reached:
+                if self.first:
+                    changed, handed_in = inputs.changed(), inputs
+                else:
+                    handed_in.check()
+                raise
+            handed_in.check()
+            inputs.write(changed)
+            return made
 
         streams = Streams(micro.seed, micro.stream, self._device)
         stand_in = StandIn(compute, any(module.training for module in self.body.modules()[:1]))
@@ -120,7 +142,7 @@ class Stage:
             with self._precision.autocast():
                 value = function(stand_in, micro.batch)
         except Reached as reached:
-            handed, tensors = _packed(reached.value, streams.standing())
+            handed, tensors = _packed(reached.value, streams.standing(), handed_in, changed)
             saved.outputs = [one for one in tensors if one.requires_grad]
             value = handed, tensors
         except RuntimeError as error:
@@ -257,7 +279,9 @@ def _run(
     return [] if accumulate else list(made)
 
 
-def _packed(value: Any, stream: Standing) -> tuple[Handed, list[Tensor]]:
+def _packed(
+    value: Any, stream: Standing, inputs: Inputs | Received, changed: Changed
+) -> tuple[Handed, list[Tensor]]:
     tensors: list[Tensor] = []
 
     def place(leaf: Any) -> Any:
@@ -267,14 +291,20 @@ def _packed(value: Any, stream: Standing) -> tuple[Handed, list[Tensor]]:
         return _Place(len(tensors) - 1)
 
     value = tree_map(place, value)
-    return Handed(value, [one.requires_grad for one in tensors], stream), tensors
+    shared = inputs.shared_with(tensors)
+    written = {number: place(one) for number, one in changed.items()}
+    shared += [False] * len(written)
+    return Handed(value, [one.requires_grad for one in tensors], stream, shared, written), tensors
 
 
-def _unpacked(handed: Handed, tensors: Sequence[Tensor]) -> Any:
+def _unpacked(handed: Handed, tensors: Sequence[Tensor]) -> tuple[Any, dict[int, Tensor]]:
     if torch.is_grad_enabled():
         for tensor, trained in zip(tensors, handed.trained, strict=True):
             tensor.requires_grad_(trained)
-    return tree_map(lambda leaf: tensors[leaf.index] if isinstance(leaf, _Place) else leaf, handed.value)
+    changed = {number: tensors[place.index] for number, place in handed.changed.items()}
+    return tree_map(
+        lambda leaf: tensors[leaf.index] if isinstance(leaf, _Place) else leaf, handed.value
+    ), changed
 
 
 def _own_rules(parts: Parts, root: nn.Module, names: frozenset[str]) -> Mapping[str, Any]:
