@@ -66,6 +66,16 @@ def test_the_first_ends_the_run_behind_a_step_that_all_have_finished(
     assert audit(tmp_path / "run").holds
 
 
+def test_before_the_first_step_is_finished_nothing_is_said_of_a_checkpoint_that_may_not_come(tmp_path, capfd):
+    assert interrupted(tmp_path, 1, "single", [("forward", 0, 0, "ctrl-c")]) == 1
+    said = capfd.readouterr().err
+    assert (
+        "interrupted: no step has been finished yet. Ending before the first, with nothing to save, or"
+        in said
+    )
+    assert "finishing the step" not in said
+
+
 def test_a_checkpoint_that_is_due_anyway_is_not_written_twice_and_a_kill_in_it_is_survived(
     tmp_path,
     whole,

@@ -161,6 +161,12 @@ class Supervisor:
             self._look()
 
     @property
+    def _has_steps(self) -> bool:
+        """Whether some worker has finished a step."""
+        readings = [self._sites[one.site].hands.reading(one.number) for one in self._roster.running()]
+        return any(reading is not None and reading.steps for reading in readings)
+
+    @property
     def _can_stop(self) -> bool:
         """Whether the run can end behind a step with a checkpoint: it has a folder, and its workers can regroup."""
         return self._plan.out is not None and self._membership.policy.elastic
@@ -188,6 +194,9 @@ class Supervisor:
                 return
             self._say(
                 "interrupted: finishing the step and saving a checkpoint. Ctrl-C again leaves at once, without."
+                if self._has_steps
+                else "interrupted: no step has been finished yet. Ending before the first, with nothing to save, or with a "
+                "checkpoint behind it where it is being taken. Ctrl-C again leaves at once."
             )
             ending.remind_at = now + STOP_WAIT_S
             self._do(self._membership.stop())

@@ -31,6 +31,13 @@ from paceline.world.lifeline import die_with_parent
 from paceline.world.pulse import NoPulse, Pulse
 
 _STEP, _UNFINISHED = "paceline_step", "paceline_unfinished"
+_NO_GROUP = "Default process group has not been initialized"
+"""What torch.distributed says where there is none."""
+_ALONE = (
+    "A run of one process has no process group of torch's. Use run.world.comm (all_reduce, broadcast, ...), run.world.rank "
+    "and run.world.size, which answer for any number of workers, also when a run goes on with one of several; or ask "
+    "torch.distributed.is_initialized() first."
+)
 HOLD_S = 0.5
 """How long a worker that is to join keeps still first: the others are just forming their group, and need the cores."""
 
@@ -160,6 +167,8 @@ def open_run(worker: Worker, options: Mapping[str, Any]) -> Iterator[Run]:
         run.finish()
     except BaseException as error:
         vars(error)[_STEP], vars(error)[_UNFINISHED] = run.position.number, run.in_training
+        if run.world.size == 1 and isinstance(error, ValueError) and _NO_GROUP in str(error):
+            error.add_note(_ALONE)
         raise
     finally:
         run.close()

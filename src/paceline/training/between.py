@@ -31,7 +31,8 @@ class Between:
         if self._told == len(self._outcomes):
             raise InputError(
                 f"this worker joined the run in a later call of run.steps, and the others did not call {asked} where it does, "
-                "between two of them. Call it inside the loop, in after_epoch, or after a loop that was left with break or ended."
+                "between two of them. Call it inside the loop, in after_epoch, or after a loop that ended or was left with "
+                "break; where the loop's iterator has a name (it = run.steps(...)), close it behind the break: it.close()."
             )
         self._told += 1
         return self._outcomes[self._told - 1]

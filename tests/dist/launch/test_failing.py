@@ -145,3 +145,12 @@ def test_the_logs_of_a_failed_launch_are_kept_and_named(tmp_path, capsys):
 def test_a_launch_that_went_well_leaves_nothing(tmp_path):
     paceline.launch(leave_early, workers=2)
     assert list(tmp_path.iterdir()) == []
+
+
+def ask_torch(run):
+    return torch.distributed.get_rank(), run.world.comm.all_reduce(torch.ones(1)).item()
+
+
+def test_a_process_group_that_one_worker_has_not_is_told_of():
+    assert paceline.launch(ask_torch, workers=2) == ((0, 2.0), (1, 2.0))
+    assert "Use run.world.comm (all_reduce" in failure_of(ask_torch, workers=1).trace

@@ -14,6 +14,7 @@ from torch import nn
 from paceline import Mean, Run
 from paceline.checkpoint import Checkpoints
 from paceline.errors import InputError
+from paceline.training.between import Between
 from paceline.verify.audit import audit
 from tests.unit.training.own_runs import data, losses, opened, prepared, resumed
 
@@ -255,3 +256,27 @@ def test_weights_that_a_loop_loads_when_it_begins_do_not_undo_a_resume(tmp_path:
         from_another(run, 3)
     with resumed(tmp_path) as run:
         assert same(from_another(run, 5), whole)
+
+
+def test_an_iterator_with_a_name_is_left_when_it_is_closed() -> None:
+    """Until then nothing tells an evaluation behind `break` from one inside the loop, and a newcomer skips the latter."""
+
+    def measure() -> int:
+        run.evaluate(data(8), lambda made, batch: {"mean": Mean(made(batch[0]).sum(), len(batch[0]))})
+        return len(run.between.state())
+
+    with opened() as run:
+        model, _ = prepared(run)
+        named = run.steps(data(8), batch_size=8, epochs=2)
+        for step in named:
+            for batch in step:
+                step.backward(losses(model, batch))
+            step.apply()
+            break
+        assert measure() == 0
+        named.close()
+        assert measure() == 1
+    with pytest.raises(
+        InputError, match=r"did not call run\.evaluate where it does.*has a name.*it\.close\(\)"
+    ):
+        Between().next("run.evaluate")
