@@ -493,13 +493,33 @@ class Run:
         if self._begun is not None and not (self.ended or self._catches_up):
             self._note_left(self.position.phase)
             self._journal.settle()
-            self._recovery.together(SAVE, lambda: None)  # all are to have left at the same step
+            # All are to have left at the same step.
+            left_open = self._recovery.together(
+                SAVE, lambda: any(all_gather_object(self.world.comm, self._left_open))
+            )
             left_at = self.position.number
-            self._saving.at_the_end()
+            if left_open:
+                self.emit(
+                    Note(
+                        text=f"the loop was left in the middle of step {left_at}, before step.apply(), and forward may have "
+                        "changed the model's buffers: no last checkpoint is written, for a resumed run takes that step once more."
+                    )
+                )
+            else:
+                self._saving.at_the_end()
             if self.position.number != left_at:
                 raise RolledBackError(self.position.number)  # no loop is there to take those steps once more
             self.ended = True
             self._records.finish()
+
+    @property
+    def _left_open(self) -> bool:
+        """Whether the last step has gone through a model with buffers and was not applied."""
+        return (
+            self._step is not None
+            and self._step.left_open
+            and next(self.replica.model.buffers(), None) is not None
+        )
 
     def _note_left(self, phase: int, *, ended: bool = False) -> None:
         """Tell the others that this worker has left a call of `steps`; an iterator may be closed long after the next began."""

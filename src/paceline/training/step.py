@@ -63,6 +63,11 @@ class Step:
         """How many steps came before, from the beginning of the run."""
         return self.work.number
 
+    @property
+    def left_open(self) -> bool:
+        """Whether batches have gone through the model, and nothing came of them."""
+        return self.result is None and (self._out or self._read or self._added > 0)
+
     def __iter__(self) -> Iterator[Any]:
         """Give this worker's batches, shard by shard, each on the device and with its own random streams."""
         if self._added:

@@ -280,3 +280,30 @@ def test_an_iterator_with_a_name_is_left_when_it_is_closed() -> None:
         InputError, match=r"did not call run\.evaluate where it does.*has a name.*it\.close\(\)"
     ):
         Between().next("run.evaluate")
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_step_left_before_it_was_applied_leaves_no_trace_in_a_checkpoint(
+    shards: int, tmp_path: Path
+) -> None:
+    """Batch normalisation has counted its batches, and a resumed run takes the step once more."""
+
+    def train(run: Run, leave: int | None) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
+        model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        for step in run.steps(data(), batch_size=4, epochs=1):
+            for batch in step:
+                step.backward(losses(model, batch))
+            if step.number == leave:
+                break
+            step.apply()
+        run.finish()
+        return model.state_dict()
+
+    with opened(shards=shards) as run:
+        whole = train(run, None)
+    with opened(shards=shards, out=tmp_path / "run", save_every="2") as run:
+        train(run, 3)
+    with resumed(tmp_path / "run", shards=shards) as run:
+        assert same(train(run, None), whole)
