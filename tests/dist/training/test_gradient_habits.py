@@ -48,8 +48,8 @@ def habits(run: paceline.Run, names: list[str]) -> dict[str, Any]:
             made[name] = loop(own, name)
         except InputError as error:
             made[name] = str(error)
-        # Whoever is in the step behind still waits for its server's answer.
-        getattr(own.replica, "_peers", run.world).comm.barrier()
+        # Whoever is in the step behind still waits for its server's answer: a server that goes takes it along.
+        run.world.comm.barrier()
         own.replica.abandon()
     return made
 
