@@ -43,7 +43,7 @@ ROOM = 2**20
 """So many bytes are reserved at once: as many as there are already, between these two."""
 _SIZE = RECORD.itemsize
 _GENERATION_BYTES = 4
-_NAME = re.compile(r"rank-(\d+)(?:-from-(\d+))?\.bin")
+_NAME = re.compile(r"rank-([0-9]{1,9})(?:-from-([0-9]{1,9}))?\.bin")
 _pack_into = struct.Struct("<IIQQII16s").pack_into
 """Fills a record in this order, so that the digest comes last: no half of it is zero but once in 2**63."""
 

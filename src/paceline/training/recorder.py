@@ -109,9 +109,7 @@ class Records(NoRecords):
             if self._chain is not None and self._chain.step == start.step:
                 self._chain.pass_by()
             return receipt
-        # A run that was killed before its first checkpoint may have left some; they belong to nothing now.
-        for path in ledger.paths(self._folder).values():
-            path.unlink(missing_ok=True)
+        # Ledgers that lie there without a receipt stay as they are: this start's generation is above all of theirs.
         return self._first(name, seed, batch_size, start)
 
     def _first(self, name: str, seed: int, batch_size: int, start: Start) -> Receipt:

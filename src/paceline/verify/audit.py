@@ -162,7 +162,7 @@ class _Audit:
         ends = [*(start.step for start in starts[1:]), receipt.steps]
         if starts[0].step > 0:
             self.problems.append(
-                f"steps 0 to {starts[0].step - 1} are on no ledger: the receipt begins at step {starts[0].step}"
+                f"steps 0 to {starts[0].step - 1} are in no start that the receipt knows: it begins at step {starts[0].step}"
             )
         if book.misplaced:
             self.problems.append(f"{book.misplaced} records name a shard beyond the run's {receipt.shards}")

@@ -21,7 +21,7 @@ from paceline.data.shards import owned_shards, shard_bounds
 from paceline.training import ledger
 from paceline.training.options import RunOptions
 from paceline.training.position import Position
-from paceline.training.receipt import Receipt, Start
+from paceline.training.receipt import NAME, Receipt, Start
 from paceline.training.recorder import Records, describe_start
 from paceline.verify.audit import audit
 from paceline.world import Identity, World, alone, broadcast_object, connect
@@ -241,6 +241,34 @@ def test_a_group_that_forms_before_there_is_a_receipt(tmp_path: Path) -> None:
     worker.books.close()
     assert generations(tmp_path) == [(0, 0)]
     assert audit(tmp_path).holds
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_what_an_earlier_start_wrote_is_kept_where_its_receipt_is_gone(tmp_path: Path, resume: bool) -> None:
+    """The errors of a receipt themselves advise to remove it."""
+    worker = Worker(tmp_path, alone(), range(SHARDS))
+    worker.begin()
+    worker.take(3)
+    worker.save()
+    worker.books.close()
+    (tmp_path / NAME).unlink()
+    before = {path: path.read_bytes() for path in ledger.paths(tmp_path).values()}
+    again = Worker(tmp_path, alone(), range(SHARDS), resume=resume)
+    again.position = worker.position if resume else Position()
+    again.begin()
+    again.take(6)
+    again.save()
+    again.books.close()
+    assert before
+    assert {path: path.read_bytes() for path in before} == before
+    assert generations(tmp_path) == [(3 if resume else 0, 1)]
+    found = audit(tmp_path)
+    assert found.lost == 0
+    assert found.superseded == 3 * SHARDS
+    if resume:
+        assert found.problems[0].startswith("steps 0 to 2 are in no start that the receipt knows")
+    else:
+        assert found.holds, found.problems
 
 
 # Real workers, killed in the middle of it.

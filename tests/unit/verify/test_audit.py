@@ -264,7 +264,7 @@ def test_what_the_receipt_does_not_know_is_no_success(tmp_path: Path) -> None:
     receipt = Receipt(name="task", seed=5, shards=SHARDS, batch_size=BATCH, history=(late,))
     receipt.saved(9, Point(weights_sha256="2" * 64, chain=None)).write(tmp_path)
     found = audit(tmp_path)
-    assert found.problems[0] == "steps 0 to 2 are on no ledger: the receipt begins at step 3"
+    assert found.problems[0] == "steps 0 to 2 are in no start that the receipt knows: it begins at step 3"
     assert found.lost == 0
 
 
