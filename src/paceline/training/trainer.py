@@ -91,7 +91,7 @@ class Trainer:
         self._looked = True
         notes = [
             note_of_changes(before, numbers_of(self.task, model)) if looks else None,
-            self._modes.note_of_change(model, step.number),
+            self._modes.note_of_change(self.task, model, step.number),
         ]
         for text in notes:
             if text is not None:
