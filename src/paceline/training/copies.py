@@ -65,12 +65,17 @@ class Copies:
         """Say whether it is time for one."""
         return position.number % self.every == 0
 
-    def take(self, position: Position, shared: dict[str, Any], held: Held) -> None:
-        """Copy this worker's part aside and send it on its way; everybody does so at the same step."""
+    def take(self, position: Position, shared: dict[str, Any], held: Held, *, anew: bool) -> None:
+        """Copy this worker's part aside and send it on its way; everybody does so at the same step.
+
+        `anew` where the loop may have changed something since the last copy of this step: that one must not serve any more.
+        """
         if self._comm is None:
             return
         if self._thread is not None:
             self._thread.join()
+        if anew:
+            self.kept.pop(position.number, None)
         copy = Copy(position, shared, held.rest, aside(held.pieces))
         # One of the same step that another group took stays until this one is whole.
         self.kept.setdefault(position.number, copy)

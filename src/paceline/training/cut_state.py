@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -84,13 +83,15 @@ class CutState:
         return self._copies is not None
 
     def due(self, position: Position) -> bool:
-        """Say whether a copy is to be taken here."""
-        return self._copies is not None and self._copies.due(position)
+        """Return whether a copy is to be taken behind a step: it is time, or one was taken before the loop had done with it."""
+        return self._copies is not None and (
+            self._copies.due(position) or position.number in self._copies.kept
+        )
 
-    def copy(self, position: Position, shared: dict[str, Any], replica: Replica) -> None:
+    def copy(self, position: Position, shared: dict[str, Any], replica: Replica, *, anew: bool) -> None:
         """Put this worker's part aside and send it to its neighbour, while training goes on."""
         if self._copies is not None and not replica.whole:
-            self._copies.take(position, shared, replica.held())
+            self._copies.take(position, shared, replica.held(), anew=anew)
 
     # A new group.
 
@@ -153,12 +154,6 @@ class CutState:
         copy = None if self._copies is None else self._copies.kept.get(number)
         states: dict[str, Any] | None = None if copy is None else copy.shared["states"]
         return states
-
-    def renew_states(self, number: int, states: Callable[[], dict[str, Any]]) -> None:
-        """Put the loop's own states aside once more, when the loop has done with the step that a copy was taken in."""
-        copy = None if self._copies is None else self._copies.kept.get(number)
-        if copy is not None:
-            copy.shared["states"] = states()
 
     def go_back(self, position: Position) -> dict[str, float]:
         """Forget what came later, and give what the journal held then."""

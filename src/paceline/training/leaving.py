@@ -45,12 +45,14 @@ class Leaving:
     def note(self, world: World, phase: int, number: int, *, ended: bool, unfinished: bool = False) -> None:
         """Note that this worker has left a call of `run.steps`, behind how many steps, and whether at its end.
 
-        Or, where it left an `unfinished` step, that the step which the workers were to take once more was never taken.
+        Or, where it left an `unfinished` step, that the step which the workers were to take once more was never taken. The
+        others hear of a `break` when this worker next does something with them: an exception leaves the loop in the same way.
         """
         self._left = phase, number, f"{number} {_END if ended else _BREAK}"
         self._unfinished = unfinished
-        with suppress(DistError):
-            tell(world, self._key(world, phase), self._left[-1])
+        if ended:
+            with suppress(DistError):
+                tell(world, self._key(world, phase), self._left[-1])
 
     def check(self, world: World) -> None:
         """Wait until all have left the same call behind the same step, or raise."""

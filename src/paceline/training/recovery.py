@@ -21,7 +21,7 @@ from paceline.observe import Regrouped
 from paceline.strategies.base import OpenReplica
 from paceline.strategies.pieces import Held
 from paceline.strategies.result import StepResult
-from paceline.training.handover import Offer, Source, choose
+from paceline.training.handover import WORKERS, Offer, Source, choose
 from paceline.training.membership import EVALUATE, SAVE, STEP, Membership, Place, Standing
 from paceline.training.position import Position
 from paceline.training.transfer import broadcast_state
@@ -59,6 +59,8 @@ class _Member:
     """Whether it holds only a part of the state."""
     redone: int
     """By how many steps it has gone back since the group broke, in attempts to form a new one."""
+    outside: bool
+    """Whether it is between two calls of `run.steps`, or behind the last: nothing there can be done once more."""
 
     @property
     def number(self) -> int:
@@ -93,8 +95,8 @@ class Recovery:
         self._held: Held | None = None
         """What that replica holds, asked for once: preparing another one may take it apart."""
         self._source, self._redone = "", 0
-        self._apart = False
-        """Whether the workers were at different things when they went back."""
+        self._back = False
+        """Whether the state of the new group is one of before: what this worker's loop did since then is not in it."""
         self.recoveries: list[dict[str, Any]] = []
         self.stopping = False
         """Whether the group has formed only to save a checkpoint and to end."""
@@ -155,7 +157,8 @@ class Recovery:
                 if not (self.survives(error) or self._tries_again(kind, error)):
                     raise
                 missed, outcome = self.regroup(kind)
-                if self._redone and (self._run.outside or self._run.ended or self._apart):
+                if self._back:
+                    # Steps are to be taken once more, and whoever asked for this must not go on as if they had been.
                     raise RolledBackError(self._run.position.number) from error
                 if not missed:
                     continue
@@ -197,7 +200,7 @@ class Recovery:
     def regroup(self, kind: str) -> tuple[bool, Any]:
         """Leave the broken group and enter the next; says whether others had finished what was under way, and its outcome."""
         run = self._run
-        self._source, self._redone = "", 0
+        self._source, self._redone, self._back = "", 0, False
         if not self.waiting_to_join:
             self._broken_at = self._broken_at or time.monotonic()
             run.leave_group()
@@ -269,7 +272,8 @@ class Recovery:
         run = self._run
         position = self._position(kind)
         cut = self._left is not None and not self._left.whole
-        mine = _Member(self._finished, position, kind, cut, self._redone)
+        outside = run.outside and not run.repeatable and not self.waiting_to_join
+        mine = _Member(self._finished, position, kind, cut, self._redone, outside)
         members: list[_Member] = all_gather_object(world.comm, mine)
         if run.cut.expected(world) or any(member.cut for member in members):
             return self._put_together(world, members)
@@ -347,9 +351,14 @@ class Recovery:
         furthest = max(member.number + member.redone for member in before)
         finished = max(member.finished for member in before)
         self._source, self._redone = source.kind, furthest - position.number
-        if self._redone:
+        if source.kind != WORKERS and any(member.outside for member in before):
+            raise RolledBackError(position.number)
+        # With no step to take again it may be the end of an epoch that is to be done again: another function of the user's.
+        if self._redone or (
+            source.kind != WORKERS and position != max(before, key=lambda one: one.number).position
+        ):
             self._run.go_back(position)
-            self._apart = len({member.kind for member in before}) > 1
+            self._back = True
             self._missed, self._finished = False, finished + 1
         else:
             # It stays so when the group breaks again before this worker could count what it missed.

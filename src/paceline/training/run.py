@@ -310,6 +310,11 @@ class Run:
         return self._inside is None
 
     @property
+    def repeatable(self) -> bool:
+        """Whether what is done outside of the steps can be done once more: a Task's trainer changes nothing there."""
+        return self.task is not None
+
+    @property
     def in_training(self) -> bool:
         """Whether steps have been asked for and not all were taken."""
         return self._begun is not None and not self.ended
@@ -546,8 +551,8 @@ class Run:
     def end_step(self) -> None:
         """Note that the loop has done with a step, its own states included."""
         self.guard.end_step()
-        if self.loop_state:
-            self.cut.renew_states(self.position.number, self.loop_state.snapshot)
+        if self.cut.due(self.position):
+            self._copy()
 
     def note_begun(self, step: Step) -> None:
         """Enter a step in the books before any of it can reach another worker: others may finish it while this one is killed."""
@@ -571,8 +576,6 @@ class Run:
         self._saving.poll()
         self._journal.step(step, self.position, self.replica.optimizer)
         self.cut.note_step(self.position, self._journal)
-        if self.cut.due(self.position):
-            self._copy()
         self._recovery.settle()
         self.world.pulse.end()
 
@@ -636,7 +639,7 @@ class Run:
         self._records.regroup(self.world, *self._description(position))
         self.cut.attach(self.world, replica)
         if self.cut.keeps_copies:
-            self.cut.copy(position, self.shared_state(), replica)
+            self.cut.copy(position, self.shared_state(), replica, anew=False)
 
     def await_saves(self) -> None:
         """Let a checkpoint that is being written come to its end: it may be what the others are to go on from."""
@@ -674,11 +677,9 @@ class Run:
 
     def go_back(self, position: Position) -> None:
         """Stand at an earlier step again."""
-        if position.number < self.position.first_number:
-            # Before this call of `steps` began: the function has gone on since.
-            raise RolledBackError(position.number)
         if position.phase < self.position.phase:
-            position = self.position.phase_start()  # the end of the call before is the beginning of this one
+            # Before this call of `steps` began: what the function did since then would be lost.
+            raise RolledBackError(position.number)
         self._journal.load(self.cut.go_back(position))
         self.position = position
         self._tell_steps()
@@ -696,7 +697,7 @@ class Run:
     def _copy(self) -> None:
         self._journal.settle()
         if self.cut.keeps_copies:
-            self.cut.copy(self.position, self.shared_state(), self.replica)
+            self.cut.copy(self.position, self.shared_state(), self.replica, anew=True)
 
     def shared_state(self) -> dict[str, Any]:
         """Give what a worker that joins must know beside the model."""
@@ -757,7 +758,6 @@ class Run:
             return measured
         feed = data if isinstance(data, Feed) else self.feed(data, batch_size=batch_size, shuffle=False)
         self._copy()
-        asked_at = self.position.number
 
         def measure() -> dict[str, float]:
             with self.guard.updating():
@@ -769,13 +769,6 @@ class Run:
             if feed is not data:
                 self._close_feed(feed)
         self._note_between(measured)
-        if self.position.number != asked_at:
-            self.emit(
-                Note(
-                    text=f"a worker was lost in the evaluation behind step {asked_at - 1}, and steps are taken once more: "
-                    f"it measured what there is behind {self.position.number} steps, not {asked_at}"
-                )
-            )
         for name in [name for name, value in measured.items() if math.isnan(value)]:
             self.emit(
                 Note(text=f"the metric {name} is not a number: its weight is 0, or a batch's value is none")
