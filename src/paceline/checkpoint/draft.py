@@ -53,11 +53,13 @@ class Draft:
 
     final: Path
     partial: Path
+    replaces: bool = False
+    """Whether a checkpoint with another state may be there already: one of this run's own."""
 
     @classmethod
-    def of(cls, final: Path) -> Draft:
+    def of(cls, final: Path, *, replaces: bool = False) -> Draft:
         """Name the draft that this process will commit."""
-        return cls(final, beside(final, "partial"))
+        return cls(final, beside(final, "partial"), replaces)
 
     def make(self) -> None:
         """Make the empty folder, and those above it."""

@@ -41,6 +41,8 @@ class _Hello:
     last: int
     slots: dict[str, Any]
     """What its optimizer keeps that is no tensor."""
+    own: bool
+    """Whether it knows of a checkpoint of this step that the run itself has saved."""
 
 
 class Saver:
@@ -82,13 +84,18 @@ class Saver:
         rest, fault = self._checked(world, held, moment)
         changed = self._agreed is None or self._agreed[0] is not world.comm or self._agreed[1] != offer
         slots = {} if world.is_first else own_slots(rest)
-        everybody: list[_Hello] = all_gather_object(world.comm, _Hello(changed, fault, self._last, slots))
+        own = moment.step in self.checkpoints.own
+        everybody: list[_Hello] = all_gather_object(
+            world.comm, _Hello(changed, fault, self._last, slots, own)
+        )
         self._late = Fault()
         fault = _worst(hello.fault for hello in everybody)
         if fault or (unless_saved and everybody[0].last == moment.step):
             return fault
         if any(hello.changed for hello in everybody):
             self._agreed = None
+        if any(hello.own for hello in everybody):
+            self.checkpoints.own.add(moment.step)
         try:
             plan, draft = self._prepare(world, offer, moment.step)
         except CheckpointError as error:
@@ -107,7 +114,10 @@ class Saver:
             ),
             started=started,
         )
-        return self._begin(world, writing) if background else self._write(world, writing)
+        fault = self._begin(world, writing) if background else self._write(world, writing)
+        if not fault:
+            self.checkpoints.own.add(moment.step)
+        return fault
 
     def poll(self) -> None:
         """Close the books of a save that has come to its end; to be called often, costs nothing."""

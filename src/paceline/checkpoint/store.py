@@ -38,6 +38,8 @@ class Checkpoints:
             raise InputError(f"keep={keep} would keep no checkpoint. Use 1 or more.")
         self.folder = folder
         self.keep = keep
+        self.own: set[int] = set()
+        """The steps that this run saved itself, or was resumed from: saved once more, they are replaced."""
 
     def committed(self) -> list[Path]:
         """Give the folders of all committed checkpoints, the oldest step first, whole or damaged."""
@@ -85,7 +87,7 @@ class Checkpoints:
 
     def draft(self, step: int) -> Draft:
         """Name the draft of a step."""
-        return Draft.of(self.folder / f"step-{step}")
+        return Draft.of(self.folder / f"step-{step}", replaces=step in self.own)
 
     def open(self, draft: Draft) -> None:
         """Make the folder that the parts are written into."""
@@ -124,7 +126,7 @@ class Checkpoints:
             except OSError as error:
                 if error.errno not in _OCCUPIED:
                     raise
-            if _holds_same(draft.final, draft.partial, manifest):
+            if _holds_same(draft.final, draft.partial, manifest, replaces=draft.replaces):
                 # Another writer of the same run was faster, a machine that was cut off say.
                 remove(draft.partial)
                 break
@@ -160,8 +162,11 @@ class Checkpoints:
             note(message)
 
 
-def _holds_same(final: Path, partial: Path, manifest: Manifest) -> bool:
-    """Tell whether a committed checkpoint holds what has just been written; False if it is damaged."""
+def _holds_same(final: Path, partial: Path, manifest: Manifest, *, replaces: bool) -> bool:
+    """Return whether a committed checkpoint holds what has just been written; False if it is damaged.
+
+    Raise where it holds another state, unless what was written `replaces` it.
+    """
     try:
         existing = Manifest.read(final)
         check_files(final, existing)
@@ -178,8 +183,8 @@ def _holds_same(final: Path, partial: Path, manifest: Manifest) -> bool:
     except CheckpointError:
         # Damaged: a run that resumed from an earlier step has come here again and puts it right.
         return False
-    if not equal:
+    if not equal and not replaces:
         raise CheckpointError(
             f"{final} is there already and holds another state. Resume that run, or choose another folder."
         )
-    return True
+    return equal

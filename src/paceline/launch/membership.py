@@ -194,7 +194,7 @@ class Membership:
         if was in (State.RELEASED, State.ENDED):
             return []
         if failure.kind in ("input", "disk") or not self.policy.elastic:
-            return self._do_without(member, failure)
+            return self._do_without(member, self._code.behind(failure, step))
         if member.newcomer and was in (State.STARTING, State.WAITING):
             return self._lost_newcomer(failure)
         self._failures.append(failure)

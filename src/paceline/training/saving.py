@@ -34,6 +34,8 @@ class Saving:
         if called is not None:
             # Apart from the save itself, for which a slow disk is waited for ten times as long.
             self._recovery.together(EVALUATE, lambda: None, called=called)
+        if run.options.resume:
+            saver.checkpoints.own.add(run.started_at)
 
         def write() -> tuple[str, bool]:
             with run.guard.updating():  # workers that have gone their own ways are brought to one state

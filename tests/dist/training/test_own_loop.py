@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import paceline
+from paceline.checkpoint import load
 from paceline.errors import InputError
 from tests.contract.jobs import Job
 from tests.contract.training import train
@@ -130,3 +132,35 @@ def dawdle(run: paceline.Run) -> int:
 
 def test_work_behind_the_steps_is_no_hang() -> None:
     assert paceline.launch(dawdle, strategy="single", hang_timeout=0.7, max_restarts=0) == (0,)
+
+
+def keep_the_best(run: paceline.Run) -> float:
+    """Measure and save where the run itself has just saved: at the end of an epoch, and behind the last step."""
+    model = torch.nn.Linear(1, 1)
+    model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    best = run.register_state("best", {"error": float("inf")})
+    data = torch.utils.data.TensorDataset(torch.linspace(0, 1, 16).reshape(-1, 1))
+
+    def error(model: torch.nn.Module, batch: Any) -> dict[str, paceline.Mean]:
+        return {"error": paceline.Mean((model(batch[0]) - 3 * batch[0]).pow(2).sum(), len(batch[0]))}
+
+    def measure(_: int) -> None:
+        best["error"] = run.evaluate(data, error)["error"]
+        run.save()
+
+    for step in run.steps(data, batch_size=8, epochs=2, after_epoch=measure):
+        for (inputs,) in step:
+            step.backward((model(inputs) - 3 * inputs).pow(2).flatten())
+        step.apply()
+    best["error"] = -run.evaluate(data, error)["error"]
+    run.save()
+    return float(best["error"])
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_score_is_saved_at_a_step_that_was_saved_already(strategy: str, tmp_path: Path) -> None:
+    options: Any = {"strategy": strategy, "workers": 2, "shards": 2, "threads": 1, "save_every": "2"}
+    scores = paceline.launch(keep_the_best, out=tmp_path / "run", **options)
+    saved = load(tmp_path / "run" / "checkpoints" / "step-4").state
+    assert saved["loop"]["best"]["error"] == scores[0] < 0
+    assert paceline.launch(keep_the_best, out=tmp_path / "run", resume=True, **options) == scores

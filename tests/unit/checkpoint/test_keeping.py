@@ -90,6 +90,16 @@ def test_the_same_step_with_another_state_is_refused(tmp_path: Path, part: str) 
     assert_same(load(tmp_path / "step-5").state, run_state(5))
 
 
+def test_a_step_that_this_run_has_saved_itself_is_replaced(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(5, run_state(5))
+    checkpoints.own.add(5)
+    changed = run_state(5) | {"model": run_state(6)["model"]}
+    checkpoints.save(5, changed)
+    assert_same(load(tmp_path / "step-5").state, changed)
+    assert names(tmp_path) == {"step-5"}
+
+
 def test_a_damaged_step_is_put_right_when_the_run_comes_there_again(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     path = checkpoints.save(5, run_state(5))
