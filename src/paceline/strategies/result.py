@@ -115,7 +115,7 @@ class StepResult:
     def check(self) -> None:
         """Raise when the loss is not a finite number, or nothing had any weight."""
         total, weight = self._numbers
-        if not weight > 0:
+        if not 0 < weight < math.inf:
             raise NonFiniteLossError(
                 f"step {self.number}: the weight of the whole global batch is {weight:g}."
             )

@@ -33,8 +33,7 @@ def explain(
     if spoiled:
         # Every sample makes a loss of nothing then: none of them is to blame.
         return NonFiniteLossError(
-            f"{error} {spoiled} was no number before this step began: an earlier update made it so, from an infinite gradient "
-            f"beside a finite loss. {_ADVICE}"
+            f"{error} {spoiled} was no number before this step began: an earlier update made it so, {_cause(replica)}"
         )
     words = [str(error), *[text for text, _, _ in seen if text][:1]]
     if untouched:
@@ -53,15 +52,22 @@ def check_weights(replica: Replica, world: World, number: int) -> None:
     spoiled = next((name for name in all_gather_object(world.comm, _spoiled(replica)) if name), "")
     if spoiled:
         raise NonFiniteLossError(
-            f"after {number} steps {spoiled} holds nan or infinity, though every loss was finite, so this state is not saved. "
-            f"{_ADVICE}"
+            f"after {number} steps {spoiled} holds nan or infinity, though every loss was finite, so this state is not saved: "
+            f"an update made it so, {_cause(replica)}"
         )
 
 
-_ADVICE = (
-    "Resume from a checkpoint before that with a smaller learning rate, or with --clip: the norm of each step's gradient is "
-    "then checked before its update."
-)
+def _cause(replica: Replica) -> str:
+    """Return what can have spoiled the weights, and what to do about it."""
+    for group in replica.optimizer.param_groups:
+        for name, value in group.items():
+            number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+            if isinstance(number, float) and not math.isfinite(number):
+                return f"for the optimizer's {name} is {number}. Mend what sets it, the schedule say, and begin anew."
+    return (
+        "from an infinite gradient beside a finite loss. Resume from a checkpoint before that with a smaller learning rate, or "
+        "with --clip: the norm of each step's gradient is then checked before its update."
+    )
 
 
 def _spoiled(replica: Replica) -> str:

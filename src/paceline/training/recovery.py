@@ -354,9 +354,7 @@ class Recovery:
         if source.kind != WORKERS and any(member.outside for member in before):
             raise RolledBackError(position.number)
         # With no step to take again it may be the end of an epoch that is to be done again: another function of the user's.
-        if self._redone or (
-            source.kind != WORKERS and position != max(before, key=lambda one: one.number).position
-        ):
+        if self._redone or (source.kind != WORKERS and any(one.position != position for one in before)):
             self._run.go_back(position)
             self._back = True
             self._missed, self._finished = False, finished + 1

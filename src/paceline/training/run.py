@@ -432,6 +432,7 @@ class Run:
     ) -> Iterator[Step]:
         if self._leaving.pending:
             self._recovery.together(SAVE, lambda: None)
+            self._check_whole("the loop was left")
         check_batch_size(self._meta.setdefault("batch_size", feed.batch_size), feed.batch_size)
         self._begun = feed, clip
         self._catches_up |= self._recovery.waiting_to_join
@@ -525,6 +526,14 @@ class Run:
             and self._step.left_open
             and next(self.replica.model.buffers(), None) is not None
         )
+
+    def _check_whole(self, what: str) -> None:
+        """Raise in the middle of a step: a state of there is that of no step."""
+        if self._left_open:
+            raise InputError(
+                f"{what} in the middle of step {self.position.number}, before step.apply(), and forward may have changed the "
+                "model's buffers by then. Do it behind step.apply()."
+            )
 
     def _note_left(self, phase: int, *, ended: bool = False) -> None:
         """Tell the others that this worker has left a call of `steps`; an iterator may be closed long after the next began."""
@@ -836,6 +845,7 @@ class Run:
 
         With --save-async training goes on as soon as the state is copied.
         """
+        self._check_whole("run.save() was called")
         self.save_due(called="run.save")
 
     def save_due(self, *, last: bool = False, called: str | None = None) -> None:

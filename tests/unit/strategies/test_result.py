@@ -28,6 +28,7 @@ def test_numbers() -> None:
         ([1.0, 0.0], [0.0, 1.0], "weight of the whole global batch is 0"),
         ([1.0, float("nan")], [0.0, 1.0], "weight of the whole global batch is nan"),
         ([1.0, -2.0], [0.0, 1.0], "weight of the whole global batch is -2"),
+        ([1.0, float("inf")], [0.0, 1.0], "weight of the whole global batch is inf"),
         ([1.0, 1.0], [float("-inf"), 1.0], "step 4: the auxiliary term balance is -inf"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import nn
 
 from paceline import Mean, Run
 from paceline.checkpoint import Checkpoints
-from paceline.errors import InputError
+from paceline.errors import InputError, NonFiniteLossError
 from paceline.training.between import Between
 from paceline.verify.audit import audit
 from tests.unit.training.own_runs import data, losses, opened, prepared, resumed
@@ -307,3 +308,42 @@ def test_a_step_left_before_it_was_applied_leaves_no_trace_in_a_checkpoint(
         train(run, 3)
     with resumed(tmp_path / "run", shards=shards) as run:
         assert same(train(run, None), whole)
+
+
+@pytest.mark.parametrize("what", ["save", "steps"])
+def test_nothing_is_saved_and_no_other_call_begun_in_the_middle_of_a_step(what: str, tmp_path: Path) -> None:
+    def train(run: Run) -> None:
+        model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
+        model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        for step in run.steps(data(), batch_size=4, epochs=1):
+            for batch in step:
+                step.backward(losses(model, batch))
+            if step.number == 1 and what == "save":
+                run.save()
+            if step.number == 1:
+                break
+            step.apply()
+        next(iter(run.steps(data(), batch_size=4, epochs=1)))
+
+    with (
+        opened(out=tmp_path / "run") as run,
+        pytest.raises(InputError, match=r"in the middle of step 1, before step\.apply"),
+    ):
+        train(run)
+
+
+def test_a_learning_rate_that_is_no_number_is_named(tmp_path: Path) -> None:
+    def train(run: Run) -> None:
+        model = nn.Linear(4, 1)
+        model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        for step in run.steps(data(), batch_size=4, epochs=1):
+            for batch in step:
+                step.backward(losses(model, batch))
+            optimizer.param_groups[0]["lr"] = math.nan
+            step.apply()
+
+    with (
+        opened(out=tmp_path / "run") as run,
+        pytest.raises(NonFiniteLossError, match="the optimizer's lr is nan"),
+    ):
+        train(run)

@@ -1,24 +1,27 @@
 """Where a worker stands once the parts of a state were put together, also when a group breaks while it forms."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from paceline.training.handover import Source
 from paceline.training.membership import EVALUATE, STEP, FixedMembership
 from paceline.training.position import Position
-from paceline.training.recovery import Recovery, _Member
+from paceline.training.recovery import Recovery, RolledBackError, _Member
 from paceline.world.interruption import InterruptedWaitError, Interruption
 
 
 def member(finished: int, number: int, kind: str = STEP, redone: int = 0) -> _Member:
-    return _Member(finished, Position(number=number), kind, cut=True, redone=redone)
+    return _Member(finished, Position(number=number), kind, cut=True, redone=redone, outside=False)
 
 
 def stand(recovery: Recovery, number: int, mine: _Member, *others: _Member) -> tuple[bool, int, int, bool]:
-    """Take over the state of a step, and tell: missed something, operations finished, steps redone, apart."""
+    """Take over the state of a step, and tell: missed something, operations finished, steps redone, gone back."""
     position = Position(number=number)
     recovery._stand(Source("workers", position), position, mine, [mine, *others], "what it came to")
-    return recovery._missed, recovery._finished, recovery._redone, recovery._apart
+    return recovery._missed, recovery._finished, recovery._redone, recovery._back
 
 
 def made() -> tuple[Recovery, list[Any]]:
@@ -41,7 +44,25 @@ def test_all_know_of_steps_that_one_has_gone_back_by() -> None:
     assert found == (False, 11, 1, True)
     assert gone == [Position(number=7)]
     # And what was gone back by counts on when the next attempt goes back no further.
-    assert stand(recovery, 7, member(11, 7, redone=1)) == (False, 12, 1, False)
+    assert stand(recovery, 7, member(11, 7, redone=1)) == (False, 12, 1, True)
+
+
+def test_an_epoch_s_end_is_done_again_though_no_step_is() -> None:
+    recovery, gone = made()
+    saved, now = Position(epoch=0, step=8, number=8), Position(epoch=1, step=0, number=8)
+    mine = replace(member(9, 8), position=now)
+    recovery._stand(Source("checkpoint", saved), saved, mine, [mine, mine], None)
+    assert (gone, recovery._back) == ([saved], True)
+
+
+def test_nobody_goes_on_outside_of_the_steps_from_a_state_of_before() -> None:
+    recovery, gone = made()
+    here = Position(number=8)
+    mine = replace(member(9, 8), outside=True)
+    with pytest.raises(RolledBackError):
+        recovery._stand(Source("copies", here), here, member(9, 8), [member(9, 8), mine], None)
+    recovery._stand(Source("workers", here), here, mine, [mine, mine], None)
+    assert not gone
 
 
 def test_an_error_of_the_user_s_code_is_not_the_break_it_came_with() -> None:
