@@ -30,7 +30,7 @@ class BufferSnapshot:
             _Entry(module, name, value, _here(value).clone())
             for module in modules
             for name, value in module._buffers.items()  # noqa: SLF001  (their own names, without those of children)
-            if value is not None
+            if value is not None and not value.is_meta  # one of another stage has no values
         ]
         self._marks = [mark(entry.tensor) for entry in self._entries]
         self._moving: set[int] | None = None

@@ -135,9 +135,7 @@ class _Centred(nn.Module):
         return scores
 
 
-@exhibit(
-    "evaluation-moves", "buffers that evaluation changes too: they are put back", NOT_FOLLOWED, plain=False
-)
+@exhibit("evaluation-moves", "buffers that evaluation changes too: they are put back", plain=False)
 class EvaluationMoves(Small):
     """A running mean that is replaced, and a count, whatever the mode."""
 
@@ -151,10 +149,7 @@ class EvaluationMoves(Small):
 @exhibit(
     "unsaved-buffer",
     "a changing buffer with `persistent=False`",
-    {
-        **dict.fromkeys(("fsdp", "tp", "ps", "local-sgd"), "is registered with persistent=False"),
-        **NOT_FOLLOWED,
-    },
+    dict.fromkeys(("fsdp", "tp", "ps", "local-sgd", "pp"), "is registered with persistent=False"),
     plain=False,
 )
 class UnsavedBuffer(EvaluationMoves):

@@ -341,7 +341,7 @@ class _Teacher(nn.Module):
 @exhibit(
     "mean-teacher",
     "a mean teacher that the forward pass moves (`t.data = ...`)",
-    {**WRITTEN, **NO_ROW},
+    {**WRITTEN, "pp": "of the pipeline share student"},
 )
 class MeanTeacher(Small):
     """How often it moves depends on the number of passes."""
