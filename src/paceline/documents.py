@@ -19,6 +19,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from paceline.errors import InputError
+from paceline.ranges import Range
+
 MOST = 2**28
 """Bytes of a document: a manifest of a million tensors is about 200 MB."""
 
@@ -73,6 +76,23 @@ def check_fields(document: Mapping[str, Any], kind: type, *, where: str = "") ->
             raise DocumentError(
                 f"{where}{field.name} is {shown(document[field.name])}, but must be {_name(hints[field.name])}"
             )
+
+
+def number(what: str, value: Any, within: Range) -> Any:
+    """Return a number out of a document; raise DocumentError unless it lies in a range, as an option's must."""
+    try:
+        return within.read(what, value if fits(value, float) else Verbatim(shown(value)))
+    except InputError as error:
+        raise DocumentError(str(error).removesuffix(".")) from None
+
+
+class Verbatim(str):
+    """Text that a message shows as it is."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def fits(value: Any, hint: Any) -> bool:

@@ -89,6 +89,15 @@ THREADS = Range(1, 1024)
 SHARDS = Range(1, 2**16)
 SEED = Range(0, 2**63 - 1)
 LOADERS = Range(0, 1024)
+# What a run writes down of itself; the widths of a ledger's fields are among the bounds.
+STEPS_TAKEN = Range(0, 10**12)
+EPOCH = Range(0, 2**32 - 1)
+GENERATION = Range(0, 2**32 - 1)
+SAMPLES = Range(0, 2**63 - 1)
+"""A data set without an end has the largest length that Python knows."""
+HORIZON = Range(0, COUNT.high * SAMPLES.high)
+PROCESSES = Range(1, 2 * WORKERS.high)
+"""Workers and servers."""
 MACHINE_SECONDS = Range(4, 10**6)
 """A machine that is silent for less may well be alive."""
 SECONDS = Range(0, 10**7, whole=False, above=True)

@@ -42,6 +42,8 @@ FIRST_ROOM = 2**16
 ROOM = 2**20
 """So many bytes are reserved at once: as many as there are already, between these two."""
 _SIZE = RECORD.itemsize
+_BLOCK = 2**16
+"""So many records are read at once: 3 MB."""
 _GENERATION_BYTES = 4
 _NAME = re.compile(r"rank-([0-9]{1,9})(?:-from-([0-9]{1,9}))?\.bin")
 _pack_into = struct.Struct("<IIQQII16s").pack_into
@@ -197,26 +199,43 @@ def read(path: Path, start: int = 0) -> Records:
             raise InputError(f"{path} is no ledger of this version of paceline. Restore it from a copy.")
         first = len(MAGIC) + start * _SIZE
         file.seek(first)
-        data = file.read()
-        records = np.frombuffer(data[: len(data) - len(data) % _SIZE], dtype=RECORD)
-        unfinished = np.flatnonzero((records["digest"] == 0).any(axis=1))
-        if not len(unfinished):
-            return records
+        found: list[Records] = []
+        # In blocks, up to where the records end: a file may be made as long as it likes without holding anything.
+        while True:
+            data = file.read(_BLOCK * _SIZE)
+            records = np.frombuffer(data[: len(data) - len(data) % _SIZE], dtype=RECORD)
+            finished = _finished(records)
+            found.append(records[:finished])
+            if finished < _BLOCK:
+                break
+        if finished == len(records):
+            return np.concatenate(found)
         # Once more, because a digest may have come just after the numbers before it were read.
+        length = sum(map(len, found)) * _SIZE
+        found.clear()
         file.seek(first)
-        return np.frombuffer(file.read(int(unfinished[0]) * _SIZE), dtype=RECORD)
+        return np.frombuffer(file.read(length), dtype=RECORD)
 
 
-def behind_the_end(path: Path) -> int:
-    """Count the records behind the first that was never finished: a kill may leave those of one step, and no more."""
+def behind_the_end(path: Path, shards: int) -> int:
+    """Return how many records there are behind the first that was never finished: a kill may leave those of one step."""
+    end = len(MAGIC) + len(read(path)) * _SIZE
     with _opened(path) as file:
-        file.seek(len(MAGIC))
-        data = file.read()
+        # Four times what `_make_room` makes at once: the run may be under way.
+        most = 4 * (max(ROOM, shards * _SIZE) + mmap.ALLOCATIONGRANULARITY)
+        more = os.fstat(file.fileno()).st_size - end
+        if more > most:
+            return more // _SIZE
+        file.seek(end)
+        data = file.read(most)
     records = np.frombuffer(data[: len(data) - len(data) % _SIZE], dtype=RECORD)
+    return int((records["digest"] != 0).any(axis=1).sum())
+
+
+def _finished(records: Records) -> int:
+    """Return how many there are before the first that was never finished."""
     unfinished = np.flatnonzero((records["digest"] == 0).any(axis=1))
-    if not len(unfinished):
-        return 0
-    return int((records["digest"][unfinished[0] :] != 0).any(axis=1).sum())
+    return int(unfinished[0]) if len(unfinished) else len(records)
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -247,6 +266,8 @@ def chain(link: bytes, records: Records, shards: int, steps: range) -> bytes | N
     """
     chosen = records[(records["number"] >= steps.start) & (records["number"] < steps.stop)]
     chosen = chosen[np.lexsort((chosen["shard"], chosen["number"]))]
+    if len(chosen) != len(steps) * shards:
+        return None
     cells = chosen["number"] * np.uint64(shards) + chosen["shard"]
     if not np.array_equal(cells, np.arange(steps.start * shards, steps.stop * shards, dtype=np.uint64)):
         return None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from paceline import documents
+from paceline import documents, ranges
 from paceline.errors import InputError, RecordsError
 
 FORMAT = 2
@@ -216,23 +217,25 @@ class Receipt:
             documents.check_weights_sha256(point["weights_sha256"])
             if point["chain"] is not None and not documents.is_sha256(point["chain"]):
                 raise documents.DocumentError(f"the chain at step {step} is no hash")
-            checkpoints[_whole(f"the step {documents.shown(step)}", int(step), 1)] = Point(**point)
+            if re.fullmatch(r"[1-9][0-9]{0,39}", step) is None:
+                raise documents.DocumentError(
+                    f"the step {documents.shown(step)} of a checkpoint is no number from 1"
+                )
+            checkpoints[documents.number("the step of a checkpoint", int(step), ranges.STEPS)] = Point(
+                **point
+            )
         made = cls(
             name=document["name"],
-            seed=document["seed"],
-            shards=_whole("shards", document["shards"], 1),
-            batch_size=_whole("batch_size", document["batch_size"], 1),
+            seed=documents.number("seed", document["seed"], ranges.SEED),
+            shards=documents.number("shards", document["shards"], ranges.SHARDS),
+            batch_size=documents.number("batch_size", document["batch_size"], ranges.COUNT),
             shards_from=document.get("shards_from", ""),
             history=_restored(document["history"]),
             checkpoints=checkpoints,
             finished=document["finished"],
         )
         for start in made.history:
-            for name, least in _LEAST.items():
-                _whole(f"history: {name}", getattr(start, name), least)
-            # A map-style data set of nothing is refused before a run begins.
-            if not start.stream:
-                _whole("history: samples", start.samples or 0, 1)
+            _check_numbers(start, made)
         return made
 
     def contradiction(self, document: Mapping[str, Any]) -> str | None:
@@ -254,22 +257,41 @@ class Receipt:
 
 
 _OF_LAST_CHECKPOINT = ("steps", "weights_sha256", "chain")
-_LEAST = {
-    "generation": 0,
-    "step": 0,
-    "epoch": 0,
-    "step_of_epoch": 0,
-    "workers": 1,
-    "processes": 1,
-    "threads": 1,
-    "loader_workers": 0,
+_RANGES = {
+    "generation": ranges.GENERATION,
+    "step": ranges.STEPS_TAKEN,
+    "epoch": ranges.EPOCH,
+    "step_of_epoch": ranges.STEPS_TAKEN,
+    "workers": ranges.WORKERS,
+    "processes": ranges.PROCESSES,
+    "samples": ranges.SAMPLES,
+    "order_seed": ranges.SEED,
+    "micro_batch": ranges.COUNT,
+    "loader_workers": ranges.LOADERS,
+    "horizon": ranges.HORIZON,
+    # Whoever did not ask for threads has as many as the machine.
+    "threads": ranges.COUNT,
 }
+"""Of every whole number of a start, as far as it is not null."""
 
 
-def _whole(what: str, number: Any, least: int) -> int:
-    if not documents.fits(number, int) or number < least:
-        raise documents.DocumentError(f"{what} is {documents.shown(number)}, but must be {least} or more")
-    return int(number)
+def _check_numbers(start: Start, receipt: Receipt) -> None:
+    for name, within in _RANGES.items():
+        if (number := getattr(start, name)) is not None:
+            documents.number(f"history: {name}", number, within)
+    if start.clip is not None:
+        documents.number("history: clip", start.clip, ranges.CLIP)
+    # A map-style data set of nothing is refused before a run begins.
+    if not start.stream and not start.samples:
+        raise documents.DocumentError(f"history: samples is {start.samples}, but must be at least 1")
+    if start.stream and (start.step_of_epoch + receipt.steps) * receipt.batch_size > ranges.SAMPLES.high:
+        raise documents.DocumentError(
+            f"history: step_of_epoch is {start.step_of_epoch}: no stream has so many batches of {receipt.batch_size}"
+        )
+    if start.shares is not None and (min(start.shares, default=0) < 0 or sum(start.shares) != receipt.shards):
+        raise documents.DocumentError(
+            f"history: shares is {documents.shown(start.shares)}, which do not make up {receipt.shards} shards"
+        )
 
 
 def _told(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from paceline.data.order import Order
 from paceline.data.shards import owned_shards, shard_bounds
 from paceline.errors import InputError
 from paceline.training import ledger
-from paceline.training.receipt import FIRST_LINK, Point, Receipt, Start
+from paceline.training.receipt import _RANGES, FIRST_LINK, Point, Receipt, Start
 from paceline.verify import audit as auditing
 from paceline.verify.audit import audit
 from paceline.verify.audit_report import Audit
@@ -276,6 +277,82 @@ def test_nothing_to_audit(tmp_path: Path) -> None:
         audit(tmp_path)
 
 
+LARGE = (10**9, 10**12, 2**63, 10**30)
+
+
+@pytest.mark.parametrize("name", ["seed", "shards", "batch_size", "steps", *sorted(_RANGES)])
+def test_a_receipt_with_a_large_number_is_refused_or_told_of(run: Path, name: str) -> None:
+    """In one line and little time and memory, whatever the number."""
+    sound = json.loads((run / "receipt.json").read_text())
+    sound["history"][0] |= {"micro_batch": 1, "horizon": 1}
+    sound |= {"micro_batch": 1, "horizon": 1}
+    for number in LARGE:
+        document = json.loads(json.dumps(sound))
+        if name == "steps":
+            document["checkpoints"][str(number)] = document["checkpoints"]["12"]
+        if name in document:
+            document[name] = number
+        if name in document["history"][0]:
+            document["history"][0][name] = number
+        (run / "receipt.json").write_text(json.dumps(document))
+        refused, problems = "", ["none"]
+        try:
+            problems = audit(run).problems
+        except InputError as error:
+            refused = str(error)
+        assert len(problems) <= 60
+        assert "\n" not in refused
+        words = {"steps": "the step of a checkpoint"}.get(name, name)
+        if refused:
+            assert f"{words} is " in refused
+            assert ", but must be at most " in refused
+        else:
+            assert number < 2**63 or name == "horizon"
+            assert problems or name in ("seed", "threads", "micro_batch", "horizon")
+
+
+def test_many_steps_that_are_on_no_ledger_are_one_line(run: Path) -> None:
+    receipt = Receipt.read(run)
+    receipt.saved(10**9, Point(weights_sha256="2" * 64, chain="00" * 32)).write(run)
+    found = audit(run)
+    assert found.problems[0] == (
+        f"steps 12 to 999999999: on no ledger, so {10**9 // 5 * 45 - 110} samples are lost"
+    )
+    assert found.lost == 10**9 // 5 * 45 - 110
+    assert (found.samples, found.epochs, found.steps_of_next_epoch) == (110, 10**9 // 5, 0)
+    assert len(found.problems) == 2
+
+
+@pytest.mark.parametrize("key", [" 12", "+12", "1_2", "012", "١٢", "12.0", "nan", "", "-12", "0", "9" * 5000])
+def test_a_step_is_written_in_plain_digits(run: Path, key: str) -> None:
+    document = json.loads((run / "receipt.json").read_text())
+    document["checkpoints"] = {key: document["checkpoints"]["12"]}
+    (run / "receipt.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match=r"receipt\.json is not a receipt \(the step .* of a checkpoint is"):
+        audit(run)
+
+
+def test_shares_that_are_not_those_of_the_shards(run: Path) -> None:
+    document = json.loads((run / "receipt.json").read_text())
+    document["history"][0]["shares"] = document["shares"] = [1, 2]
+    (run / "receipt.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match=r"history: shares is \(1, 2\), which do not make up 4 shards"):
+        audit(run)
+
+
+def test_a_ledger_that_was_made_longer_without_end(run: Path) -> None:
+    """A file with a hole takes no room on the disk, and would take all of the memory."""
+    path = ledger.paths(run)[ledger.Origin(1, 0)]
+    end = path.stat().st_size
+    os.truncate(path, 2**20)
+    assert audit(run).holds, "the room that a killed process left"
+    os.truncate(path, 2**40)
+    (problem,) = audit(run).problems
+    assert problem == (
+        f"the ledger of rank 1 goes on for {(2**40 - end) // 48} records behind one that was never finished"
+    )
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     samples=st.integers(1, 60),
@@ -366,6 +443,13 @@ class TestStreams:
 
         rewrite(run, 1, shorten)
         assert audit(run).problems[0] == "step 1, shard 3: rank 1 served 2 samples where the order gives 3"
+
+    def test_many_steps_that_are_on_no_ledger(self, run: Path) -> None:
+        receipt = Receipt.read(run)
+        receipt.saved(10**9, Point(weights_sha256="2" * 64, chain=None)).write(run)
+        found = audit(run)
+        assert found.problems[0].startswith("steps 7 to 999999999: on no ledger")
+        assert found.samples == 56
 
     def test_an_epoch_that_begins_in_the_middle(self, run: Path) -> None:
         for rank in (0, 1):
