@@ -45,8 +45,8 @@ class HiddenState:
             if earlier != later:
                 return self._once(
                     f"step {number}: forward writes to {name}, a tensor that is neither parameter nor buffer. It follows the "
-                    "passes of this worker's own samples, and no checkpoint holds it: what is computed from it depends on shards and "
-                    "workers. Register it as a buffer, with a rule in buffers()."
+                    "passes of this worker's own samples, and no checkpoint holds it, so what is computed from it depends on "
+                    "shards and workers. Register it as a buffer, with a rule in buffers()."
                 )
         return None
 
