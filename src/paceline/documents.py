@@ -147,6 +147,8 @@ def _name(hint: Any) -> str:
         return " or ".join(_name(part) for part in get_args(hint))
     if hint is type(None):
         return "null"
+    if get_origin(hint) in (list, tuple):
+        return "a list"
     return {
         int: "a whole number",
         float: "a finite number",

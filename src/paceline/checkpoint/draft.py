@@ -20,7 +20,7 @@ from torch import Tensor
 from paceline.checkpoint.durable import FileRecord, remove, seal, sync
 from paceline.checkpoint.leftovers import beside
 from paceline.checkpoint.manifest import REST, part_name
-from paceline.checkpoint.parts import write_rest
+from paceline.checkpoint.rest import write_rest
 from paceline.checkpoint.tensors import write_tensors
 from paceline.errors import CheckpointError, DiskFaultError
 from paceline.world import points

@@ -153,7 +153,10 @@ def _listed(index: Path) -> list[str]:
 
 def _write(path: Path, names: Iterable[str], parts: Parts, step: int) -> int:
     # Copies of tied weights: every name is there for readers that know nothing of our manifest.
-    tensors: dict[str, Tensor] = {name: parts.model[name] for name in names}
+    try:
+        tensors: dict[str, Tensor] = {name: parts.model[name] for name in names}
+    except CheckpointError as error:
+        raise unusable(parts.folder, error) from error
     write_tensors(path, tensors, {"format": "pt", "paceline_step": str(step)})
     sync(path)
     return path.stat().st_size

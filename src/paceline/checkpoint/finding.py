@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint.manifest import Manifest
-from paceline.checkpoint.parts import Parts, read_rest
+from paceline.checkpoint.parts import Parts
 from paceline.checkpoint.read import check_files, dealt
+from paceline.checkpoint.rest import read_rest
 from paceline.checkpoint.store import Checkpoints
 from paceline.errors import CheckpointError
 from paceline.world import World, all_gather_object, broadcast_object

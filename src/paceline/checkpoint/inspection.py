@@ -1,4 +1,4 @@
-"""What a checkpoint holds, from its manifest alone. Imports no torch and unpickles nothing."""
+"""What a checkpoint holds, from its manifest alone; torch is imported only where every byte is to be verified."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint.durable import FileRecord, verify
-from paceline.checkpoint.manifest import MANIFEST, Manifest, Stored
+from paceline.checkpoint.manifest import MANIFEST, REST, Manifest, Stored
 from paceline.errors import CheckpointError
 
 
@@ -22,8 +22,8 @@ class Inspection:
     """What is wrong with which file."""
     hashed: bool
     """Whether every byte was read, or only the lengths were looked at."""
-    newer: tuple[Path, ...]
-    """Newer checkpoints of the run that have no readable manifest."""
+    newer: dict[Path, str]
+    """Newer checkpoints of the run that have no readable manifest, and why."""
 
     @property
     def parts(self) -> dict[str, FileRecord]:
@@ -49,6 +49,7 @@ class Inspection:
                 for name, record in manifest.files.items()
             },
             "whole": not self.damage,
+            "passed_over": {str(path): reason for path, reason in self.newer.items()},
             "verified": self.hashed,
             "bytes": sum(record.size for record in manifest.files.values()),
             "parameters": sum(tensor.values for tensor in manifest.model.values()),
@@ -70,7 +71,7 @@ def inspect(place: Path, *, verify_all: bool = False) -> Inspection:
     """Look at a checkpoint, or at the newest one of a run."""
     if not place.is_dir():
         raise CheckpointError(f"there is no folder {place}. Give the folder of a run, or of a checkpoint.")
-    newer: list[Path] = []
+    newer: dict[Path, str] = {}
     if (place / MANIFEST).exists() or re.fullmatch(r"step-\d+", place.name):
         path, manifest = place, _manifest(place)
     else:
@@ -81,13 +82,35 @@ def inspect(place: Path, *, verify_all: bool = False) -> Inspection:
             verify(path / name, record, content=verify_all)
         except CheckpointError as error:
             damage[name] = str(error)
-    return Inspection(path=path, manifest=manifest, damage=damage, hashed=verify_all, newer=tuple(newer))
+    if verify_all and not damage:
+        damage = _misfits(path, manifest)
+    return Inspection(path=path, manifest=manifest, damage=damage, hashed=verify_all, newer=newer)
+
+
+def _misfits(path: Path, manifest: Manifest) -> dict[str, str]:
+    """Return which files are the ones that were sealed, and yet hold something else than the manifest says."""
+    # Only where every byte is read anyway: loading torch takes a second.
+    from paceline.checkpoint.parts import Parts
+    from paceline.checkpoint.rest import read_rest
+
+    found: dict[str, str] = {}
+    try:
+        read_rest(path)
+    except CheckpointError as error:
+        found[REST] = str(error)
+    try:
+        with Parts(path, manifest) as parts:
+            parts.check()
+    except CheckpointError as error:
+        named = re.match(r"part-[0-9]+\.safetensors", str(error))
+        found[named[0] if named else MANIFEST] = str(error)
+    return found
 
 
 def verdict(found: Inspection) -> str | None:
-    """Say in one line what is wrong with a checkpoint, if something is."""
+    """Say in one line what is wrong with a checkpoint, or with a newer one of its run, if something is."""
     if not found.damage:
-        return None
+        return next((_unusable(path, reason) for path, reason in found.newer.items()), None)
     needed, has = (
         len(found.parts),
         len(found.parts) - sum("missing" in found.damage.get(name, "") for name in found.parts),
@@ -100,24 +123,27 @@ def _manifest(path: Path) -> Manifest:
     try:
         return Manifest.read(path)
     except CheckpointError as error:
-        raise CheckpointError(f"{path} cannot be used: {error}. Use an earlier checkpoint.") from error
+        raise CheckpointError(_unusable(path, str(error))) from error
 
 
-def _newest(place: Path, newer: list[Path]) -> tuple[Path, Manifest]:
+def _unusable(path: Path, reason: str) -> str:
+    return f"{path} cannot be used: {reason}. Use an earlier checkpoint."
+
+
+def _newest(place: Path, newer: dict[Path, str]) -> tuple[Path, Manifest]:
     folder = place / "checkpoints" if (place / "checkpoints").is_dir() else place
     steps = sorted(
         (int(found[1]), path)
         for path in folder.iterdir()
         if (found := re.fullmatch(r"step-(\d+)", path.name))
     )
-    reasons = []
     for _, path in reversed(steps):
         try:
             return path, Manifest.read(path)
         except CheckpointError as error:
-            newer.append(path)
-            reasons.append(f" {path.name}: {error}.")
+            newer[path] = str(error)
+    reasons = "".join(f" {path.name}: {reason}." for path, reason in newer.items())
     raise CheckpointError(
-        f"{place} holds no checkpoint that can be read.{''.join(reasons)} "
+        f"{place} holds no checkpoint that can be read.{reasons} "
         "Give the folder of a run that saved one, or of a checkpoint."
     )

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from paceline import documents
 from paceline.checkpoint.durable import FileRecord
+from paceline.checkpoint.terms import check_meta, check_position, check_tensors
 from paceline.documents import check_weights_sha256, is_sha256
 from paceline.errors import CheckpointError
 
@@ -55,17 +56,19 @@ class Stored:
     @property
     def bytes(self) -> int:
         """Give how much it is."""
+        return self.values * self.itemsize
+
+    @property
+    def itemsize(self) -> int:
+        """Return the bytes of one number; 0 where several share a byte."""
         bits = re.search(r"\d+", self.dtype)
-        return self.values * (int(bits[0]) // 8 if bits else 1)
+        return int(bits[0]) // 8 if bits else 1
 
     @classmethod
     def parse(cls, entry: Mapping[str, Any]) -> Stored:
-        """Read it from JSON."""
-        boxes = (StoredBox(int(part), tuple(offset), tuple(shape)) for part, offset, shape in entry["boxes"])
-        made = cls(tuple(entry["shape"]), str(entry["dtype"]), tuple(boxes))
-        if sum(math.prod(box.shape) for box in made.boxes) != math.prod(made.shape):
-            raise ValueError("the boxes do not make up the tensor")
-        return made
+        """Return what JSON says of one; whether that can be is for `Manifest.check`."""
+        boxes = (StoredBox(part, tuple(offset), tuple(shape)) for part, offset, shape in entry["boxes"])
+        return cls(tuple(entry["shape"]), entry["dtype"], tuple(boxes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,25 +151,39 @@ class Manifest:
         try:
             made = cls._parsed(body)
             made.check()
+            made.check_phase()
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             reason = f" ({error})" if isinstance(error, documents.DocumentError) else ""
             raise CheckpointError(f"{MANIFEST} does not describe a checkpoint{reason}") from error
-        named = re.fullmatch(r"step-(\d+)", folder.name)
+        named = re.fullmatch(r"step-([0-9]{1,18})", folder.name)
         if named is not None and int(named[1]) != made.step:
             raise CheckpointError(f"{MANIFEST} is of step {made.step}, not {named[1]}")
         return made
 
     def check(self) -> None:
-        """Raise DocumentError where a field is not what one can be: of another type, below zero, the hash of nothing."""
+        """Raise DocumentError where a field is not what one can be: of another type, out of range, the hash of nothing."""
         documents.check_fields(vars_of(self), Manifest)
-        places = {"step": self.step} | {f"position: {name}": at for name, at in self.position.items()}
-        for name, number in places.items():
-            if number < 0:
-                raise documents.DocumentError(f"{name} is {number}, but must be 0 or more")
+        check_position(self.position, self.step)
+        check_meta(self.meta)
         for name, record in self.files.items():
             if not documents.fits(record.size, int) or record.size < 0 or not is_sha256(record.sha256):
                 raise documents.DocumentError(f"the record of {name} in files is no size and sha256")
         check_weights_sha256(self.weights_sha256)
+        check_tensors(self.tensors, {place: self.files[name].size for place, name in enumerate(self.parts)})
+        strange = next((alias for alias in self.aliases if not alias.startswith(MODEL_PREFIX)), None)
+        if strange is not None:
+            raise documents.DocumentError(f"aliases: {documents.shown(strange)} is no tensor of a model")
+        lost = next((alias for alias, key in self.aliases.items() if key not in self.tensors), None)
+        if lost is not None:
+            raise documents.DocumentError(f"aliases: {documents.shown(lost)} is tied to what is not there")
+
+    def check_phase(self) -> None:
+        """Raise DocumentError where a run of a Task stands in another call of `run.steps` than its only one."""
+        # Nobody but a run of a Task says whether its data is a stream.
+        if "stream" in self.meta and self.position.get("phase"):
+            raise documents.DocumentError(
+                f"position: phase is {self.position['phase']}, and a Task has one call of run.steps, 0"
+            )
 
     @classmethod
     def _parsed(cls, body: dict[str, Any]) -> Manifest:
@@ -175,17 +192,23 @@ class Manifest:
             position=body["position"],
             meta=dict(body["meta"]),
             aliases=dict(body["aliases"]),
-            tensors={key: Stored.parse(entry) for key, entry in body["tensors"].items()},
+            tensors={key: _stored(key, entry) for key, entry in body["tensors"].items()},
             files={name: FileRecord(**record) for name, record in body["files"].items()},
             weights_sha256=body["weights_sha256"],
         )
-        named = {part_name(box.part) for tensor in made.tensors.values() for box in tensor.boxes}
         # Nobody may be led outside of the folder by a name.
         if made.parts != [part_name(number) for number in range(len(made.parts))] or REST not in made.files:
-            raise ValueError("the files are not those of a checkpoint")
-        if not named <= set(made.parts) or not set(made.aliases.values()) <= set(made.tensors):
-            raise ValueError("a tensor is nowhere")
+            raise documents.DocumentError("the files are not those of a checkpoint")
         return made
+
+
+def _stored(key: str, entry: Any) -> Stored:
+    try:
+        return Stored.parse(entry)
+    except (LookupError, TypeError, ValueError) as error:
+        raise documents.DocumentError(
+            f"tensors: {documents.shown(key)} is no shape, dtype and boxes"
+        ) from error
 
 
 def vars_of(manifest: Manifest) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from paceline.checkpoint.manifest import MODEL_PREFIX, REST, Manifest, Stored, StoredBox, part_name
+from paceline.checkpoint.manifest import MODEL_PREFIX, Manifest, Stored, StoredBox, part_name
 from paceline.errors import CheckpointError
 from paceline.strategies.pieces import Box, Form
 
@@ -48,6 +47,12 @@ class Parts:
     def model(self) -> Mapping[str, Tensor]:
         """The whole tensors of the model by name, each read when it is asked for."""
         return _Model(self)
+
+    def check(self) -> None:
+        """Raise CheckpointError unless every part holds the pieces that the manifest says; all of them are read."""
+        for key, stored in self.manifest.tensors.items():
+            for one in stored.boxes:
+                self._piece(key, one)
 
     def read(self, key: str, box: Box) -> Tensor:
         """Give the values of a part of a tensor, in memory of their own."""
@@ -117,24 +122,3 @@ class _Model(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
-
-
-def read_rest(folder: Path) -> dict[str, Any]:
-    """Read what is no tensor of model and optimizer; nothing but tensors and plain values is unpickled."""
-    try:
-        rest = torch.load(folder / REST, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{REST} holds objects other than tensors and numbers, and was refused"
-        ) from error
-    except (RuntimeError, LookupError, ValueError, TypeError, AttributeError, EOFError, OSError) as error:
-        raise CheckpointError(f"{REST} is not a file that torch.save wrote") from error
-    if not isinstance(rest, dict) or not isinstance(rest.get("optimizer"), dict):
-        raise CheckpointError(f"{REST} does not hold the state of an optimizer")
-    return rest
-
-
-def write_rest(folder: Path, rest: Mapping[str, Any]) -> None:
-    """Write it."""
-    with (folder / REST).open("wb") as file:
-        torch.save(dict(rest), file)

@@ -9,7 +9,8 @@ from typing import Any
 
 from paceline.checkpoint.durable import FileRecord, verify
 from paceline.checkpoint.manifest import Manifest
-from paceline.checkpoint.parts import Parts, read_rest
+from paceline.checkpoint.parts import Parts, dtype_named
+from paceline.checkpoint.rest import read_rest
 from paceline.errors import CheckpointError
 from paceline.strategies.pieces import Box, unite
 
@@ -60,6 +61,8 @@ def read(path: Path) -> Loaded:
 
 def check_files(path: Path, manifest: Manifest, hashed: Collection[str] | None = None) -> None:
     """Raise CheckpointError with the bare reason unless all files are there in full length; those `hashed` (all) are read."""
+    for dtype in {stored.dtype for stored in manifest.tensors.values()}:
+        dtype_named(dtype)
     missing = [name for name in manifest.parts if not (path / name).exists()]
     if missing and path.is_dir():
         needed = len(manifest.parts)

@@ -20,8 +20,9 @@ from paceline.checkpoint.draft import Draft
 from paceline.checkpoint.durable import committing, remove, seal, sync
 from paceline.checkpoint.leftovers import discard, sweep
 from paceline.checkpoint.manifest import REST, Manifest, part_name
-from paceline.checkpoint.parts import Parts, read_rest
+from paceline.checkpoint.parts import Parts
 from paceline.checkpoint.read import Loaded, check_files, read, seems_whole
+from paceline.checkpoint.rest import read_rest
 from paceline.errors import CheckpointError, DiskFaultError, InputError
 from paceline.strategies.pieces import Box
 

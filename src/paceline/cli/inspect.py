@@ -46,7 +46,7 @@ def _lines(found: Inspection, most: int | None) -> list[str]:
     model = manifest.model.values()
     values, size = sum(tensor.values for tensor in model), _size(sum(tensor.bytes for tensor in model))
     lines = [
-        *(f"passed over {path}: its manifest cannot be read" for path in found.newer),
+        *(f"passed over {path}: {reason}" for path, reason in found.newer.items()),
         f"{found.path}: {', '.join(f'{key} {value}' for key, value in manifest.position.items())}",
         "  " + ", ".join(f"{key} {value}" for key, value in meta.items() if value not in (None, "")),
         f"  model: {len(model)} tensors, {values:,} values, {size}, sha256 {manifest.weights_sha256[:16]}",

@@ -153,7 +153,11 @@ def _take(replica: Replica, world: World, found: Found) -> None:
             except CheckpointError as error:
                 raise unusable(found.path, error) from error
 
-        replica.take(parts.catalogue, read, found.rest)
+        try:
+            replica.take(parts.catalogue, read, found.rest)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            reason = f"its state was not taken ({type(error).__name__}: {' '.join(str(error).split())})"
+            raise unusable(found.path, CheckpointError(reason)) from error
 
 
 def _forms(replica: Replica, world: World) -> dict[str, Form]:

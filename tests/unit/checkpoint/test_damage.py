@@ -15,7 +15,11 @@ import torch
 
 from paceline.checkpoint import Checkpoints, load
 from paceline.checkpoint.durable import seal
+from paceline.checkpoint.exporting import export
 from paceline.checkpoint.manifest import Manifest, Stored, StoredBox
+from paceline.checkpoint.terms import check_tensors
+from paceline.cli.inspect import inspect
+from paceline.documents import DocumentError
 from paceline.errors import CheckpointError
 from tests.unit.checkpoint.states import MANIFEST, PART, REST, assert_same, run_state
 
@@ -118,8 +122,19 @@ def test_without_any_whole_one_there_is_none(folder: Path, damage: Callable[[Pat
 
 def reseal(path: Path, **changes: Any) -> None:
     """Write the manifest anew, as one who means harm would, so that every checksum fits."""
-    files = {name: seal(path / name) for name in (PART, REST)}
-    dataclasses.replace(Manifest.read(path), files=files, **changes).write(path)
+    changes.setdefault("files", {name: seal(path / name) for name in (PART, REST)})
+    made = dataclasses.replace(Manifest.read(path), **changes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Manifest, "check", lambda _: None)
+        made.write(path)
+
+
+def cut(*boxes: tuple[tuple[int, ...], tuple[int, ...]], first: int = 0, parts: Any = None) -> Stored:
+    return Stored(
+        (8, 8),
+        "float32",
+        tuple(StoredBox(part, *box) for part, box in zip(parts or range(first, 9), boxes, strict=False)),
+    )
 
 
 class Malice:
@@ -151,29 +166,148 @@ def test_a_file_that_is_something_else_is_refused(folder: Path, content: bytes) 
     assert reason_for(folder).startswith("rest.pt ")
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"optimizer": {}}, "optimizer: state is missing"),
+        ({"optimizer": {"state": {}}}, "optimizer: groups is missing"),
+        ({"optimizer": {"state": 3, "groups": []}}, "optimizer: state is a int, but must be a dict"),
+        (
+            {"optimizer": {"state": {"w": 3}, "groups": []}},
+            "optimizer: state: 'w' is a int, but must be a dict",
+        ),
+        ({"optimizer": {"state": {}, "groups": "abc"}}, "optimizer: groups is a str, but must be a list"),
+        ({"optimizer": {"state": {}, "groups": [3]}}, "optimizer: groups: 0 is a int, but must be a dict"),
+        ({"optimizer": {"state": {}, "groups": [{}]}}, "optimizer: groups: 0: params is missing"),
+        (
+            {"optimizer": {"state": {}, "groups": [{"params": "a"}]}},
+            "optimizer: groups: 0: params is a str, but",
+        ),
+        (
+            {"optimizer": {"state": {}, "groups": [{"params": [1]}]}},
+            "optimizer: groups: 0: params: 0 is a int, but",
+        ),
+        (
+            {"optimizer": {"state": {}, "groups": [{"params": [], "lr": "x"}]}},
+            "optimizer: groups: 0: lr is a str, but",
+        ),
+        ({"optimizer": {"state": {}, "groups": [], "own": 5}}, "optimizer: own is a int, but must be a dict"),
+        ({"scheduler": 5}, "scheduler is a int, but must be"),
+        ({"scheduler": "junk"}, "scheduler is a str, but must be"),
+        ({"scheduler": {"last_epoch": "x"}}, "scheduler: last_epoch is a str, but must be a number"),
+        ({"scaler": 5}, "scaler is a int, but must be a dict"),
+        ({"between": 7}, "between is a int, but must be a list"),
+        ({"loop": 3}, "loop is a int, but must be a dict"),
+        ({"loop": {3: 3}}, "loop: a name in it is a int, but must be text"),
+        ({"buffers": {"count": 3}}, "buffers: 'count' is a int, but must be a tensor"),
+        ({"scheduler": ...}, "scheduler is missing"),
+        ({"scaler": ...}, "scaler is missing"),
+    ],
+)
+def test_a_rest_with_a_field_that_cannot_be_is_refused(
+    folder: Path, changes: dict[str, Any], says: str
+) -> None:
+    path = folder / "step-2" / REST
+    rest = torch.load(path, weights_only=True) | changes
+    torch.save({name: value for name, value in rest.items() if value is not ...}, path)
+    reseal(folder / "step-2")
+    assert reason_for(folder).startswith(f"rest.pt: {says}")
+    with pytest.raises(CheckpointError, match=r"step-2 is damaged: rest\.pt: "):
+        inspect(folder, verify=True)
+
+
 def test_a_model_file_that_is_something_else_is_refused(folder: Path) -> None:
-    (folder / "step-2" / PART).write_bytes(b"\xff" * 64)
+    (folder / "step-2" / PART).write_bytes(b"\xff" * 4096)
     reseal(folder / "step-2")
     assert reason_for(folder) == "part-0.safetensors does not hold model/layer.weight"
 
 
 def test_an_alias_of_nothing_is_refused(folder: Path) -> None:
     reseal(folder / "step-2", aliases={"model/head": "model/nowhere"})
-    assert reason_for(folder) == "manifest.json does not describe a checkpoint"
+    assert reason_for(folder) == (
+        "manifest.json does not describe a checkpoint (aliases: 'model/head' is tied to what is not there)"
+    )
 
 
 @pytest.mark.parametrize(
-    "stored",
+    ("stored", "says"),
     [
-        Stored((8, 8), "float32", (StoredBox(0, (0, 0), (4, 8)),)),
-        Stored((8, 8), "float32", (StoredBox(1, (0, 0), (8, 8)),)),
+        (cut(((0, 0), (4, 8))), "the boxes do not make up the tensor"),
+        (cut(((0, 0), (8, 8)), first=1), "a box of it lies in part 1, which is not there"),
+        (cut(((0, 0), (4, 8)), ((4, 0), (4, 8)), parts=[0, 0]), "two of its boxes lie in one part"),
+        (cut(((5, 5), (8, 8))), "a box of [8, 8] at [5, 5] is not inside of [8, 8]"),
+        (cut(((0, 0), (64,))), "a box of [64] at [0, 0] is not inside of [8, 8]"),
+        (cut(((0, -1), (8, 8))), "the offset of a box is -1, but must be at least 0"),
+        (cut(((0, 0), (-8, -8))), "the shape of a box is -8, but must be at least 0"),
+        (cut(((0, 0), (8, True))), "the shape of a box is (8, True), but must be whole numbers"),
+        (Stored((-8, -8), "float32", ()), "shape is -8, but must be at least 0"),
+        (Stored(("8", 8), "float32", ()), "shape is ('8', 8), but must be whole numbers"),  # type: ignore[arg-type]
+        (Stored((2**70,), "float32", ()), "shape is 1180591620717411303424, but must be at most"),
+        (
+            Stored((2**30, 2**30), "float32", (StoredBox(0, (0, 0), (2**30, 2**30)),)),
+            "bytes of them lie in part 0, which has",
+        ),
+        (Stored((8, 8), "load", (StoredBox(0, (0, 0), (8, 8)),)), "dtype is 'load', which is none"),
+        (Stored((8, 8), "float" + "9" * 30, (StoredBox(0, (0, 0), (8, 8)),)), "which is none"),
+        (Stored((8, 8), 32, (StoredBox(0, (0, 0), (8, 8)),)), "dtype is 32, which is none"),  # type: ignore[arg-type]
     ],
-    ids=["half of it is nowhere", "its part is nowhere"],
 )
-def test_a_tensor_that_is_nowhere_is_refused(folder: Path, stored: Stored) -> None:
+def test_a_tensor_that_cannot_be_is_refused(folder: Path, stored: Stored, says: str) -> None:
     tensors = Manifest.read(folder / "step-2").tensors
     reseal(folder / "step-2", tensors=tensors | {"model/layer.weight": stored})
-    assert reason_for(folder) == "manifest.json does not describe a checkpoint"
+    reason = reason_for(folder)
+    assert reason.startswith("manifest.json does not describe a checkpoint (tensors: ")
+    assert says in reason
+    with pytest.raises(CheckpointError, match=r"step-2 cannot be used: manifest\.json "):
+        inspect(folder / "step-2")
+
+
+@pytest.mark.parametrize(
+    ("boxes", "overlap"),
+    [
+        ([((0, 0), (4, 8)), ((4, 0), (4, 8))], False),
+        ([((0, 0), (8, 3)), ((0, 3), (8, 5))], False),
+        ([((0, 0), (4, 4)), ((4, 4), (4, 4)), ((0, 4), (4, 4)), ((4, 0), (4, 4))], False),
+        ([((0, 0), (8, 8)), ((8, 0), (0, 8)), ((3, 3), (0, 0))], False),
+        ([((0, 0), (4, 8)), ((0, 0), (4, 8))], True),
+        ([((0, 0), (4, 8)), ((3, 0), (4, 8))], True),
+        ([((0, 0), (8, 4)), ((4, 0), (4, 8))], True),
+        ([((0, 0), (4, 4)), ((4, 4), (4, 4)), ((0, 4), (4, 4)), ((4, 3), (4, 4))], True),
+    ],
+)
+def test_boxes_that_overlap_are_refused(boxes: list[Any], overlap: bool) -> None:
+    if not overlap:
+        check_tensors({"one": cut(*boxes)}, dict.fromkeys(range(9), 10**6))
+        return
+    with pytest.raises(DocumentError, match="two of its boxes overlap at"):
+        check_tensors({"one": cut(*boxes)}, dict.fromkeys(range(9), 10**6))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"position": {"epoch": 0, "step": 2, "number": 3}}, "position: number is 3, and the checkpoint is of step 2"),
+        ({"position": {"step": 2, "number": 2}}, "position: epoch is missing"),
+        ({"position": {"epoch": 0, "number": 2}}, "position: step is missing"),
+        ({"position": {"epoch": 0, "step": 2, "zzz": 1}}, "position: nothing in one is called 'zzz'"),
+        ({"position": {"epoch": 0, "step": 10**30}}, "position: step is a number of 31 digits, but must be at most"),
+        ({"position": {"epoch": 0, "step": 0, "number": 2, "first_number": 3}}, "position: first_number is 3, which is behind"),
+        ({"position": {"epoch": 0, "step": 3, "number": 2}}, "position: step is 3, which is behind its number, 2"),
+        ({"position": {"epoch": 0, "step": 2, "phase": 7}, "meta": {"stream": False}}, "position: phase is 7, and a Task has"),
+        ({"aliases": {"5": "model/layer.weight"}}, "aliases: '5' is no tensor of a model"),
+        *(({"meta": {name: value}}, f"meta: {name} is ") for name, value in (
+            ("samples", "abc"), ("samples", None), ("samples", -1), ("batch_size", "16"), ("batch_size", 0), ("frozen", 5),
+            ("frozen", ["a", 5]), ("frozen", "abc"), ("shards", None), ("shards", 10**9), ("horizon", "x"), ("horizon", 10**30),
+            ("workers", -3), ("seed", -1), ("seed", 1.5), ("strategy", 5), ("mesh", None), ("task", 5), ("exactness", []),
+            ("stream", 1),
+        )),
+    ],
+)  # fmt: skip
+def test_a_position_and_facts_that_cannot_be_are_refused(
+    folder: Path, changes: dict[str, Any], says: str
+) -> None:
+    reseal(folder / "step-2", **changes)
+    assert reason_for(folder).startswith(f"manifest.json does not describe a checkpoint ({says}")
 
 
 @pytest.mark.parametrize(
@@ -181,20 +315,34 @@ def test_a_tensor_that_is_nowhere_is_refused(folder: Path, stored: Stored) -> No
     [
         (Stored((64,), "float32", (StoredBox(0, (0,), (64,)),)), "holds another model/layer.weight than"),
         (Stored((8, 8), "int32", (StoredBox(0, (0, 0), (8, 8)),)), "holds another model/layer.weight than"),
-        (Stored((8, 8), "load", (StoredBox(0, (0, 0), (8, 8)),)), "the type load of a tensor is not known"),
+        (
+            Stored((8, 8), "float31", (StoredBox(0, (0, 0), (8, 8)),)),
+            "the type float31 of a tensor is not known",
+        ),
     ],
 )
 def test_a_tensor_that_is_another_is_refused(folder: Path, stored: Stored, says: str) -> None:
     tensors = Manifest.read(folder / "step-2").tensors
     reseal(folder / "step-2", tensors=tensors | {"model/layer.weight": stored})
     assert says in reason_for(folder)
+    inspect(folder)
+    with pytest.raises(CheckpointError) as caught:
+        inspect(folder, verify=True)
+    assert f"{folder / 'step-2'} is damaged: " in str(caught.value)
+    assert says in str(caught.value)
+    with pytest.raises(CheckpointError) as caught:
+        export(folder / "step-2", folder / "model.safetensors")
+    assert f"{folder / 'step-2'} cannot be used: " in str(caught.value)
+    assert says in str(caught.value)
 
 
 def test_names_that_lead_elsewhere_are_refused(folder: Path) -> None:
     manifest = Manifest.read(folder / "step-2")
     files = {"../step-1/part-0.safetensors": manifest.files[PART], REST: manifest.files[REST]}
-    dataclasses.replace(manifest, files=files).write(folder / "step-2")
-    assert reason_for(folder) == "manifest.json does not describe a checkpoint"
+    reseal(folder / "step-2", files=files)
+    assert reason_for(folder) == (
+        "manifest.json does not describe a checkpoint (the files are not those of a checkpoint)"
+    )
 
 
 @pytest.mark.parametrize("other", [1, 3])

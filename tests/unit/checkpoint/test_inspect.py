@@ -96,8 +96,16 @@ def test_a_damaged_manifest(run_folder: Path, capsys: pytest.CaptureFixture[str]
     (path / MANIFEST).write_text("{}")
     with pytest.raises(CheckpointError, match=r"cannot be used: manifest\.json: sha256 differs"):
         inspect(path)
-    inspect(run_folder)
-    assert f"passed over {path}: its manifest cannot be read" in capsys.readouterr().out
+    with pytest.raises(CheckpointError, match=r"step-2 cannot be used: manifest\.json: sha256 differs\. Use"):
+        inspect(run_folder)
+    shown = capsys.readouterr().out
+    assert f"passed over {path}: manifest.json: sha256 differs" in shown
+    assert f"{run_folder / 'checkpoints' / 'step-1'}: epoch 0, step 1" in shown
+    with pytest.raises(CheckpointError, match="step-2 cannot be used"):
+        inspect(run_folder, json_=True)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["step"], told["passed_over"]) == (1, {str(path): "manifest.json: sha256 differs"})
+    inspect(run_folder / "checkpoints" / "step-1")
 
 
 def test_one_that_holds_no_weights(run_folder: Path) -> None:

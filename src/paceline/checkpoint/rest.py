@@ -1,0 +1,85 @@
+"""What a checkpoint holds beside the tensors of model and optimizer: groups, schedule, scaler, the loop's own state."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoint.manifest import REST
+from paceline.documents import shown
+from paceline.errors import CheckpointError
+
+_NUMBER = (int, float, Tensor)
+_WORDS = {dict: "a dict", list: "a list", str: "text", Tensor: "a tensor", int: "a number"}
+
+
+def read_rest(folder: Path) -> dict[str, Any]:
+    """Return it; nothing but tensors and plain values is unpickled, and a field of another type is refused by name."""
+    try:
+        rest = torch.load(folder / REST, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{REST} holds objects other than tensors and numbers, and was refused"
+        ) from error
+    except (RuntimeError, LookupError, ValueError, TypeError, AttributeError, EOFError, OSError) as error:
+        raise CheckpointError(f"{REST} is not a file that torch.save wrote") from error
+    if not isinstance(rest, dict) or not isinstance(rest.get("optimizer"), dict):
+        raise CheckpointError(f"{REST} does not hold the state of an optimizer")
+    _check(rest)
+    return rest
+
+
+def write_rest(folder: Path, rest: Mapping[str, Any]) -> None:
+    """Write it."""
+    with (folder / REST).open("wb") as file:
+        torch.save(dict(rest), file)
+
+
+def _check(rest: dict[str, Any]) -> None:
+    """Raise CheckpointError where a field that all strategies read is not of the type they write."""
+    optimizer = rest["optimizer"]
+    for name in _items("optimizer: state", _there(optimizer, "state", "optimizer: "), dict):
+        _be(f"optimizer: state: {shown(name)}", optimizer["state"][name], dict)
+    for number in _items("optimizer: groups", _there(optimizer, "groups", "optimizer: "), list):
+        where, group = f"optimizer: groups: {number}", optimizer["groups"][number]
+        _be(where, group, dict)
+        for place in _items(f"{where}: params", _there(group, "params", f"{where}: "), list):
+            _be(f"{where}: params: {place}", group["params"][place], str)
+        if "lr" in group:
+            _be(f"{where}: lr", group["lr"], *_NUMBER)
+    _items("optimizer: own", optimizer.get("own", {}), dict)
+    schedule = _there(rest, "scheduler", "")
+    if schedule is not None:
+        # A schedule of the user's own may keep a list.
+        _be("scheduler", schedule, dict, list, tuple)
+        if isinstance(schedule, dict) and "last_epoch" in schedule:
+            _be("scheduler: last_epoch", schedule["last_epoch"], *_NUMBER)
+    if _there(rest, "scaler", "") is not None:
+        _be("scaler", rest["scaler"], dict)
+    for name in _items("buffers", rest.get("buffers", {}), dict):
+        _be(f"buffers: {shown(name)}", rest["buffers"][name], Tensor)
+    for name in _items("loop", rest.get("loop", {}), dict):
+        _be("loop: a name in it", name, str)
+    _items("between", rest.get("between", []), list)
+
+
+def _there(found: Mapping[str, Any], name: str, where: str) -> Any:
+    if name not in found:
+        raise CheckpointError(f"{REST}: {where}{name} is missing")
+    return found[name]
+
+
+def _items(where: str, value: Any, kind: type) -> Iterable[Any]:
+    """Return the keys of a dict, or the places in a list."""
+    _be(where, value, kind)
+    return value if kind is dict else range(len(value))
+
+
+def _be(where: str, value: Any, *kinds: type) -> None:
+    if not isinstance(value, kinds) or (int in kinds and isinstance(value, bool)):
+        raise CheckpointError(f"{REST}: {where} is a {type(value).__name__}, but must be {_WORDS[kinds[0]]}")
