@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import paceline
+from paceline.checkpoint.durable import seal
+from paceline.checkpoint.manifest import REST, Manifest
 from paceline.errors import InputError
 from paceline.training import trainer
 from paceline.training.spec import TrainSpec
@@ -66,6 +70,20 @@ def test_what_does_not_fit_is_refused(run: Path, given: dict[str, Any], words: s
 def test_nothing_to_resume(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no run in"):
         train(tmp_path / "none", resume=True)
+
+
+def test_an_optimizer_that_does_not_take_what_was_saved(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(run, out)
+    path = out / "checkpoints" / "step-6"
+    rest = torch.load(path / REST, weights_only=True)
+    rest["optimizer"]["state"]["nowhere"] = {"count": 1}
+    torch.save(rest, path / REST)
+    manifest = Manifest.read(path)
+    dataclasses.replace(manifest, files=manifest.files | {REST: seal(path / REST)}).write(path)
+    with pytest.raises(InputError, match=r"step-6 cannot be used: its state was not taken \(\w+: ") as caught:
+        train(out, resume=True)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_damaged_newest_checkpoint_is_told_and_passed_over(run: Path, tmp_path: Path) -> None:
