@@ -122,11 +122,14 @@ def _join_group(
             raise InputError(
                 "torch made no process group. Check that this build of torch has distributed support."
             )
-        return ProcessGroupComm(group, patience=patience, interruption=interruption, store=meeting)
+        comm = ProcessGroupComm(group, patience=patience, interruption=interruption, store=meeting)
+        # A connection made may be one that its other end still makes: who leaves now would break the group for the others.
+        comm.barrier()
     except BaseException:
         if dist.is_initialized():
             dist.destroy_process_group()
         raise
+    return comm
 
 
 def meet(identity: Identity, timeout: timedelta) -> Store:
