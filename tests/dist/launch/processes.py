@@ -23,6 +23,9 @@ class Started:
     def __init__(self, command: tuple[str, ...], folder: Path) -> None:
         self.mark = f"{MARK}={uuid.uuid4().hex}".encode()
         name, value = self.mark.decode().split("=")
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            # As in a job that a shell has put into the background: the command would inherit it, and not hear Ctrl-C.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(
             command,
             cwd=folder,
