@@ -67,3 +67,21 @@ def train(run: Run, model: nn.Module) -> None:
         for batch in step:
             step.backward(losses(model, batch))
         step.apply()
+
+
+def test_a_buffer_that_nothing_changes_is_not_written_to_behind_the_first_step() -> None:
+    """Whoever counts the writes of several steps, as local-sgd does, would take it for one that began to change."""
+
+    def train(run: Run) -> list[int]:
+        model = Seen(lambda *_: None)
+        model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        versions = []
+        for step in run.steps(data(), batch_size=4, epochs=1):
+            for batch in step:
+                step.backward(losses(model, batch))
+            step.apply()
+            versions.append(model.seen._version)  # type: ignore[operator,union-attr]
+        return versions
+
+    with opened(shards=2) as run:
+        assert len(set(train(run))) == 1
