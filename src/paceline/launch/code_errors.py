@@ -39,12 +39,6 @@ class CodeErrors:
         """Return the failure that the same step was retried for, if it was."""
         return None if step is None else self._first.get((step, evaluating))
 
-    def behind(self, failure: Failure, step: int | None) -> Failure:
-        """Return what a failure comes of: an exception in the step before can leave nothing for the others to go on from."""
-        latest = self.all[-1].step if self.all else None
-        near = step is not None and latest is not None and latest <= step <= latest + 1
-        return self._latest if self._latest is not None and failure.kind == "input" and near else failure
-
     def note(self, failure: Failure, step: int | None, *, retried: bool, evaluating: bool = False) -> None:
         """Enter a failure."""
         self._latest = failure

@@ -28,7 +28,7 @@ from paceline.launch.actions import (
 from paceline.launch.code_errors import CodeError, CodeErrors
 from paceline.launch.failures import Failure
 from paceline.strategies import Choice
-from paceline.training.membership import STEP, Standing
+from paceline.training.membership import STATE_LOST, STEP, Standing
 from paceline.world.mesh import DATA, Mesh
 
 REFILL_S = 60.0
@@ -194,7 +194,7 @@ class Membership:
         if was in (State.RELEASED, State.ENDED):
             return []
         if failure.kind in ("input", "disk") or not self.policy.elastic:
-            return self._do_without(member, self._code.behind(failure, step))
+            return self._do_without(member, self._cause_of(failure))
         if member.newcomer and was in (State.STARTING, State.WAITING):
             return self._lost_newcomer(failure)
         self._failures.append(failure)
@@ -397,6 +397,11 @@ class Membership:
         if failure.kind in ("input", "disk") or member.rank not in self.policy.expendable or not all_met:
             return [GiveUp(failure)]
         return [Tell(one.number, member.rank) for one in self._in_group()]
+
+    def _cause_of(self, failure: Failure) -> Failure:
+        """Return what a failure comes of: an exception can leave nothing for the others to go on from."""
+        lost = failure.message.startswith(STATE_LOST)
+        return self._failures[-1] if lost and self._failures and self._failures[-1].of_code else failure
 
     def _lost_newcomer(self, failure: Failure) -> list[Action]:
         if failure.of_code and (self._code.vacant or not self._in_group()):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 STEP = "step"
 EVALUATE = "evaluate"
 SAVE = "save"
+STATE_LOST = "a worker took its part of the state with it"
+"""How the error begins of those who cannot go on without another one: what became of that one is the cause."""
 
 
 class LeaveRunError(BaseException):

@@ -34,7 +34,3 @@ class Position:
         """Return the beginning of the next call of `run.steps`: an epoch of its own, though the one before was left early."""
         epoch = self.epoch + 1 if self.step else self.epoch
         return Position(epoch, 0, self.number, self.phase + 1, epoch, self.number)
-
-    def phase_start(self) -> Position:
-        """Return where this call of `run.steps` began."""
-        return replace(self, epoch=self.first_epoch, step=0, number=self.first_number)

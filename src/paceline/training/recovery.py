@@ -272,7 +272,7 @@ class Recovery:
         run = self._run
         position = self._position(kind)
         cut = self._left is not None and not self._left.whole
-        outside = run.outside and not run.repeatable and not self.waiting_to_join
+        outside = not (run.takes_steps or run.repeatable) and not self.waiting_to_join
         mine = _Member(self._finished, position, kind, cut, self._redone, outside)
         members: list[_Member] = all_gather_object(world.comm, mine)
         if run.cut.expected(world) or any(member.cut for member in members):

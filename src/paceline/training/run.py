@@ -55,7 +55,7 @@ from paceline.training.listeners import Listeners
 from paceline.training.loop_guard import LoopGuard
 from paceline.training.loop_state import LoopState, Values
 from paceline.training.meeting import meet
-from paceline.training.membership import EVALUATE, SAVE, FixedMembership, Membership
+from paceline.training.membership import EVALUATE, SAVE, STATE_LOST, FixedMembership, Membership
 from paceline.training.options import RunOptions, SaveEvery
 from paceline.training.position import Position
 from paceline.training.preparing import (
@@ -305,11 +305,6 @@ class Run:
         """How many there are now, on all machines; servers are not counted."""
         world = self.world
         return self.options.workers if self.strategy.threaded else world.size - world.mesh.servers
-
-    @property
-    def outside(self) -> bool:
-        """Whether no call of `steps` has the turn, so that none can take a step once more."""
-        return self._inside is None
 
     @property
     def repeatable(self) -> bool:
@@ -673,7 +668,7 @@ class Run:
             self.cut.fill(replica, self.world, source, held)
         elif self._parts is not None and not self._parts.remakes:
             raise InputError(
-                "a worker took its part of the state with it, and no copy or checkpoint has it; the beginning cannot be made "
+                f"{STATE_LOST}, and no copy or checkpoint has it; the beginning cannot be made "
                 "again, because model or optimizer were given ready made. Give run.prepare functions that make them, "
                 "--save-every or --peer-copies 1."
             )

@@ -10,7 +10,7 @@ from paceline.launch.actions import Assign, AwaitCause, Begin, Break, GiveUp, Re
 from paceline.launch.failures import Failure
 from paceline.launch.membership import Membership, Policy, State
 from paceline.strategies import choice
-from paceline.training.membership import EVALUATE, STEP, Standing
+from paceline.training.membership import EVALUATE, STATE_LOST, STEP, Standing
 
 
 class Clock:
@@ -262,6 +262,20 @@ class TestExceptions:
         assert [asdict(one) for one in made.errors] == [
             {"rank": 1, "step": 4, "message": "ValueError: no", "retried": True}
         ]
+
+    @pytest.mark.parametrize(
+        ("loss", "words", "shown"),
+        [
+            (raised(1), STATE_LOST, True),
+            (raised(1), "the data is empty", False),
+            (killed(1), STATE_LOST, False),
+        ],
+    )
+    def test_one_that_leaves_nothing_to_go_on_from_is_shown_for_what_comes_of_it(self, loss, words, shown):
+        made = training(3)
+        made.lost(1, loss, step=4)
+        follows = Failure(rank=0, host="here", kind="input", message=f"{words} and so on")
+        assert of(GiveUp, made.lost(0, follows, step=4)) == [GiveUp(loss if shown else follows)]
 
     @pytest.mark.parametrize("rank", [0, 2, 3])
     def test_a_server_and_any_rank_come_back_where_they_were(self, rank):
