@@ -54,11 +54,12 @@ class Scope(IntEnum):
 class PartialUpdate:
     """Watches the optimizer of one worker: before the first step its class, before every update what was hung on it since."""
 
-    def __init__(self, optimizer: Optimizer, scope: Scope) -> None:
-        self._optimizer, self._scope = optimizer, scope
+    def __init__(self, optimizer: Optimizer, scope: Scope, device: torch.device) -> None:
+        """`device` is where the step computes; the parameters may lie elsewhere in between."""
+        self._optimizer, self._scope, self._device = optimizer, scope, device
         self._patched = vars(optimizer).get("step")
         if scope < Scope.ELSEWHERE:
-            check_step(optimizer, scope)
+            check_step(optimizer, scope, device)
         if scope < Scope.ALL:
             check_step_hooks(optimizer)
 
@@ -66,17 +67,17 @@ class PartialUpdate:
         """Raise for a hook or a step that was put on the optimizer since it was prepared; a microsecond."""
         patched = vars(self._optimizer).get("step")
         if self._scope < Scope.ELSEWHERE and patched is not self._patched:
-            check_step(self._optimizer, self._scope)
+            check_step(self._optimizer, self._scope, self._device)
             self._patched = patched
         if self._scope < Scope.ALL:
             check_step_hooks(self._optimizer)
 
 
-def check_step(optimizer: Optimizer, scope: Scope) -> None:
+def check_step(optimizer: Optimizer, scope: Scope, device: torch.device) -> None:
     """Raise for an optimizer whose update of what it is given may depend on what it is not given, or whose bits do."""
     name, kind = type(optimizer).__name__, type(optimizer)
     if scope is Scope.ROWS:
-        _check_fused(optimizer)
+        _check_fused(optimizer, device)
     if getattr(optimizer, "elementwise", False):
         return
     if scope is Scope.PARAMETERS:
@@ -136,10 +137,9 @@ def _steps_as_torch(optimizer: Optimizer) -> bool:
     )
 
 
-def _check_fused(optimizer: Optimizer) -> None:
+def _check_fused(optimizer: Optimizer, device: torch.device) -> None:
     # On a CPU fused Adam has vector and scalar code that round apart (AdamW's weights part at step 41 in a model of few rows).
-    on_cpu = any(one.device.type == "cpu" for group in optimizer.param_groups for one in group["params"])
-    apart = (torch.optim.SGD, torch.optim.Adam) if on_cpu else (torch.optim.SGD,)
+    apart = (torch.optim.SGD, torch.optim.Adam) if device.type == "cpu" else (torch.optim.SGD,)
     fused = optimizer.defaults.get("fused") or any(group.get("fused") for group in optimizer.param_groups)
     if isinstance(optimizer, apart) and fused:
         raise InputError(

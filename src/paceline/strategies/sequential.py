@@ -64,7 +64,7 @@ class SequentialReplica:
             self.model.compile()  # in place: the module keeps its type and its names
         self.optimizer = parts.optimizer(self.model)
         check_own_entries(self.optimizer, kept=self.adapts)
-        self.partial_update = PartialUpdate(self.optimizer, self._scope(parts, world))
+        self.partial_update = PartialUpdate(self.optimizer, self._scope(parts, world), world.device)
         self.scheduler = parts.scheduler(self.optimizer)
         self.precision = parts.precision
         self.scaler = parts.scaler or parts.precision.scaler()

@@ -48,7 +48,7 @@ class ServerReplica(KeptReplica):
         self.model = parts.model
         self.optimizer = parts.optimizer(self.model)
         check_optimizer(self.optimizer)
-        self._partial_update = PartialUpdate(self.optimizer, Scope.ROWS)
+        self._partial_update = PartialUpdate(self.optimizer, Scope.ROWS, world.device)
         check_held(self.model, self.optimizer)
         place, servers = world.rank - world.mesh.trainers, world.mesh.servers
         cut = {}

@@ -72,7 +72,7 @@ class PipelineReplica:
         check_held(self.model, optimizer)
         check_own_entries(optimizer, kept=False)
         self._partial_update = PartialUpdate(
-            optimizer, Scope.ROWS if self._place.size > 1 else Scope.PARAMETERS
+            optimizer, Scope.ROWS if self._place.size > 1 else Scope.PARAMETERS, world.device
         )
         self._keeping = Keeping(self.model, optimizer, parts.scheduler(optimizer))
         self.optimizer, self.scheduler = self._keeping.optimizer, self._keeping.scheduler
