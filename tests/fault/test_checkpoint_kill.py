@@ -14,9 +14,21 @@ from pathlib import Path
 import pytest
 
 from paceline.checkpoint import Checkpoints, load
+from paceline.checkpoint.compare import same
+from paceline.checkpoint.inspection import inspect
 from paceline.errors import CheckpointError
+from paceline.training.folder import newest_step
 from tests.unit.checkpoint.states import MANIFEST, PART, REST, assert_same, refuse, run_state
-from tests.unit.checkpoint.victims import FORKSERVER, KEEP, die_at_byte, die_at_call, executioner, long_state
+from tests.unit.checkpoint.victims import (
+    FORKSERVER,
+    KEEP,
+    changed_state,
+    die_at_byte,
+    die_at_call,
+    executioner,
+    long_state,
+    replace_and_look,
+)
 from tests.unit.checkpoint.writer import WIDTH, die_at_operation, save_forever
 
 
@@ -73,6 +85,39 @@ def test_death_at_every_call_of_the_kernel(tmp_path: Path, three_steps: Path) ->
     assert len(outcomes) > 15
     in_order = [steps for before, steps in zip([[], *outcomes], outcomes, strict=False) if steps != before]
     assert in_order == [[1, 2], [1, 2, 3], [2, 3]]
+
+
+def test_death_at_any_operation_of_a_save_that_replaces_the_only_checkpoint(tmp_path: Path) -> None:
+    """A step is saved once more with another state: the old one is whole until the new one is there."""
+    old, new = run_state(3), changed_state(3)
+    folder, snapshots = tmp_path / "checkpoints", tmp_path / "deaths"
+    Checkpoints(folder).save(3, old)
+    with executioner() as have_done:
+        deaths = have_done(replace_and_look, folder, 3, snapshots)
+    assert [path.name for path in folder.iterdir()] == ["step-3"]
+    found = []
+    for number in range(deaths):
+        left = snapshots / str(number)
+        newest = Checkpoints(left).newest(refuse)
+        assert newest is not None, f"nothing whole among {sorted(path.name for path in left.iterdir())}"
+        assert inspect(left).manifest.step == newest_step_of(left) == 3
+        found.append(same(newest.state, new))
+        assert found[-1] or same(newest.state, old)
+        for step in (3, 4):  # a resumed run may come to the same step, and goes on from there
+            resumed = Checkpoints(left, keep=1)
+            resumed.own.add(3)
+            resumed.save(step, new if step == 3 else run_state(4))
+            assert [path.name for path in left.iterdir()] == [f"step-{step}"]
+    assert found == sorted(found)
+    assert len(found) > 8
+    assert {False, True} == set(found)
+
+
+def newest_step_of(folder: Path) -> int | None:
+    """Return the step that a launcher finds."""
+    (folder.parent / f"{folder.name}-run").mkdir()
+    (folder.parent / f"{folder.name}-run" / "checkpoints").symlink_to(folder)
+    return newest_step(folder.parent / f"{folder.name}-run")
 
 
 def assert_next_save_cleans_up(folder: Path, whole: list[int]) -> None:

@@ -54,7 +54,7 @@ def discard(path: Path) -> bool:
     there stays there.
     """
     if not path.is_dir() or path.is_symlink():
-        return not path.exists()
+        return not os.path.lexists(path)  # a link that leads nowhere takes the name all the same
     if not _own_files(path):
         return _is_empty(path)
     doomed = beside(path, "removed")
@@ -83,9 +83,21 @@ def take_apart(doomed: Path, name: Path) -> bool:
     return True
 
 
+def holds_others_files(folder: Path) -> bool:
+    """Return whether a folder holds anything that no checkpoint consists of; False where it is gone."""
+    try:
+        return any(not _is_own(path) for path in folder.iterdir())
+    except FileNotFoundError:
+        return False
+
+
+def _is_own(path: Path) -> bool:
+    return OWN_FILE.fullmatch(path.name) is not None and not path.is_dir()
+
+
 def _own_files(folder: Path) -> list[Path]:
     try:
-        return [path for path in folder.iterdir() if OWN_FILE.fullmatch(path.name) and not path.is_dir()]
+        return [path for path in folder.iterdir() if _is_own(path)]
     except FileNotFoundError:
         return []
 

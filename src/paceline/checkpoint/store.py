@@ -2,12 +2,14 @@
 
 checkpoints/
   step-100/ part-0.safetensors  part-1.safetensors  rest.pt  manifest.json
+  step-0100/                   what step-100 held until it was saved once more, for as long as the change of names takes
   .step-200.partial-...        being written, and .step-50.removed-... being deleted: see leftovers.py
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,7 +20,7 @@ from paceline.checkpoint.compare import same
 from paceline.checkpoint.contents import Contents, contents_of
 from paceline.checkpoint.draft import Draft
 from paceline.checkpoint.durable import committing, remove, seal, sync
-from paceline.checkpoint.leftovers import discard, sweep
+from paceline.checkpoint.leftovers import discard, holds_others_files, sweep
 from paceline.checkpoint.manifest import REST, Manifest, part_name
 from paceline.checkpoint.parts import Parts
 from paceline.checkpoint.read import Loaded, check_files, read, seems_whole
@@ -120,22 +122,22 @@ class Checkpoints:
         manifest.write(draft.partial)
         draft.break_seals()
         sync(draft.partial)
+        aside: Path | None = None
         while True:
             try:
                 draft.partial.rename(draft.final)
                 break
             except OSError as error:
                 if error.errno not in _OCCUPIED:
+                    if aside is not None:
+                        with suppress(OSError):
+                            aside.rename(draft.final)
                     raise
             if _holds_same(draft.final, draft.partial, manifest, replaces=draft.replaces):
                 # Another writer of the same run was faster, a machine that was cut off say.
                 remove(draft.partial)
                 break
-            if not discard(draft.final):
-                raise DiskFaultError(
-                    f"cannot save {draft.final}: it is there already and holds files that are none of a checkpoint. "
-                    "Move them away, or choose another folder."
-                )
+            aside = _make_way(draft.final)
         sync(self.folder)
 
     def prune(self, just_written: Path, note: Callable[[str], None] | None) -> None:
@@ -143,13 +145,15 @@ class Checkpoints:
 
         What somebody else has put into the folder of one stays.
         """
-        kept = 0
+        whole: set[int] = set()
         try:
             for path in reversed(self.committed()):
-                if kept < self.keep:
-                    kept += path == just_written or seems_whole(path)
-                elif path != just_written:
-                    discard(path)
+                step = _step(path)
+                if len(whole) >= self.keep or step in whole:
+                    if path != just_written:
+                        discard(path)
+                elif path == just_written or seems_whole(path):
+                    whole.add(step)
             sweep(self.folder, _COMMITTED, now=just_written.stat().st_mtime)
         except FileNotFoundError:
             return  # Somebody removed the folder, and so nothing is left to delete.
@@ -161,6 +165,50 @@ class Checkpoints:
             if note is None:
                 raise CheckpointError(message) from error
             note(message)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _make_way(final: Path) -> Path | None:
+    """Free the name of a checkpoint that is to be replaced, or raise; return where it lies now, if it was whole.
+
+    Whoever dies before the new one has the name must leave the old one to every reader, on every disk: what is whole keeps a
+    name that they know it by, and `prune` deletes it there.
+    """
+    if not os.path.lexists(final):
+        return None  # Another writer has moved it.
+    if final.is_symlink() or not final.is_dir():
+        raise _occupied(final, "is no folder but a link or a file", "it")
+    if holds_others_files(final):
+        raise _occupied(final, "holds files that are none of a checkpoint", "them")
+    if not seems_whole(final):
+        discard(final)
+        return None
+    aside = _free_name(final)
+    try:
+        final.rename(aside)
+    except OSError as error:
+        # Another writer has moved it, or has just taken the other name.
+        if error.errno not in (errno.ENOENT, *_OCCUPIED):
+            raise
+        return None
+    return aside
+
+
+def _occupied(final: Path, how: str, what: str) -> DiskFaultError:
+    return DiskFaultError(
+        f"cannot save {final}: it is there already and {how}. Move {what} away, or choose another folder."
+    )
+
+
+def _free_name(final: Path) -> Path:
+    """Return another name for a step: all who look for checkpoints read step-0100 as step 100, and prefer step-100 to it."""
+    zeros = 1
+    while os.path.lexists(aside := final.with_name(f"step-{'0' * zeros}{_step(final)}")):
+        zeros += 1
+    return aside
 
 
 def _holds_same(final: Path, partial: Path, manifest: Manifest, *, replaces: bool) -> bool:

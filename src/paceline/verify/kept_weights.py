@@ -35,7 +35,8 @@ def _found(folder: Path) -> list[tuple[int, Path]]:
     named = [
         (re.fullmatch(r"step-(\d+)", path.name), path) for path in folder.glob("step-*") if path.is_dir()
     ]
-    return sorted((int(found[1]), path) for found, path in named if found is not None)
+    steps = sorted((int(found[1]), path) for found, path in named if found is not None)
+    return sorted(dict(steps).items())  # of a step that was being replaced the new one, which comes last
 
 
 def _faults(path: Path, step: int, receipt: Receipt) -> list[str]:

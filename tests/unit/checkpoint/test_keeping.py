@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +99,44 @@ def test_a_step_that_this_run_has_saved_itself_is_replaced(tmp_path: Path) -> No
     checkpoints.save(5, changed)
     assert_same(load(tmp_path / "step-5").state, changed)
     assert names(tmp_path) == {"step-5"}
+
+
+def test_a_file_put_into_a_step_of_this_runs_own_costs_neither(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    path = checkpoints.save(5, run_state(5))
+    checkpoints.own.add(5)
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(DiskFaultError, match=r"step-5: it is there already and holds files that are none"):
+        checkpoints.save(5, run_state(5) | {"model": run_state(6)["model"]})
+    assert_same(load(path).state, run_state(5))
+    assert (path / "notes.txt").read_text() == "mine"
+    assert names(tmp_path) == {"step-5"}
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("leads", ["nowhere", "elsewhere/step-5", "elsewhere/damaged"])
+def test_a_link_is_never_replaced(tmp_path: Path, leads: str, own: bool) -> None:
+    folder = tmp_path / "checkpoints"
+    other = Checkpoints(tmp_path / "elsewhere").save(5, run_state(5))
+    (shutil.copytree(other, other.with_name("damaged")) / PART).write_bytes(b"")
+    folder.mkdir()
+    (folder / "step-5").symlink_to(tmp_path / leads)
+    checkpoints = Checkpoints(folder)
+    checkpoints.own |= {5} if own else set()
+    with pytest.raises(CheckpointError, match=r"step-5.* is there already"):
+        checkpoints.save(5, run_state(5) | {"model": run_state(6)["model"]})
+    assert names(folder) == {"step-5"}
+    assert (folder / "step-5").is_symlink()
+    assert_same(load(other).state, run_state(5))
+
+
+def test_an_old_name_of_a_replaced_step_goes_and_counts_as_none(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (3, 4):
+        checkpoints.save(step, run_state(step))
+    shutil.copytree(tmp_path / "step-4", tmp_path / "step-04")
+    checkpoints.save(4, run_state(4))
+    assert names(tmp_path) == {"step-3", "step-4"}
 
 
 def test_a_damaged_step_is_put_right_when_the_run_comes_there_again(tmp_path: Path) -> None:

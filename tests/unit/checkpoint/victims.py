@@ -88,6 +88,11 @@ def long_state(step: int) -> dict[str, Any]:
     return run_state(step) | {"meta": {"note": "x" * 4000}}
 
 
+def changed_state(step: int) -> dict[str, Any]:
+    """Return another state of the same step: the loop has changed the weights since it was saved."""
+    return run_state(step) | {"model": run_state(step + 1)["model"]}
+
+
 def die_at_byte(size: int, folder: Path, step: int) -> int:
     """Save a long state in a process that the kernel kills once a file has the given size and should grow."""
     pid = os.fork()
@@ -112,6 +117,33 @@ def lose_folder(number: int, doomed: Path, folder: Path, step: int) -> tuple[str
                 shutil.rmtree(doomed)
 
     return _in_a_fork(lambda: (sys.addaudithook(count), (save_one(folder, step), seen >= number))[1])
+
+
+def replace_and_look(folder: Path, step: int, snapshots: Path) -> int:
+    """Save a step of its own once more, and copy the folder as a death before each operation on it would leave it."""
+    seen, looking = 0, False
+    last: list[Path] = []
+
+    def look(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal seen, looking, last
+        if looking or not event.startswith(("os.", "open", "shutil.")):
+            return
+        if not any(str(folder) in str(one) for one in arguments):
+            return
+        looking = True
+        if last != (last := sorted(folder.rglob("*"))):
+            shutil.copytree(folder, snapshots / str(seen))
+            seen += 1
+        looking = False
+
+    def save() -> int:
+        checkpoints = Checkpoints(folder, keep=1)
+        checkpoints.own.add(step)
+        sys.addaudithook(look)
+        checkpoints.save(step, changed_state(step))
+        return seen
+
+    return int(_in_a_fork(save))
 
 
 def save_as_nobody(place: Path, step: int) -> str:
