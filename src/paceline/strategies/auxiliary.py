@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import InputError
-from paceline.strategies.gradients import ledger_entry
+from paceline.strategies.gradients import ledger_entry, own
 from paceline.strategies.packing import Packing
 from paceline.strategies.tree import Gradients, add
 from paceline.task import Loss
@@ -60,7 +60,7 @@ class Auxiliary:
                         allow_unused=True,
                     )
                 )
-            made += map(_own, found, self._parameters)
+            made += map(own, found, self._parameters)
             made.append(ledger_entry(loss, size))
         self._held = add(self._held, made) if self._held else made
 
@@ -135,16 +135,3 @@ class Auxiliary:
                     gradient.mul_(share)
                     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         self._held = []
-
-
-def _own(gradient: Tensor | None, parameter: nn.Parameter) -> Tensor | None:
-    """Return a gradient in memory of its own, laid out as its parameter, as `.grad` has it.
-
-    `torch.autograd.grad` may give one tensor for two parameters (of their sum), one number in the place of many, or the
-    very tensor that the pass began with.
-    """
-    if gradient is None or gradient.layout != torch.strided:
-        return gradient
-    if parameter.is_contiguous():
-        return gradient.clone(memory_format=torch.contiguous_format)
-    return torch.empty_like(parameter).copy_(gradient)

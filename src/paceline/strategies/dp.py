@@ -1,50 +1,57 @@
-"""One process, one thread a replica, a master that gathers: limited by the interpreter's lock, by design.
+"""One process, several threads or devices, a master that adds up and updates: limited by the interpreter's lock, by design.
 
-Replicas on the master's device share its weights, so nothing is copied there; replicas on other devices get a copy
-before each step. Each shard's gradients are summed along the canonical tree, so the answer is that of one process.
+There is one model and one interpreter, so all that is written in Python (forward passes, losses, hooks) runs in the order of
+one process, whatever it reads or keeps. On a CPU the backward passes of plain layers run on threads beside the forward passes
+that follow. On several GPUs the shards go round, and the same modules compute with weights that lie there; what a GPU was
+given to do it does while the next is given its own. Each shard's gradients are summed along the canonical tree.
 (torch's own DataParallel splits a batch inside forward, and adds gradients in an order of its own.)
 """
+# ruff: noqa: SLF001  (torch has no public name for the hooks of a tensor)
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from functools import partial, reduce
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.func import functional_call
 
-from paceline.data import owned_shards, to_device
+from paceline.data import to_device
 from paceline.errors import InputError
-from paceline.strategies.auxiliary import Auxiliary
+from paceline.strategies import gradients
 from paceline.strategies.base import Exactness, LossFunction, OpenReplica, Parts, ShardWork, StepWork
-from paceline.strategies.gradients import ledger_entry, run_backward
-from paceline.strategies.hooks import share
-from paceline.strategies.model_copy import Contents, ModelCopy
+from paceline.strategies.hooks import HOOKS, share
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica, check_loss
-from paceline.strategies.tree import Gradients, TreeSum
+from paceline.strategies.tree import Gradients, Node
 from paceline.strategies.tuning import Tuning
 from paceline.strategies.writes import Writes
-from paceline.world import World, seeds
-from paceline.world.points import FORWARD, reach
+from paceline.task import Loss
+from paceline.world import World
 
 
 class DataParallel:
-    """Threads over replicas, on the CPU or on several GPUs of one machine."""
+    """Threads on a CPU, or several GPUs of one machine, under one process."""
 
     name = "dp"
     exactness = Exactness.BITWISE
     threaded = True
 
     def level(self, tuning: Tuning) -> Exactness:  # noqa: ARG002
-        """Give its own level: no tuning changes it."""
+        """Return its own level: no tuning changes it."""
         return self.exactness
 
     def prepare(self, parts: Parts, world: World) -> OpenReplica:
-        """Make one replica a thread."""
+        """Return a replica over the threads and devices."""
         if world.size > 1:
             raise InputError(f"--strategy dp is one process, but this is one of {world.size}. Use ddp.")
         if parts.sync_batchnorm:
@@ -54,198 +61,238 @@ class DataParallel:
         return ThreadedReplica(parts, world)
 
 
-class _Copy:
-    """One thread's model, with gradients of its own."""
-
-    def __init__(self, master: nn.Module, device: torch.device) -> None:
-        self.device = device
-        try:
-            self.twin = ModelCopy(master)
-            self.model = self.twin.model.to(device)
-        except (RuntimeError, TypeError) as error:
-            raise InputError(
-                f"dp gives each thread a copy of the model, and this one cannot be copied: {str(error).split(chr(46))[0]:.90}. "
-                "Use ddp."
-            ) from error
-        self.shares = device == next(master.parameters()).device
-        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.auxiliary = Auxiliary(self.parameters)
-        self.writes = Writes(self.model.named_parameters())
-        self.entry: Tensor | None = None
-
-    def refresh(self, master: nn.Module) -> None:
-        """Start a step with the master's weights and buffers."""
-        with torch.no_grad():
-            for mine, theirs in zip(self.model.parameters(), master.parameters(), strict=True):
-                if self.shares:
-                    mine.data = theirs.data
-                else:
-                    mine.copy_(theirs, non_blocking=True)
-            for copied, original in zip(self.model.buffers(), master.buffers(), strict=True):
-                copied.copy_(original, non_blocking=True)
-        share(master, self.model)
-        self.writes.begin()
-
-    def check(self, master: nn.Module) -> None:
-        """Refuse what a loss changed on the copy that it was given: it would be gone with the next step."""
-        for (name, mine), theirs in zip(self.model.named_parameters(), master.parameters(), strict=True):
-            if mine.requires_grad != theirs.requires_grad:
-                raise InputError(
-                    f"loss() changed requires_grad of {name} in the middle of a step. Change what trains between two steps."
-                )
-
-    def take(self) -> Gradients:
-        """Give the gradients gathered since the last call, and the ledger's entry behind them."""
-        taken: Gradients = [parameter.grad for parameter in self.parameters]
-        for parameter in self.parameters:
-            parameter.grad = None
-        taken.append(self.entry)
-        self.entry = None
-        return taken + self.auxiliary.take()
-
-
 class ThreadedReplica(SequentialReplica):
-    """Deals the shards of a step over threads; a loop of the user's own gets them in turn."""
+    """Takes the shards of a step in their order, and what needs no Python beside one another."""
 
     adapts = True
     holds_unsaved = True
 
     def __init__(self, parts: Parts, world: World) -> None:
         super().__init__(parts, world)
-        # torch.compile is not safe to call from several threads at once, so copies run eagerly.
-        self._copies = [_Copy(self.model, device) for device in _devices(world.device, parts.threads)]
-        self._parallel = len(self._copies) > 1
-        self._pool = ThreadPoolExecutor(len(self._copies), thread_name_prefix="paceline-dp")
-        # Generators, and what the copies share beside weights, belong to the whole process. Where passes draw or write to
-        # that, the shards are taken in their order, as one process takes them. The first step is, to see.
-        self._in_order = True
-        self._first = True
-
-    def _rewire(self) -> None:
-        """Make the copies anew: gradients of what trains now are wanted from them."""
-        super()._rewire()
-        self._copy_anew()
-
-    def _copy_anew(self) -> None:
-        self._copies = [_Copy(self.model, copy_.device) for copy_ in self._copies]
+        self._others = [_Device(device) for device in other_devices(world.device, parts.threads)]
+        self._here = world.device
+        """Where the shard that is open is computed."""
+        self._threads = parts.threads if world.device.type == "cpu" else 1
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="paceline-dp")
+        self._writes = Writes(self.model.named_parameters())
+        self._beside = False
+        self._running: deque[Future[Gradients]] = deque()
+        self._batches: list[Callable[[], Gradients]] = []
+        """The batches of the shard that is open whose backward passes run on threads."""
+        self._closed: deque[tuple[Node, list[Callable[[], Gradients]]]] = deque()
+        """Shards whose sums are not in the tree yet; it takes them from left to right."""
 
     def step(self, work: StepWork, loss: LossFunction, clip: float | None) -> StepResult:
-        """Compute all shards on the threads, gather, and update the master."""
+        """Compute all shards, add up, and update the master."""
         self.begin(work)
-        if self._copies[0].twin.changed() is not None:
-            self._copy_anew()
-        held = Contents(self._copies[0].twin.shared)
-        nodes = None if self._in_order else self._in_parallel(work, loss, held)
-        if nodes is None:
-            self._in_order, self.totals = not self._first, []
-            nodes = [node for pair in self._dealt(work) for node in self._alone(*pair, loss)]
-            self._in_order = self._in_order or not held.same()
-            self._first = False
-        self._sent = True
-        for node, gradients in nodes:
-            self._tree.add(node, [None if one is None else one.to(self.world.device) for one in gradients])
-        for copy_ in self._copies:
-            copy_.check(self.model)
-        self._check_master()
-        # A thread without a sample has seen no names.
-        self.auxiliary.names = max((copy_.auxiliary.names for copy_ in self._copies), key=len)
+        # A kind of layer that recomputes its forward pass runs Python in the backward pass.
+        self._beside = self._threads > 1 and self._recompute == "none" and only_plain_layers(self.model)
+        if self._beside:
+            self._writes.begin()
+        for other in self._others:
+            other.refresh(self.model)
+        for shard, where in zip(work.shards, cycle([None, *self._others]), strict=False):
+            if where is None:
+                self._passes(shard, loss)
+            else:
+                with self._on(where):
+                    where.run(self.model, partial(self._passes, shard, loss))
+                self._check_master()
+        self.combine()
+        if self._beside:
+            self._writes.check(work.number)
         return self.apply(clip)
 
-    def _dealt(self, work: StepWork) -> list[tuple[_Copy, Sequence[ShardWork]]]:
-        threads = len(self._copies)
-        shares = [work.shards[owned.start : owned.stop] for owned in _deal(threads, len(work.shards))]
-        return list(zip(self._copies, shares, strict=False))
+    def _rewire(self) -> None:
+        super()._rewire()
+        self._writes = Writes(self.model.named_parameters())
 
-    def _in_parallel(self, work: StepWork, loss: LossFunction, held: Contents) -> list[Any] | None:
-        """Compute all shards at once; None where that is worth nothing, because the passes draw or write to what is shared."""
-        watched, dealt = _generators(), self._dealt(work)
-        for copy_, _ in dealt:
-            copy_.twin.give()
-        running = [self._pool.submit(self._share, copy_, share, loss) for copy_, share in dealt]
-        nodes = [node for future in running for node in future.result()]
-        if not (held.same() and _same(watched, _generators())) or any(copy_.twin.wrote for copy_, _ in dealt):
-            held.put_back()
-            return None
-        for copy_, _ in dealt:
-            copy_.twin.take()
-        return nodes
+    def begin(self, work: StepWork) -> None:
+        """Start a step; what ran for one that was given up is waited for and forgotten."""
+        self._forget()
+        super().begin(work)
 
-    def _alone(self, replica: _Copy, shards: Sequence[ShardWork], loss: LossFunction) -> list[Any]:
-        """Compute one thread's shards while no other computes."""
-        replica.twin.give()
-        nodes = self._pool.submit(self._share, replica, shards, loss, seeded=True).result()
-        self._in_order = self._in_order or replica.twin.wrote
-        replica.twin.take()
-        return nodes
+    def abandon(self) -> None:
+        """Forget the step under way."""
+        self._forget()
+        super().abandon()
+
+    def _forget(self) -> None:
+        wait(self._running)
+        self._running.clear()
+        self._batches.clear()
+        self._closed.clear()
+        self._beside = False
+
+    def _passes(self, shard: ShardWork, loss: LossFunction) -> None:
+        for batch in self.shard(shard):
+            before = _generators() if self._beside else None
+            with self.precision.autocast():
+                value = loss(self.model, batch)
+            check_loss(value)
+            # A pass that has drawn may draw once more in its backward pass, from generators that all threads share.
+            if before is not None and _same(before, _generators()) and not _runs_python(value):
+                self._start_backward(value)
+            else:
+                self._add_batches()
+                self.backward(value)
+
+    # Backward passes on threads.
+
+    def _start_backward(self, loss: Loss) -> None:
+        self._enter(loss)
+        self._sent = self._left == 0
+        if len(self._running) == self._threads:
+            wait([self._running.popleft()])  # each holds the activations of its pass
+        start, entry = self._scale(loss.total.dtype), gradients.ledger_entry(loss, self._work.size)
+        running = self._pool.submit(gradients.of_leaves, loss.total, start, self.parameters)
+        self._running.append(running)
+        self._batches.append(lambda: [*running.result(), entry])
+
+    def _add_batches(self) -> None:
+        """Add what threads have computed of the open shard to `.grad`: the batch that comes next is added behind it."""
+        batches, self._batches = self._batches, []
+        for batch in batches:
+            summed = self._adding([parameter.grad for parameter in self.tracked], batch())
+            for parameter, gradient in zip(self.tracked, summed, strict=True):
+                parameter.grad = gradient
+
+    def _close_shard(self, work: ShardWork) -> None:
+        if any(parameter.grad is not None for parameter in self.tracked):
+            self._add_batches()
+        batches, self._batches = self._batches or [partial(list, self._take())], []
+        self._closed.append(((work.index, work.index + 1), batches))
+        while len(self._closed) > (self._threads if self._beside else 0):
+            self._add_shard()
+
+    def _add_shard(self) -> None:
+        node, (first, *later) = self._closed.popleft()
+        self._tree.add(node, reduce(self._adding, (batch() for batch in later), first()))
+
+    def _finish_combination(self) -> None:
+        while self._closed:
+            self._add_shard()
+        super()._finish_combination()
+
+    # Shards on other devices.
+
+    @contextmanager
+    def _on(self, where: _Device) -> Iterator[None]:
+        """Have this replica work with the weights of another device."""
+        mine = self.parameters, self.ledger, self.auxiliary
+        self.parameters, self.ledger = where.parameters, where.ledger
+        self.auxiliary = mine[2].over(where.parameters)
+        self.tracked, self._here = [*self.parameters, self.ledger], where.device
+        try:
+            yield
+            mine[2].names = self.auxiliary.names
+        finally:
+            self.parameters, self.ledger, self.auxiliary = mine
+            self.tracked, self._here = [*self.parameters, self.ledger], self.world.device
+
+    def _placed(self, batch: Any) -> Any:
+        return to_device(batch, self._here, non_blocking=self._here.type == "cuda")
+
+    def _scale(self, dtype: torch.dtype) -> Tensor:
+        return super()._scale(dtype).to(self._here)
+
+    def _take(self) -> Gradients:
+        home = self.world.device
+        return [None if one is None else one.to(home) for one in super()._take()]
 
     def _check_master(self) -> None:
         """Refuse a pass that came to the master's own weights: their gradients would be lost."""
-        if any(parameter.grad is not None for parameter in self.parameters):
-            name = next(name for name, one in self.model.named_parameters() if one.grad is not None)
-            raise InputError(
-                f"dp gives each thread a copy of the model, and its forward pass or loss came to {name} of the original, by a "
-                "function, a weak reference or a model that the task keeps. Reach weights through the module's self and the "
-                "model that loss() is given, or use ddp."
-            )
-
-    def _share(
-        self, replica: _Copy, shards: Sequence[ShardWork], loss: LossFunction, *, seeded: bool = False
-    ) -> list[Any]:
-        """Compute one thread's shards; gives the sums of the subtrees that they make up."""
-        replica.refresh(self.model)
-        tree = TreeSum(self._shards, self._adding)
-        for shard in shards:
-            versions = self.buffers.open_shard(replica.model) if shard.batches else {}
-            if seeded:
-                seeds.seed_everything(shard.seed)
-            for batch in shard.batches:
-                reach(FORWARD)
-                self.world.pulse.batch()
-                before = None if not seeded or self._in_order else _generators()
-                value = self._forward(replica, batch, loss)
-                self._in_order = self._in_order or (before is not None and not _same(before, _generators()))
-                self._backward(replica, shard, value)
-            if shard.batches:
-                self.buffers.close_shard(shard.index, replica.model, versions)
-            tree.add((shard.index, shard.index + 1), replica.take())
-        # A copy alone writes to the master's memory, as one process would, but what is given other memory is lost.
-        replica.writes.check(self._work.number, counted=self._parallel)
-        return tree.nodes
-
-    def _forward(self, replica: _Copy, batch: Any, loss: LossFunction) -> Any:
-        with self.precision.autocast():
-            value = loss(replica.model, to_device(batch, replica.device))
-        check_loss(value)
-        return value
-
-    def _backward(self, replica: _Copy, shard: ShardWork, loss: Any) -> None:
-        self.totals += [(shard.index, part.total.detach()) for part in (loss, *loss.auxiliary.values())]
-        if loss.auxiliary:
-            replica.auxiliary.backward(
-                loss.auxiliary, lambda dtype: self._scale(dtype).to(replica.device), self._work.size
-            )
-        run_backward([loss.total], [self._scale(loss.total.dtype).to(replica.device)])
-        entry = ledger_entry(loss, self._work.size)
-        replica.entry = entry if replica.entry is None else replica.entry + entry
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is not None:
+                raise InputError(
+                    f"dp computes with weights on several devices, and the forward pass or loss came to {name} on the first one, "
+                    "by a list, a function or an attribute that keeps it. Reach weights through the modules that own them, or "
+                    "use ddp."
+                )
 
 
-def _devices(first: torch.device, threads: int) -> list[torch.device]:
-    """Give a device to each thread: the GPUs in turn, or the one device there is."""
-    if first.type != "cuda":
-        return [first] * threads
-    count = torch.cuda.device_count()
-    return [torch.device("cuda", (first.index + thread) % count) for thread in range(threads)]
+class _Device:
+    """The model's weights and buffers on a device other than the master's, for one step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.parameters: list[nn.Parameter] = []
+        self.ledger = nn.Parameter(torch.zeros(2, device=device))
+        self._held: dict[str, Tensor] = {}
+
+    def refresh(self, model: nn.Module) -> None:
+        """Copy what the master has."""
+        self._held, self.parameters, self.ledger.grad = {}, [], None
+        for name, theirs in model.named_parameters():
+            mine = nn.Parameter(theirs.detach().to(self.device, copy=True), theirs.requires_grad)
+            share(theirs, mine)
+            self._held[f"model.{name}"] = mine
+            self.parameters += [mine] if mine.requires_grad else []
+        for name, buffer in model.named_buffers():
+            self._held[f"model.{name}"] = buffer.to(self.device, copy=True)
+
+    def run(self, model: nn.Module, passes: Callable[[], None]) -> None:
+        """Run some passes with the model's modules over what lies here."""
+        functional_call(_Around(model), self._held, (passes,))
 
 
-def _deal(threads: int, shards: int) -> list[range]:
-    hands = min(threads, shards)
-    return [owned_shards(thread, hands, shards) for thread in range(hands)]
+class _Around(nn.Module):
+    """A module whose forward pass is any code that uses the model, because torch lends tensors to a call of a module."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, passes: Callable[[], None]) -> None:
+        """Run it."""
+        passes()
+
+
+def other_devices(first: torch.device, workers: int) -> list[torch.device]:
+    """Return the GPUs beside the master's that `workers` ask for; a CPU is one device."""
+    count = min(workers, torch.cuda.device_count()) if first.type == "cuda" else 1
+    return [
+        torch.device("cuda", (first.index + place) % torch.cuda.device_count()) for place in range(1, count)
+    ]
+
+
+def only_plain_layers(model: nn.Module) -> bool:
+    """Return whether all modules are torch's own and nothing is hung on them: then no backward pass runs Python of a user's.
+
+    Buffers, and tables that a forward pass rescales, are written to while the backward pass of the shard before may read them.
+    """
+    return (
+        next(model.buffers(), None) is None
+        and not any(parameter._backward_hooks for parameter in model.parameters())
+        and all(
+            type(module).__module__.startswith("torch.nn.")
+            and "forward" not in vars(module)
+            and not any(vars(module)[table] for table in HOOKS)
+            and getattr(module, "max_norm", None) is None
+            for module in model.modules()
+        )
+    )
+
+
+def _runs_python(loss: Loss) -> bool:
+    """Return whether the backward pass of a loss runs a function written in Python, or is one of several."""
+    if loss.auxiliary:
+        return True
+    seen: set[Any] = set()
+    waiting = [loss.total.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if isinstance(node, BackwardCFunction):
+            return True
+        seen.add(node)
+        waiting += [one for one, _ in node.next_functions]
+    return False
 
 
 def _generators() -> tuple[Any, ...]:
     states = [torch.get_rng_state()]
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states += torch.cuda.get_rng_state_all()
     numpy_state = np.random.get_state(legacy=False)
     return states, numpy_state["state"], random.getstate()
 

@@ -84,3 +84,24 @@ def run_backward(roots: Sequence[Tensor], starts: Sequence[Tensor]) -> None:
     _engine_run_backward(
         tuple(roots), tuple(starts), False, False, (), allow_unreachable=True, accumulate_grad=True
     )
+
+
+def of_leaves(root: Tensor, start: Tensor, leaves: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return the gradients of some leaves, as `.grad` would have them, and leave `.grad` alone."""
+    found = _engine_run_backward(
+        (root,), (start,), False, False, tuple(leaves), allow_unreachable=True, accumulate_grad=False
+    )
+    return list(map(own, found, leaves))
+
+
+def own(gradient: Tensor | None, leaf: Tensor) -> Tensor | None:
+    """Return a gradient in memory of its own, laid out as its leaf, as `.grad` has it.
+
+    A backward pass that accumulates nothing may give one tensor for two leaves (of their sum), one number in the place of many,
+    or the very tensor that the pass began with.
+    """
+    if gradient is None or gradient.layout != torch.strided:
+        return gradient
+    if leaf.is_contiguous():
+        return gradient.clone(memory_format=torch.contiguous_format)
+    return torch.empty_like(leaf).copy_(gradient)

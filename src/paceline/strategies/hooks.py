@@ -6,7 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from torch import Tensor, nn
+from torch import Tensor
+
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Where a module keeps the hooks that were put on it."""
 
 
 @contextmanager
@@ -22,8 +25,6 @@ def silenced(tensors: Sequence[Tensor]) -> Iterator[None]:
             hooks.update(before)
 
 
-def share(master: nn.Module, copied: nn.Module) -> None:
-    """Have the parameters of a copy run the hooks of the master's, whenever they were put there."""
-    for theirs, mine in zip(master.parameters(), copied.parameters(), strict=True):
-        if theirs._backward_hooks is not mine._backward_hooks:
-            mine._backward_hooks = theirs._backward_hooks
+def share(master: Tensor, copied: Tensor) -> None:
+    """Have a copy of a parameter run the hooks of the master's."""
+    copied._backward_hooks = master._backward_hooks

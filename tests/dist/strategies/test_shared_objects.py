@@ -135,7 +135,7 @@ CASES: dict[str, Case] = {
         refused={"pp": r"blocks\.1"},
     ),
     "a lock": Case(make=locked),
-    "a function over a weight": Case(close_over, refused={"dp": r"blocks\.1\.linear\.weight"}),
+    "a function over a weight": Case(close_over),
 }
 
 
