@@ -87,10 +87,11 @@ class ThreadedReplica(SequentialReplica):
         self.begin(work)
         # A kind of layer that recomputes its forward pass runs Python in the backward pass.
         self._beside = self._threads > 1 and self._recompute == "none" and only_plain_layers(self.model)
-        if self._beside:
-            self._writes.begin()
-        for other in self._others:
-            other.refresh(self.model)
+        # What a pass writes to the weights, another device does not see, and a thread may see too early.
+        watched = [self._writes] if self._beside or self._others else []
+        watched += [other.refresh(self.model) for other in self._others]
+        for writes in watched:
+            writes.begin()
         for shard, where in zip(work.shards, cycle([None, *self._others]), strict=False):
             if where is None:
                 self._passes(shard, loss)
@@ -99,8 +100,8 @@ class ThreadedReplica(SequentialReplica):
                     where.run(self.model, partial(self._passes, shard, loss))
                 self._check_master()
         self.combine()
-        if self._beside:
-            self._writes.check(work.number)
+        for writes in watched:
+            writes.check(work.number)
         return self.apply(clip)
 
     def _rewire(self) -> None:
@@ -220,8 +221,8 @@ class _Device:
         self.ledger = nn.Parameter(torch.zeros(2, device=device))
         self._held: dict[str, Tensor] = {}
 
-    def refresh(self, model: nn.Module) -> None:
-        """Copy what the master has."""
+    def refresh(self, model: nn.Module) -> Writes:
+        """Copy what the master has; returns what watches the weights here."""
         self._held, self.parameters, self.ledger.grad = {}, [], None
         for name, theirs in model.named_parameters():
             mine = nn.Parameter(theirs.detach().to(self.device, copy=True), theirs.requires_grad)
@@ -230,6 +231,11 @@ class _Device:
             self.parameters += [mine] if mine.requires_grad else []
         for name, buffer in model.named_buffers():
             self._held[f"model.{name}"] = buffer.to(self.device, copy=True)
+        return Writes(
+            (name.removeprefix("model."), one)
+            for name, one in self._held.items()
+            if isinstance(one, nn.Parameter)
+        )
 
     def run(self, model: nn.Module, passes: Callable[[], None]) -> None:
         """Run some passes with the model's modules over what lies here."""

@@ -240,6 +240,14 @@ def write(run: paceline.Run) -> None:
         step.compute(lambda model, batch: writing(None, model, batch, 0))
 
 
+def write_on_pretended_devices(run: paceline.Run) -> None:
+    dp.other_devices = lambda first, workers: [first] * (workers - 1)
+    dp.only_plain_layers = lambda _: False
+    write(run)
+
+
 def test_weights_that_a_loss_writes_to_while_a_thread_may_read_them_are_refused() -> None:
-    with pytest.raises(InputError, match=r"wrote to the weights of 0\.weight"):
-        paceline.launch(write, strategy="dp", workers=2, shards=4, threads=1, device="cpu")
+    options: dict[str, Any] = {"strategy": "dp", "workers": 2, "shards": 4, "threads": 1, "device": "cpu"}
+    for job in (write, write_on_pretended_devices):
+        with pytest.raises(InputError, match=r"wrote to the weights of 0\.weight"):
+            paceline.launch(job, **options)
