@@ -21,6 +21,14 @@ _CALLERS = (
 """The rooms through which a worker comes to the user's code."""
 
 
+_HINTS = {
+    "Expected more than 1 value per channel when training": "A batch is computed in shards, one at a time, and BatchNorm got "
+    "a shard of one sample. Choose batch size and shards so that every batch, the last one of the data too, has two samples for "
+    "each shard.\n",
+}
+"""What torch's own words do not say, by what they are."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """One worker's end, when it was not a good one."""
@@ -96,7 +104,8 @@ def user_traceback(error: BaseException) -> str:
     # Where our own call of torch failed there is no such code, and the way there is what matters.
     if theirs and f"{os.sep}torch{os.sep}" not in theirs[0].filename:
         report.stack = traceback.StackSummary.from_list(theirs)
-    return writable("".join(report.format()))
+    hint = next((hint for words, hint in _HINTS.items() if words in str(error)), "")
+    return writable("".join(report.format()) + hint)
 
 
 def first_cause(failures: Sequence[Failure]) -> Failure:

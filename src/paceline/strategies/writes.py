@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from operator import attrgetter
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from paceline.errors import InputError
 
 _VERSION = attrgetter("_version")
+_ROW, _PRIME = 4096, 2654435761
 
 
 class Writes:
@@ -130,12 +132,28 @@ def differing(before: Tensor | None, now: Tensor | None) -> list[int]:
 
 
 def checksum(tensor: Tensor) -> int:
-    """Return a number that tells different values apart, in one pass and without a copy."""
+    """Return a number that tells different values apart, the same ones in another order included."""
     return int(_sum(tensor))
 
 
 def _sum(tensor: Tensor) -> Tensor:
-    return _bits(tensor).contiguous().sum(dtype=torch.int64)
+    """Return the sum of the numbers seen as integers, each weighed by its place in a row, and each row by its own."""
+    flat = _bits(tensor).contiguous().view(-1)
+    weights = _weights(flat.device)
+    whole = flat.numel() // _ROW * _ROW
+    rows, rest = flat[:whole], flat[whole:]
+    total: Tensor = (rest.to(torch.int64) * weights[: rest.numel()]).sum()
+    if rows.numel():
+        rows = rows.view(-1, _ROW)
+        total += (rows.sum(0, dtype=torch.int64) * weights).sum()
+        places = torch.arange(1, len(rows) + 1, device=rows.device)
+        total += (rows.sum(1, dtype=torch.int64) * places).sum() * _PRIME
+    return total
+
+
+@cache
+def _weights(device: torch.device) -> Tensor:
+    return torch.arange(1, _ROW + 1, device=device) * _PRIME | 1
 
 
 def _bits(tensor: Tensor) -> Tensor:

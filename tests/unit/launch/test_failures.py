@@ -3,6 +3,7 @@
 import runpy
 
 import pytest
+import torch
 
 from paceline.data import Feed
 from paceline.errors import CheckpointError, DiskFaultError, InputError, RecordsError
@@ -110,3 +111,9 @@ def test_a_failure_in_our_own_code_is_shown_whole():
     except AttributeError as error:
         text = failures.user_traceback(error.with_traceback(error.__traceback__.tb_next))
     assert "options.py" in text
+
+
+def test_a_shard_of_one_sample_is_named_where_batchnorm_cannot_take_it() -> None:
+    with pytest.raises(ValueError, match="more than 1 value") as seen:
+        torch.nn.BatchNorm1d(3)(torch.ones(1, 3))
+    assert "has two samples for each shard" in failures.user_traceback(seen.value).splitlines()[-1]

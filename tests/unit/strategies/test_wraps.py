@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from paceline.strategies.fsdp.wraps import Cut, Wrap
+from paceline.errors import InputError
+from paceline.strategies.fsdp.wraps import Cut, Wrap, _check
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
@@ -26,3 +28,9 @@ def test_norms_are_those_of_one_process(workers: int) -> None:
         for made in Wrap.whole(wrap, sent):
             assert torch.equal(torch.linalg.vector_norm(made), torch.linalg.vector_norm(made.clone()))
             assert made.is_contiguous()
+
+
+def test_a_container_that_nobody_calls_is_refused_in_one_line() -> None:
+    model = nn.ModuleDict({"student": nn.Linear(2, 2), "teacher": nn.Linear(2, 2)})
+    with pytest.raises(InputError, match=r"nobody calls an nn\.ModuleDict"):
+        _check(model, {})

@@ -418,6 +418,11 @@ def groups_of(module: nn.Module) -> list[Any]:
 
 def _check(model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
     """Refuse what cannot be cut into rows, or belongs to two wraps."""
+    if isinstance(model, nn.ModuleDict | nn.ModuleList):
+        raise InputError(
+            f"fsdp gathers weights when a module is called, and nobody calls an nn.{type(model).__name__}. Give it a class "
+            "whose forward calls its members (self.student, self.teacher), or use ddp."
+        )
     owners: dict[int, tuple[str, str]] = {}
     types: dict[str, tuple[str, torch.dtype]] = {}
     names = sorted(blocks, key=len, reverse=True)
