@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.strategies.buffers import mark
+from paceline.strategies.same_values import same_numbers
 
 
 class _Entry(NamedTuple):
@@ -26,10 +27,16 @@ class BufferSnapshot:
     """Puts buffers back after each batch of an evaluation, and after the whole."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._entries = [
-            _Entry(module, name, value, _here(value).clone())
+        held = [
+            (module, name, value)
             for module in modules
             for name, value in module._buffers.items()  # noqa: SLF001  (their own names, without those of children)
+        ]
+        self._none = [(module, name) for module, name, value in held if value is None]
+        """Names without a buffer; a pass may give them one."""
+        self._entries = [
+            _Entry(module, name, value, _here(value).clone())
+            for module, name, value in held
             if value is not None and not value.is_meta  # one of another stage has no values
         ]
         self._marks = [mark(entry.tensor) for entry in self._entries]
@@ -38,6 +45,7 @@ class BufferSnapshot:
 
     def restore_moved(self) -> None:
         """Put back what the batch before moved."""
+        self._take_away()
         if not self._entries:
             return
         if self._moving is None:
@@ -48,8 +56,14 @@ class BufferSnapshot:
 
     def restore(self) -> None:
         """Put back all of them."""
+        self._take_away()
         for place in range(len(self._entries)):
             self._restore(place)
+
+    def _take_away(self) -> None:
+        for module, name in self._none:
+            if module._buffers.get(name) is not None:  # noqa: SLF001
+                module._buffers[name] = None  # noqa: SLF001
 
     def _restore(self, place: int) -> None:
         entry = self._entries[place]
@@ -65,7 +79,7 @@ class BufferSnapshot:
 
 def _moved(entry: _Entry) -> bool:
     now = entry.module._buffers.get(entry.name)  # noqa: SLF001
-    return now is not None and not torch.equal(_here(now), entry.before)
+    return now is not None and not same_numbers(_here(now), entry.before)
 
 
 def _now(entry: _Entry) -> tuple[int, int] | None:

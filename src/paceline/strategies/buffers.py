@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from paceline.data import owned_shards
 from paceline.errors import InputError, UnknownNameError
+from paceline.strategies.same_values import same_numbers
 from paceline.strategies.tree import TreeSum
 from paceline.strategies.unsaved import unsaved
 from paceline.world import World
@@ -51,7 +53,8 @@ class Buffers:
 
     def __init__(self, model: nn.Module, rules: Mapping[str, Rule], shards: int) -> None:
         self.model = model
-        self.active = shards > 1 and next(model.buffers(), None) is not None
+        self._several = shards > 1
+        self.active = self._several and any(module._buffers for module in model.modules())  # noqa: SLF001  (None included)
         self.names: list[str] | None = None
         """Which ones change; None until a first step has shown it."""
         self._rules = {**_batch_norm(model), **_expand(rules, model)}
@@ -121,15 +124,26 @@ class Buffers:
             elif now.shape != before.shape or now.dtype != before.dtype:
                 what = f"{name} went from {_form(before)} to {_form(now)}"
         if what:
-            raise InputError(
-                f"the buffer {what} in forward, so each shard would make another one of it, and nothing says how to combine "
-                "them. Register it in __init__ with its full size (a count beside it says how much is filled), or keep what "
-                "grows out of the buffers and out of forward."
-            )
+            self._refuse_form(what)
+
+    def _refuse_form(self, what: str) -> NoReturn:
+        raise InputError(
+            f"the buffer {what} in forward, so each shard would make another one of it, and nothing says how to combine "
+            "them. Register it in __init__ with its full size (a count beside it says how much is filled), or keep what "
+            "grows out of the buffers and out of forward."
+        )
+
+    def _check_none(self) -> None:
+        """Refuse a buffer in a model that had none to begin with; looked for now and then."""
+        self._steps += 1
+        made = next(self.model.named_buffers(), None) if self._several and self._looks else None
+        if made is not None:
+            self._refuse_form(f"{made[0]} was registered")
 
     def combine(self, agree: Callable[[list[str]], list[str]], gather: Gather) -> None:
         """Make one value of what all shards made; `agree` and `gather` reach the other workers."""
         if not self.active:
+            self._check_none()
             return
         if self.names is None:
             mine = {name for row in self._rows.values() for name in row} | set(self._rules)
@@ -178,7 +192,7 @@ class Buffers:
         if rule is not None:
             return (rule if callable(rule) else RULES[rule])(self._before[name], values)
         for other in values[1:]:
-            if not torch.equal(values[0], other):
+            if not same_numbers(values[0], other):
                 raise InputError(
                     f"the buffer {name} came out differently on different shards, and no rule says how to combine it. State one "
                     f"in the task: def buffers(self): return {{{name!r}: 'mean'}} ({', '.join(list(RULES)[1:])}, or a function)."
@@ -191,7 +205,7 @@ def _form(value: Tensor) -> str:
 
 
 def _equal(now: Tensor, before: Tensor) -> bool:
-    return torch.equal(now.to(before.device), before)
+    return same_numbers(now.to(before.device), before)
 
 
 def mark(value: Tensor) -> tuple[int, int]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import InputError
+from paceline.strategies.same_values import bits
 
 _VERSION = attrgetter("_version")
 _ROW, _PRIME = 4096, 2654435761
@@ -85,11 +86,11 @@ class Samples:
         """By the bytes of a number: single numbers of the tensors, seen as integers, for no two NaN are equal."""
         self._owners: dict[int, list[int]] = {}
         for owner, tensor in enumerate(tensors):
-            bits = _bits(getattr(tensor, "_local_tensor", tensor))
-            if bits.device.type != "cpu":
+            held = bits(getattr(tensor, "_local_tensor", tensor))
+            if held.device.type != "cpu":
                 continue
-            size = bits.element_size()
-            found = [bits[index].view(1) for index in _spread(bits.shape, 2 if tensor.requires_grad else 4)]
+            size = held.element_size()
+            found = [held[index].view(1) for index in _spread(held.shape, 2 if tensor.requires_grad else 4)]
             self._views.setdefault(size, []).extend(found)
             self._owners.setdefault(size, []).extend([owner] * len(found))
 
@@ -138,7 +139,7 @@ def checksum(tensor: Tensor) -> int:
 
 def _sum(tensor: Tensor) -> Tensor:
     """Return the sum of the numbers seen as integers, each weighed by its place in a row, and each row by its own."""
-    flat = _bits(tensor).contiguous().view(-1)
+    flat = bits(tensor).contiguous().view(-1)
     weights = _weights(flat.device)
     whole = flat.numel() // _ROW * _ROW
     rows, rest = flat[:whole], flat[whole:]
@@ -154,14 +155,6 @@ def _sum(tensor: Tensor) -> Tensor:
 @cache
 def _weights(device: torch.device) -> Tensor:
     return torch.arange(1, _ROW + 1, device=device) * _PRIME | 1
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """Return a tensor's own memory, seen as integers."""
-    plain = tensor.detach()
-    plain = torch.view_as_real(plain) if plain.is_complex() else plain
-    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[plain.element_size()]
-    return plain.view(whole)
 
 
 def _spread(shape: Sequence[int], count: int) -> list[tuple[int, ...]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -108,6 +108,7 @@ def _check_model(model: nn.Module, *, saved: bool) -> None:
                 f"{name} has no size yet (a lazy module finds it out in its first pass). Call the model once with an example "
                 "before it is returned or prepared: model(torch.zeros(1, 16))."
             )
+        _check_memory(name, parameter)
     state = model.state_dict()
     check_saved(state)
     if saved:
@@ -121,6 +122,20 @@ def _check_model(model: nn.Module, *, saved: bool) -> None:
                     f"{name} is of type {value.dtype}, which no checkpoint can hold (safetensors has no such type). Keep it in "
                     "another type, or train without --out."
                 )
+
+
+def _check_memory(name: str, tensor: Tensor) -> None:
+    """Raise for a tensor that cannot be written to, sent or saved number by number."""
+    if tensor.layout is not torch.strided:
+        raise InputError(
+            f"{name} is a sparse tensor ({str(tensor.layout).removeprefix('torch.')}), which is neither sent to other workers nor "
+            "saved. Register its indices and values as dense buffers, and make the sparse tensor of them in forward."
+        )
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise InputError(
+            f"{name} is expanded: several of its numbers lie in one place of memory, so nothing can be loaded into it. Register "
+            f"it with memory of its own: {name.rpartition('.')[2]}.clone()."
+        )
 
 
 def _check_bare(model: nn.Module) -> None:

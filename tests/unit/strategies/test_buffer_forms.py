@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline import Run
+from paceline import Mean, Run
 from paceline.errors import InputError
 from tests.unit.training.own_runs import data, losses, opened
 
@@ -85,3 +85,83 @@ def test_a_buffer_that_nothing_changes_is_not_written_to_behind_the_first_step()
 
     with opened(shards=2) as run:
         assert len(set(train(run))) == 1
+
+
+class Held(nn.Module):
+    """Has one buffer, or a name for one, that forward may set."""
+
+    def __init__(self, value: Tensor | None, change: Callable[[nn.Module, Tensor], None]) -> None:
+        super().__init__()
+        self.layer, self.change = nn.Linear(4, 1), change
+        self.register_buffer("held", value)
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.change(self, values)
+        made: Tensor = self.layer(values)
+        return made
+
+
+def fill(model: nn.Module, values: Tensor) -> None:
+    model.held = values.detach().mean(0)
+
+
+def late(model: nn.Module, _: Tensor) -> None:
+    if "late" not in dict(model.named_buffers()):
+        model.register_buffer("late", torch.ones(2))
+
+
+@pytest.mark.parametrize("made", ["held", "late"])
+def test_a_buffer_that_forward_makes_is_refused_where_the_model_has_no_other(made: str) -> None:
+    model: nn.Module = Held(None, fill) if made == "held" else Late()
+    with opened(shards=2) as run:
+        prepared, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        with pytest.raises(InputError, match=f"^the buffer {made} was registered in forward"):
+            train(run, prepared)
+
+
+class Late(nn.Module):
+    """Has no buffer until its first pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, values: Tensor) -> Tensor:
+        late(self, values)
+        made: Tensor = self.layer(values)
+        return made
+
+
+def test_a_name_without_a_buffer_has_none_behind_an_evaluation() -> None:
+    model = Held(None, fill)
+    with opened(shards=2) as run:
+        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        run.evaluate(data(), lambda made, batch: {"mean": Mean(made(batch[0]).sum(), 1)}, batch_size=4)
+    assert model.held is None
+
+
+def test_nan_is_the_same_on_every_shard() -> None:
+    model = Held(torch.tensor([1.0, float("nan")]), lambda *_: None)
+    with opened(shards=2) as run:
+        prepared, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        train(run, prepared)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (torch.eye(3).to_sparse(), r"held is a sparse tensor \(sparse_coo\).*indices and values"),
+        (torch.zeros(1).expand(3), r"held is expanded.*held\.clone\(\)"),
+    ],
+)
+def test_memory_that_nobody_can_load_is_refused_before_the_first_step(value: Tensor, said: str) -> None:
+    model = Held(value, lambda *_: None)
+    with opened(shards=2) as run, pytest.raises(InputError, match=f"^{said}"):
+        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_what_is_expanded_by_sides_of_one_number_is_trained() -> None:
+    model = Held(torch.arange(3.0).expand(1, -1), lambda *_: None)
+    with opened(shards=2) as run:
+        prepared, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        train(run, prepared)

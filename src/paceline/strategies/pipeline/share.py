@@ -39,18 +39,20 @@ class Share(nn.Module):
         super().__init__()
         self._root = (root,)  # in a tuple it is no submodule: this is only a view of it
         self.names = frozenset(names)
+        self._others = {name for name, _ in root.named_buffers()} - self.names
 
     def named_modules(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Module]]:
-        """Give the modules that have a buffer here."""
+        """Yield the modules that have a buffer here, or a name for one that is yet to be made."""
         for path, module in self._root[0].named_modules():
-            if any(_joined(path, name) in self.names for name, _ in module.named_buffers(recurse=False)):
+            held = module._buffers.items()  # noqa: SLF001  (named_buffers leaves out those that are None)
+            if any(value is None or _joined(path, name) in self.names for name, value in held):
                 yield path, module
 
     def named_buffers(self, *_: Any, **__: Any) -> Iterator[tuple[str, Tensor]]:
-        """Give this stage's buffers."""
+        """Yield this stage's buffers, and any that a forward pass has made."""
         for path, module in self._root[0].named_modules():
             for name, buffer in module.named_buffers(recurse=False):
-                if _joined(path, name) in self.names:
+                if _joined(path, name) not in self._others:
                     yield _joined(path, name), buffer
 
     def buffers(self, *_: Any, **__: Any) -> Iterator[Tensor]:

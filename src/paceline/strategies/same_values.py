@@ -1,0 +1,40 @@
+"""Compares tensors by what they hold: torch counts writes in place, but none through `.data`, through numpy or by some kernels.
+
+NaN is the same as NaN here, unlike for `torch.equal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """Return a tensor's own memory, seen as integers."""
+    plain = tensor.detach()
+    plain = torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
+    return plain.view(_WHOLE[plain.element_size()])
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors of one type and shape hold the same bits."""
+    return torch.equal(bits(one), bits(other))
+
+
+def same_numbers(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors hold the same numbers, NaN included; 0.0 and -0.0 are one number."""
+    return torch.equal(one, other) or (
+        one.shape == other.shape and one.dtype == other.dtype and same_bits(one, other)
+    )
+
+
+def differing_bits(now: Sequence[Tensor], before: Sequence[Tensor]) -> list[int]:
+    """Return the places in which tensors of the same types and shapes differ; a GPU is waited for once, not for each."""
+    if not now or all(one.device.type == "cpu" for one in now):
+        return [place for place, pair in enumerate(zip(now, before, strict=True)) if not same_bits(*pair)]
+    flags = [(bits(one) != bits(other)).any() for one, other in zip(now, before, strict=True)]
+    return [place for place, flag in enumerate(torch.stack(flags).tolist()) if flag]
