@@ -55,6 +55,10 @@ class ModelCopy:
         pairs += [(one, memo[id(one)]) for one in copied if memo.get(id(one), one) is not one]
         places = [(_place(one), _place(other)) for one, other in pairs]
         self._pairs = [pair for pair in places if isinstance(pair[0], dict)]
+        self._contents = [
+            (one, gc.get_referents(one)) for one, _ in pairs if not isinstance(_place(one), dict)
+        ]
+        """Lists, sets and whatever else leads to modules, with what it held when it was copied: a copy's stays like that."""
         self._given: list[dict[str, tuple[Any, Any]]] = []
         self.note()
 
@@ -70,7 +74,7 @@ class ModelCopy:
         ]
 
     def changed(self) -> str | None:
-        """Return the name of a module that has got other members or hooks, or an attribute made of other modules."""
+        """Return the name of a module that has got other members or hooks, or of an attribute that leads to other modules."""
         now = structure(self._original)
         if now.keys() != self._structure.keys():
             return next(iter(now.keys() ^ self._structure.keys()))
@@ -85,7 +89,19 @@ class ModelCopy:
                     and self._leads_inside(value)
                 ):
                     return f"{name}.{key}".lstrip(".")
+        for one, contents in self._contents:
+            now_held = gc.get_referents(one)
+            if len(now_held) != len(contents) or not all(map(is_, now_held, contents)):
+                return self._name_of(one)
         return None
+
+    def _name_of(self, one: Any) -> str:
+        """Return the attribute that holds an object, or leads to it."""
+        for name, module in self._original.named_modules():
+            for key, value in vars(module).items():
+                if key not in _TABLES and any(found is one for found in _reached([value], self._own)):
+                    return f"{name}.{key}".lstrip(".")
+        return f"a {type(one).__name__} of the model"
 
     def give(self) -> None:
         """Have the copy's plain attributes be those of the original."""

@@ -128,7 +128,7 @@ def _check_memory(name: str, tensor: Tensor) -> None:
     """Raise for a tensor that cannot be written to, sent or saved number by number."""
     if tensor.layout is not torch.strided:
         raise InputError(
-            f"{name} is a sparse tensor ({str(tensor.layout).removeprefix('torch.')}), which is neither sent to other workers nor "
+            f"{name} is a sparse tensor ({str(tensor.layout).removeprefix('torch.')}), which is not sent to other workers nor "
             "saved. Register its indices and values as dense buffers, and make the sparse tensor of them in forward."
         )
     if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):

@@ -134,6 +134,10 @@ CASES: dict[str, Case] = {
         at(1, lambda model: model.blocks[1].register_forward_hook(lambda *made: made[2] * 0.5)),
         refused={"pp": r"blocks\.1"},
     ),
+    "a list of layers": Case(
+        at(1, lambda model: model.listed.append(model.blocks[1])),
+        refused={"pp": "listed was given other modules"},
+    ),
     "a lock": Case(make=locked),
     "a function over a weight": Case(close_over),
 }

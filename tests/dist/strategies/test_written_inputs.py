@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,33 +26,81 @@ class Net(nn.Module):
     def forward(self, batch: Any) -> Tensor:
         """Return as many numbers as the batch has."""
         features = batch["features"] if isinstance(batch, dict) else batch
-        if self.when == "first":
-            features.mul_(2)
+        FIRST.get(self.when, lambda _: None)(batch)
         hidden = features * 1.0
         for number, block in enumerate(self.blocks):
             if number and self.when == "between":
                 features.mul_(2)
             hidden = torch.tanh(block(hidden))
-        if self.when == "behind":
-            features.mul_(2)
-        if self.when == "put":
-            batch["features"] = hidden.detach()
+        BEHIND.get(self.when, lambda _: None)(batch)
         return hidden
+
+
+def assign(batch: Any) -> None:
+    batch["features"].data = batch["features"].data * 2
+
+
+def through_numpy(features: Tensor) -> None:
+    if not features.is_meta:
+        features.numpy()[:] *= 2
+
+
+def count(batch: Any) -> None:
+    batch["scale"] += 1.0
+
+
+FIRST: dict[str, Callable[[Any], Any]] = {
+    "first": lambda batch: batch.mul_(2),
+    "past the count": lambda batch: batch.data.mul_(2),
+    "numpy": through_numpy,
+    "assigned": assign,
+    "a number": count,
+    "an object": lambda batch: setattr(batch["box"], "scale", 3.0),
+}
+"""What the forward pass does to its argument before its first layer."""
+BEHIND: dict[str, Callable[[Any], Any]] = {
+    "behind": lambda batch: batch.mul_(2),
+    "put": lambda batch: batch.update(features=batch["features"] * 2),
+}
+DICTS = {"put", "assigned", "a number", "an object", "an object in a row"}
+
+
+class Box:
+    """What torch takes for one thing."""
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+
+class Mark(nn.Module):
+    """Sets a member of its argument."""
+
+    def forward(self, batch: Any) -> Tensor:
+        """Return the numbers in it."""
+        batch["box"].scale = 3.0
+        return batch["features"]  # type: ignore[no-any-return]
 
 
 class Double(nn.Module):
     """Writes into what it is given."""
 
+    def __init__(self, *, past: bool = False) -> None:
+        super().__init__()
+        self.past = past
+
     def forward(self, features: Tensor) -> Tensor:
         """Return the same memory."""
-        return features.mul_(2)
+        (features.data if self.past else features).mul_(2)
+        return features
 
 
 def make(kind: str) -> nn.Module:
     if kind == "row":
         return nn.Sequential(Double(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
-    if kind == "handed on":
-        return nn.Sequential(nn.Identity(), Double(), nn.Linear(6, 6))
+    if kind == "an object in a row":
+        return nn.Sequential(Mark(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    if kind in ("handed on", "handed on, past the count"):
+        return nn.Sequential(nn.Identity(), Double(past="past" in kind), nn.Linear(6, 6))
     return Net(kind)
 
 
@@ -68,7 +117,7 @@ def train(run: paceline.Run, kinds: list[str]) -> dict[str, Any]:
 def _train_one(run: paceline.Run, kind: str) -> Any:
     data = TensorDataset(torch.randn(32, 6, generator=torch.Generator().manual_seed(1)))
     torch.manual_seed(3)
-    stages = ["1"] if kind == "handed on" else None  # the batch itself crosses the cut
+    stages = ["1"] if "handed on" in kind else None  # the batch itself crosses the cut
     run.prepare(
         make(kind),
         lambda model: torch.optim.SGD(model.parameters(), lr=0.05),
@@ -76,9 +125,11 @@ def _train_one(run: paceline.Run, kind: str) -> Any:
     )
 
     def apart(model: Any, batch: list[Tensor]) -> Tensor:
-        given: Any = {"features": batch[0]} if kind == "put" else batch[0]
+        if kind not in DICTS:
+            return model(batch[0]) - batch[0]  # type: ignore[no-any-return]
+        given: Any = {"features": batch[0], "scale": 1.0, "box": Box()}
         scores = model(given)
-        return scores - (given["features"] if kind == "put" else given)  # type: ignore[no-any-return]
+        return scores * (given["scale"] * given["box"].scale) - given["features"]  # type: ignore[no-any-return]
 
     for step in run.steps(data, batch_size=8, epochs=1):
         step.compute(lambda model, batch: Loss.mean(apart(model, batch).square().sum(1)))
@@ -96,7 +147,7 @@ def launched(strategy: str, workers: int, kinds: list[str]) -> dict[str, Any]:
 
 
 def test_what_the_first_stage_writes_reaches_the_loss() -> None:
-    kinds = ["first", "between", "row"]
+    kinds = ["first", "between", "row", "past the count", "numpy", "assigned", "an object"]
     one, two = launched("single", 1, kinds), launched("pp", 2, kinds)
     for kind in kinds:
         assert all(torch.equal(two[kind][0][name], value) for name, value in one[kind][0].items()), kind
@@ -104,8 +155,15 @@ def test_what_the_first_stage_writes_reaches_the_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [("behind", "behind a cut"), ("handed on", "behind a cut"), ("put", "into the batch")]
+    ("kind", "words"),
+    [
+        ("behind", "behind a cut"),
+        ("handed on, past the count", "behind a cut"),
+        ("put", "behind a cut"),
+        ("a number", "into the batch"),
+        ("an object in a row", "into the batch"),
+    ],
 )
-def test_what_later_stages_write_is_refused(kind: str, words: str) -> None:
+def test_what_would_be_lost_is_refused(kind: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         launched("pp", 2, [kind])

@@ -1,76 +1,194 @@
 """Follows what a forward pass writes into its own arguments: the loss may read them behind it, on the worker of the last stage.
 
-What the first stage writes is handed on, and stands in the arguments of the last one when its pass ends. Behind a cut a forward
-pass has stand-ins for its arguments, so what it writes there would be lost: it is refused.
+What the first stage writes into tensors is handed on, and stands in the arguments of the last one when its pass ends; what it
+does to lists, dicts and plain values is refused. Behind a cut a forward pass has stand-ins for its arguments, so whatever it
+writes there would be lost: it is refused as well. Tensors are compared by value, because torch counts no write through `.data`
+or numpy; on a GPU, which has to be waited for, now and then (passes 1, 2, 4, 8 and so on), and always once that found one.
 """
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_flatten_with_path
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_flatten
 
 from paceline.errors import InputError
+from paceline.strategies.same_values import differing_bits
 
-Changed = Mapping[int, Tensor]
-"""New values of arguments, by their place among the tensors of a call."""
+Changed = Mapping[int, tuple[Tensor, bool]]
+"""New values of arguments by their place among the tensors of a call, and whether they lie in other memory than before."""
+_ATOMS = (type(None), int, float, complex, bool, str, bytes)
+_WHOLE = (*_ATOMS, Tensor, type, types.FunctionType, types.ModuleType, nn.Module, torch.device, torch.dtype)
+"""What nobody looks into."""
+
+
+@dataclass
+class Watch:
+    """Which passes of a stage compare tensors of a GPU by value."""
+
+    passes: int = 0
+    always: bool = False
+
+    def begin(self) -> bool:
+        """Return whether the pass that begins now does."""
+        self.passes += 1
+        return self.always or self.passes & (self.passes - 1) == 0
 
 
 class Inputs:
     """The arguments of one call of the model, as they were when it began."""
 
-    def __init__(self, call: Any) -> None:
-        self._call = call
-        self._leaves, _ = tree_flatten_with_path(call)
-        self._tensors = [leaf for _, leaf in self._leaves if isinstance(leaf, Tensor)]
-        self._versions = [one._version for one in self._tensors]  # noqa: SLF001
+    def __init__(self, call: Any, watch: Watch | None = None, *, objects: bool = False) -> None:
+        """`watch` has values compared, too; `objects` has objects looked into that torch's trees take for leaves."""
+        self._call, self._objects, self._watch = call, objects, watch
+        self._leaves, self._specs = _flattened(call, objects)
+        self._tensors = _Tensors([leaf for leaf in self._leaves if isinstance(leaf, Tensor)], watch)
 
-    def changed(self) -> dict[int, Tensor]:
-        """Return the tensors that were written to since; a container that was given other tensors is refused."""
-        before = {path: leaf for path, leaf in self._leaves if isinstance(leaf, Tensor)}
-        for path, leaf in tree_flatten_with_path(self._call)[0]:
-            if isinstance(leaf, Tensor) and before.get(path) is not leaf:
-                _refuse("puts tensors into the batch that it is given")
-        pairs = zip(self._tensors, self._versions, strict=True)
-        found = {place: one for place, (one, version) in enumerate(pairs) if one._version != version}  # noqa: SLF001
-        if any(one.requires_grad for one in found.values()):
-            _refuse("writes into an argument that takes a gradient")
-        return {place: one.detach() for place, one in found.items()}
+    def changed(self) -> dict[int, tuple[Tensor, bool]]:
+        """Return the tensors that were written to since; containers that hold anything else are refused."""
+        if self.rearranged():
+            _refuse("puts other values into the batch that it is given, or takes some out,")
+        found = self._tensors.written()
+        tensors = self._tensors.held
+        if any(tensors[place].requires_grad for place in found):
+            _refuse("writes into an argument that takes a gradient,")
+        if any(tensors[place].layout is not torch.strided for place in found):
+            _refuse("writes into a sparse argument,")
+        return {place: (tensors[place].detach(), moved) for place, moved in found.items()}
+
+    def rearranged(self) -> bool:
+        """Return whether containers and objects among the arguments hold something else now."""
+        leaves, specs = _flattened(self._call, self._objects)
+        return specs != self._specs or not all(map(_same, leaves, self._leaves))
 
     def write(self, changed: Changed) -> None:
         """Have the arguments be what the first stage made of them."""
         with torch.no_grad():
-            for place, value in changed.items():
-                self._tensors[place].copy_(value)
+            for place, (value, moved) in changed.items():
+                one = self._tensors.held[place]
+                if moved:
+                    one.data = value
+                else:
+                    one.copy_(value)
 
     def check(self) -> None:
         """Raise where a stage behind the first has written to what stands in for its arguments."""
-        if self.changed():
-            _refuse("writes into its own arguments behind a cut of the pipeline")
+        if self.rearranged() or self._tensors.written():
+            _refuse("writes into its own arguments behind a cut of the pipeline,")
 
     def shared_with(self, tensors: Sequence[Tensor]) -> list[bool]:
         """Return which of some tensors lie in the memory of the arguments."""
-        return in_memory_of(self._tensors, tensors)
+        return in_memory_of(self._tensors.held, tensors)
 
 
 class Received:
     """What came from the stage before, and which of it lies in the memory of the model's own arguments."""
 
-    def __init__(self, tensors: Sequence[Tensor], of_inputs: Sequence[bool]) -> None:
-        self._tensors = [one for one, is_input in zip(tensors, of_inputs, strict=True) if is_input]
-        self._versions = [one._version for one in self._tensors]  # noqa: SLF001
+    def __init__(
+        self, tensors: Sequence[Tensor], of_inputs: Sequence[bool], watch: Watch | None = None
+    ) -> None:
+        found = [one for one, is_input in zip(tensors, of_inputs, strict=True) if is_input]
+        self._tensors = _Tensors(found, watch)
 
     def check(self) -> None:
         """Raise where an argument of the model was written to under another name."""
-        if [one._version for one in self._tensors] != self._versions:  # noqa: SLF001
-            _refuse("writes into its own arguments behind a cut of the pipeline")
+        if self._tensors.written():
+            _refuse("writes into its own arguments behind a cut of the pipeline,")
 
     def shared_with(self, tensors: Sequence[Tensor]) -> list[bool]:
         """Return which of some tensors lie in the memory of the arguments."""
-        return in_memory_of(self._tensors, tensors)
+        return in_memory_of(self._tensors.held, tensors)
+
+
+@dataclass
+class _Tensors:
+    """Tensors as they were at one moment."""
+
+    held: list[Tensor]
+    watch: Watch | None
+    _forms: list[Any] = field(init=False)
+    _memory: list[Any] = field(init=False)
+    """Kept, so that none of it is given out again meanwhile."""
+    _before: dict[int, list[Tensor]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._forms = [_form(one) for one in self.held]
+        self._memory = [one.untyped_storage() for one in self.held if one.layout is torch.strided]
+        looks = self.watch is not None and self.watch.begin()
+        self._before = {
+            place: [part.clone() for part in _parts(one)]
+            for place, one in enumerate(self.held)
+            if self.watch is not None and (looks or one.device.type == "cpu")
+        }
+
+    def written(self) -> dict[int, bool]:
+        """Return the places of those that were written to, and whether each lies in other memory now."""
+        found: dict[int, bool] = {}
+        for place, (one, (counted, *form)) in enumerate(zip(self.held, self._forms, strict=True)):
+            now, *formed = _form(one)
+            if now != counted or formed != form:
+                found[place] = formed != form
+        silent = [place for place in self._before if place not in found]
+        parts = [(place, part) for place in silent for part in _parts(self.held[place])]
+        before = [part for place in silent for part in self._before[place]]
+        for number in differing_bits([part for _, part in parts], before):
+            found[parts[number][0]] = False
+            if self.watch is not None:
+                self.watch.always = True
+        return found
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    """Return how often a tensor was written to, and how it lies in which memory."""
+    version = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
+    if tensor.layout is not torch.strided:
+        return version, tensor.shape, tensor.dtype
+    return (version, tensor.shape, tensor.dtype, tensor.stride(), tensor.storage_offset(), _memory(tensor))
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """Return the memory that a tensor's values lie in; none where it has no values, or hides them."""
+    if tensor.is_meta or tensor.is_quantized or is_traceable_wrapper_subclass(tensor):
+        return []
+    plain = tensor.detach()
+    if plain.layout is torch.sparse_coo:
+        return [plain._indices(), plain._values()]  # noqa: SLF001
+    return [plain] if plain.layout is torch.strided else [plain.values()]
+
+
+def _flattened(value: Any, objects: bool) -> tuple[list[Any], list[Any]]:
+    """Return the leaves of a nest, and the forms of its containers."""
+    leaves, spec = tree_flatten(value)
+    specs: list[Any] = [spec]
+    seen: set[int] = set()
+    for leaf in leaves if objects else ():
+        if isinstance(leaf, _WHOLE) or id(leaf) in seen:
+            continue
+        seen.add(id(leaf))
+        inner, spec = tree_flatten(_inside(leaf))
+        leaves += inner  # which are looked into in their turn
+        specs.append(spec)
+    return leaves, specs
+
+
+def _inside(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray):
+        return leaf.tobytes()
+    if isinstance(leaf, set | frozenset):
+        return frozenset(leaf)
+    slots = [name for kind in type(leaf).__mro__ for name in getattr(kind, "__slots__", ())]
+    return {**getattr(leaf, "__dict__", {}), **{name: getattr(leaf, name, None) for name in slots}}
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and type(one) in (*_ATOMS, frozenset) and one == other)
 
 
 def in_memory_of(owners: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[bool]:
@@ -85,6 +203,6 @@ def _memory(tensor: Tensor) -> int:
 
 def _refuse(what: str) -> NoReturn:
     raise InputError(
-        f"the model's forward pass {what}, and under pp a loss that reads the batch behind it, on another worker, would not see "
+        f"the model's forward pass {what} and under pp a loss that reads the batch behind it, on another worker, would not see "
         "that. Work on a copy (x = x * 2, not x.mul_(2)), or use another strategy."
     )

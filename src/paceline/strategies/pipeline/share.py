@@ -69,6 +69,9 @@ class Share(nn.Module):
 class Layers:
     """A stage of a sequential model."""
 
+    replays = False
+    """Whether what stands before the stage in the forward pass is done here again, with the same objects for arguments."""
+
     def __init__(self, layers: Sequence[nn.Module], root: nn.Module, *, first: bool, last: bool) -> None:
         self.root, self._layers, self._first, self._last = root, layers, first, last
         self._structure = _rows_of(root)
@@ -111,6 +114,8 @@ class Layers:
 
 class Passage:
     """A stage of a model with a forward pass of its own, from the call of one module to the call of another."""
+
+    replays = True
 
     def __init__(self, twin: ModelCopy, cuts: Sequence[str], start: int, end: int) -> None:
         """`cuts` are the modules at which units begin; the stage reaches from unit `start` up to `end`."""

@@ -21,7 +21,7 @@ from paceline.errors import InputError
 from paceline.strategies.base import Parts
 from paceline.strategies.buffers import Buffers, Versions
 from paceline.strategies.pipeline.call import Function, StandIn
-from paceline.strategies.pipeline.inputs import Changed, Inputs, Received
+from paceline.strategies.pipeline.inputs import Changed, Inputs, Received, Watch
 from paceline.strategies.pipeline.share import Layers, Passage, Reached, Share
 from paceline.strategies.pipeline.streams import Standing, Streams
 from paceline.strategies.second_order import check_transforms, refuse_second_order
@@ -57,7 +57,7 @@ class Handed:
     of_inputs: list[bool] = field(default_factory=list)
     """Which tensors lie in the memory of the model's arguments."""
     changed: dict[int, Any] = field(default_factory=dict)
-    """Arguments of the model that the first stage has written to, by their place; for each tensor its place."""
+    """Arguments of the model that the first stage has written to, by their place; for each tensor its place among those sent."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,7 @@ class Stage:
         ]
         self.buffers = Buffers(self.share, _own_rules(parts, body.root, names), parts.shards)
         self._precision, self._device = parts.precision, device
+        self._watch = Watch()
         self._saved: dict[int, _Saved] = {}
         self._original: dict[str, Tensor] = {}
         self._versions: dict[int, tuple[dict[str, Tensor], Versions]] = {}
@@ -116,12 +117,13 @@ class Stage:
         if came is not None:
             received, changed = _unpacked(*came)
             saved.inputs = [one for one in came[1] if one.requires_grad]
-            handed_in = Received(came[1], came[0].of_inputs)
+            handed_in = Received(came[1], came[0].of_inputs, self._watch)
 
         def compute(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             nonlocal changed, handed_in
             check_transforms("pp")
-            inputs = Inputs((args, kwargs))
+            watch = self._watch if self.first else None  # a later stage computes with what came to it
+            inputs = Inputs((args, kwargs), watch, objects=not self.body.replays)
             try:
                 made = self.body.run(
                     args, kwargs, received, streams, None if came is None else came[0].stream
@@ -292,16 +294,16 @@ def _packed(
 
     value = tree_map(place, value)
     shared = inputs.shared_with(tensors)
-    written = {number: place(one) for number, one in changed.items()}
+    written = {number: (place(one), moved) for number, (one, moved) in changed.items()}
     shared += [False] * len(written)
     return Handed(value, [one.requires_grad for one in tensors], stream, shared, written), tensors
 
 
-def _unpacked(handed: Handed, tensors: Sequence[Tensor]) -> tuple[Any, dict[int, Tensor]]:
+def _unpacked(handed: Handed, tensors: Sequence[Tensor]) -> tuple[Any, Changed]:
     if torch.is_grad_enabled():
         for tensor, trained in zip(tensors, handed.trained, strict=True):
             tensor.requires_grad_(trained)
-    changed = {number: tensors[place.index] for number, place in handed.changed.items()}
+    changed = {number: (tensors[place.index], moved) for number, (place, moved) in handed.changed.items()}
     return tree_map(
         lambda leaf: tensors[leaf.index] if isinstance(leaf, _Place) else leaf, handed.value
     ), changed
