@@ -2,7 +2,8 @@
 
 A worker that joins, and a run that is resumed, run the user's function from its top. They skip the calls of `run.steps` that
 are over, and are given what was measured between them, so that what the loop makes of it (a learning rate, a best score, the
-end of the training) is the same.
+end of the training) is the same. Each outcome belongs to a call of `run.steps` and a place behind it: one that a function does
+not ask for again moves no other.
 """
 
 from __future__ import annotations
@@ -13,43 +14,74 @@ from paceline.errors import InputError
 
 KEY = "between"
 """Where a checkpoint's extra state holds it."""
+SAVE = "run.save"
 
 
 class Between:
-    """The outcomes, in the order in which the user's function asked for them."""
+    """The outcomes behind each call of `run.steps`, in the order in which the user's function asked for them.
+
+    A checkpoint that the function asked for there has its place among them: what it does up to there was done before.
+    """
 
     def __init__(self) -> None:
-        self._outcomes: list[Any] = []
-        self._told = 0
+        self._outcomes: dict[int, list[tuple[str, Any]]] = {}
+        self._told: dict[int, int] = {}
 
-    def note(self, outcome: Any) -> None:
-        """Keep what all workers have just found out."""
-        self._outcomes.append(outcome)
+    def note(self, call: int, asked: str, outcome: Any) -> None:
+        """Keep what all workers have just found out behind a call; `asked` is what the user's function calls."""
+        behind = self._outcomes.setdefault(call, [])
+        del behind[self._told.get(call, 0) :]  # of another run of the function, which it does not repeat
+        behind.append((asked, outcome))
+        self._told[call] = len(behind)
 
-    def next(self, asked: str) -> Any:
-        """Return what the others found out when they came by here; `asked` is what the user's function calls."""
-        if self._told == len(self._outcomes):
+    def next(self, call: int, asked: str) -> Any:
+        """Return what was found out when the run came by here, behind a call."""
+        place = self._place(call, asked)
+        if place is None:
             raise InputError(
                 f"this worker joined the run in a later call of run.steps, and the others did not call {asked} where it does, "
                 "between two of them. Call it inside the loop, in after_epoch, or after a loop that ended or was left with "
                 "break; where the loop's iterator has a name (it = run.steps(...)), close it behind the break: it.close()."
             )
-        self._told += 1
-        return self._outcomes[self._told - 1]
+        self._told[call] = place + 1
+        return self._outcomes[call][place][1]
 
-    def state(self) -> list[Any]:
-        """Return what a worker that joins must know."""
-        return self._outcomes
+    def holds(self, call: int, asked: str) -> bool:
+        """Return whether the run came by here before, and found out what is asked for."""
+        return self._place(call, asked) is not None
+
+    def left(self, call: int) -> bool:
+        """Return whether something was done behind a call that the user's function has yet to come to."""
+        return self._told.get(call, 0) < len(self._outcomes.get(call, ()))
+
+    def drop(self, call: int) -> None:
+        """Forget what was found out behind a call and later ones: steps of it are to be taken."""
+        for one in [one for one in self._outcomes if one >= call]:
+            del self._outcomes[one]
+            self._told.pop(one, None)
+
+    def _place(self, call: int, asked: str) -> int | None:
+        """Return the place of the next outcome if it is of that kind; a save need not be asked for again."""
+        behind = self._outcomes.get(call, [])
+        place = self._told.get(call, 0)
+        while asked != SAVE and place < len(behind) and behind[place][0] == SAVE:
+            place += 1
+        return place if place < len(behind) and behind[place][0] == asked else None
+
+    def state(self) -> list[list[Any]]:
+        """Return what a worker that joins must know, and a run that is resumed."""
+        return [
+            [call, asked, outcome]
+            for call in sorted(self._outcomes)
+            for asked, outcome in self._outcomes[call]
+        ]
 
     def __bool__(self) -> bool:
-        """Return whether anything was measured."""
+        """Return whether anything was found out."""
         return bool(self._outcomes)
 
-    @property
-    def left(self) -> bool:
-        """Whether there is an outcome that the user's function has not been given."""
-        return self._told < len(self._outcomes)
-
-    def load(self, outcomes: list[Any]) -> None:
-        """Take over what the others found out."""
-        self._outcomes = list(outcomes)
+    def load(self, state: list[list[Any]]) -> None:
+        """Take over what was found out before."""
+        self._outcomes, self._told = {}, {}
+        for call, asked, outcome in state:
+            self._outcomes.setdefault(call, []).append((asked, outcome))

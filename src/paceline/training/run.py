@@ -32,6 +32,7 @@ from paceline.strategies.precision import Precision
 from paceline.strategies.structure import Structure
 from paceline.task import Task
 from paceline.training import cut_state, folder, resuming
+from paceline.training.between import SAVE as SAVE_CALL
 from paceline.training.between import Between
 from paceline.training.checks import (
     check_batch_size,
@@ -469,6 +470,8 @@ class Run:
             due=SaveEvery.parse(self.options.save_every) if self.options.save_every else SaveEvery(),
             after_epoch=after_epoch,
         )
+        if stepping.left:
+            self.between.drop(phase)  # the call was over where it was saved, and goes on now
         while not self.ended:
             yield from stepping.take()
             self._note_left(phase, ended=True)
@@ -698,6 +701,7 @@ class Run:
         if self.loop_state:
             self.loop_state.load(self._states)
         self._saving.go_back(position.number)
+        self.between.drop(position.phase)
 
     def adopt_replica(self, replica: OpenReplica) -> None:
         """Work with this one from now on."""
@@ -763,9 +767,10 @@ class Run:
         self, data: Any, metrics: MetricsFunction, *, batch_size: int | None = None
     ) -> dict[str, float]:
         """Measure a data set exactly; a metric is a sum and a weight, as in `Task.metrics`. All workers must call it."""
+        name = "run.evaluate"
         self._join_to_be_told()
-        if self._comes_by:
-            measured: dict[str, float] = self._outcomes.next("run.evaluate")
+        if self._came_by(name):
+            measured: dict[str, float] = self._outcomes.next(self._call, name)
             return measured
         feed = data if isinstance(data, Feed) else self.feed(data, batch_size=batch_size, shuffle=False)
         self._copy()
@@ -775,14 +780,14 @@ class Run:
                 return evaluate(feed, metrics, self.replica, self.world, self.options.seed)
 
         try:
-            measured = self._recovery.together(EVALUATE, measure, called="run.evaluate")
+            measured = self._recovery.together(EVALUATE, measure, called=name)
         finally:
             if feed is not data:
                 self._close_feed(feed)
-        self._note_between(measured)
-        for name in [name for name, value in measured.items() if math.isnan(value)]:
+        self._note_between(name, measured)
+        for metric in [metric for metric, value in measured.items() if math.isnan(value)]:
             self.emit(
-                Note(text=f"the metric {name} is not a number: its weight is 0, or a batch's value is none")
+                Note(text=f"the metric {metric} is not a number: its weight is 0, or a batch's value is none")
             )
         return measured
 
@@ -796,8 +801,8 @@ class Run:
         """
         name = "run.weights_sha256"
         self._join_to_be_told()
-        if self._comes_by:
-            told: str = self._outcomes.next(name)
+        if self._came_by(name):
+            told: str = self._outcomes.next(self._call, name)
             return told
         self._recovery.together(
             EVALUATE, lambda: None, called=name
@@ -809,24 +814,28 @@ class Run:
             found = self._recovery.together(
                 EVALUATE, lambda: cut_state.weights_sha256(self.world, self.replica)
             )
-        self._note_between(found)
+        self._note_between(name, found)
         return found
 
-    @property
-    def _comes_by(self) -> bool:
-        """Whether this worker is on its way to the call of `steps` in which it has joined the others, or was resumed."""
+    def _came_by(self, asked: str) -> bool:
+        """Return whether the others came by here before this worker joined them, or the run before it was resumed."""
         if self._catches_up:
             return not self._recovery.waiting_to_join
-        return self._skipped and self.between.left
+        return self._inside is None and self.between.holds(self._call, asked)
+
+    @property
+    def _call(self) -> int:
+        """The call of `steps` that the user's function is in, or behind; -1 before its first."""
+        return self._calls - 1
 
     @property
     def _outcomes(self) -> Between:
         """What was found out where the user's function is now, outside of `steps`; before its first call it is not saved."""
         return self.between if self._calls else self._before
 
-    def _note_between(self, outcome: Any) -> None:
+    def _note_between(self, asked: str, outcome: Any) -> None:
         if self._inside is None and not self._skipped:
-            self._outcomes.note(outcome)
+            self._outcomes.note(self._call, asked, outcome)
 
     def _join_to_be_told(self) -> None:
         """Join the others before the first call of `steps`, where they found out what this worker is asked for.
@@ -848,7 +857,25 @@ class Run:
         With --save-async training goes on as soon as the state is copied.
         """
         self._check_whole("run.save() was called")
-        self.save_due(called="run.save")
+        behind = self._calls > 0 and self._inside is None
+        if behind and not (self._recovery.waiting_to_join or self._catches_up or self._skipped):
+            if self.between.left(self._call):
+                self._come_by_save()
+                return
+            self.between.note(self._call, SAVE_CALL, None)
+        self.save_due(called=SAVE_CALL)
+
+    def _come_by_save(self) -> None:
+        """Be where the run was saved between two calls of `steps`, once the function has come there again."""
+
+        def load() -> None:
+            self._take_up_again()
+            all_gather_object(self.world.comm, None)  # whoever gets further knows that all have the state
+
+        if self.between.holds(self._call, SAVE_CALL):
+            self.between.next(self._call, SAVE_CALL)
+            if not self.between.left(self._call):
+                self._recovery.together(SAVE, load)
 
     def save_due(self, *, last: bool = False, called: str | None = None) -> None:
         """Write a checkpoint: every worker its part, when all have kept theirs of the ledger; the `last` one is waited for."""

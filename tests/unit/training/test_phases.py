@@ -239,6 +239,83 @@ def test_what_stands_between_two_calls_is_not_done_twice_after_a_resume(stop: in
     assert later == [one for one in rates if one[0] >= stop], "left before that step was saved"
 
 
+def saving_between(run: Run, kind: str, fail: int | None = None) -> Any:
+    """Measure behind each call, save behind the first two, and change weights, rate and states around that."""
+    model, optimizer = prepared(run, momentum=0.9)
+    book = run.register_state("book", {"best": math.inf, "calls": 0})
+    found: list[Any] = []
+    for call in range(5):
+        for step in run.steps(data(24), batch_size=8, epochs=1):
+            if step.number == fail:
+                raise ValueError("the machine is needed elsewhere")
+            for batch in step:
+                step.backward(losses(model, batch))
+            step.apply()
+        for _ in range(2):
+            score = run.evaluate(data(16), lambda made, one: {"loss": Mean(losses(made, one).sum(), 16)})
+            found += [score, run.weights_sha256()]
+        if kind == "the best":
+            if score["loss"] < book["best"]:
+                book["best"] = score["loss"]
+                if call < 2:
+                    run.save()
+        else:
+            if kind == "twice" and call < 2:
+                run.save()
+            with torch.no_grad():
+                model.weight.mul_(0.9)
+            optimizer.param_groups[0]["lr"] *= 0.7
+            book["calls"] += 1
+            if call < 2:
+                run.save()
+        with torch.no_grad():
+            model.bias.add_(0.1)
+        optimizer.param_groups[0]["lr"] *= 0.9
+    return model.state_dict(), found, book
+
+
+@pytest.mark.parametrize("kind", ["once", "twice", "the best"])
+@pytest.mark.parametrize("every", [None, "1"])
+def test_a_save_behind_an_evaluation_between_two_calls_resumes_there(
+    kind: str, every: str | None, tmp_path: Path
+) -> None:
+    with opened(out=tmp_path / "whole") as run:
+        whole, found, book = saving_between(run, kind)
+    for fail in (4, 7, 11):  # three steps a call: in call 1, 2 and 3
+        with (
+            opened(out=tmp_path / "run", resume=fail > 4, save_every=every if fail > 4 else None) as run,
+            pytest.raises(ValueError, match="elsewhere"),
+        ):
+            saving_between(run, kind, fail)
+    with resumed(tmp_path / "run") as run:
+        again, told, states = saving_between(run, kind)
+    assert told == found
+    assert states == book
+    assert same(whole, again)
+
+
+def test_outcomes_belong_to_a_call_and_a_place_behind_it() -> None:
+    between = Between()
+    between.note(0, "run.evaluate", 1)
+    between.note(0, "run.save", None)
+    between.note(1, "run.weights_sha256", "a")
+    resumed = Between()
+    resumed.load(between.state())
+    assert resumed.holds(0, "run.evaluate")
+    assert not resumed.holds(0, "run.weights_sha256")
+    assert resumed.next(0, "run.evaluate") == 1
+    resumed.note(0, "run.evaluate", 2)  # the save was not asked for again
+    assert resumed.state() == [[0, "run.evaluate", 1], [0, "run.evaluate", 2], [1, "run.weights_sha256", "a"]]
+    resumed.drop(1)
+    assert resumed.state() == [[0, "run.evaluate", 1], [0, "run.evaluate", 2]]
+    joined = Between()
+    joined.load(between.state())
+    assert joined.next(1, "run.weights_sha256") == "a"
+    for call, asked in ((0, "run.weights_sha256"), (1, "run.evaluate"), (2, "run.evaluate")):
+        with pytest.raises(InputError, match="the others did not call"):
+            joined.next(call, asked)
+
+
 def from_another(run: Run, steps: int) -> Any:
     """Load other weights into a model that was prepared, as when fine-tuning."""
     model, _ = prepared(run, momentum=0.9)
@@ -280,7 +357,7 @@ def test_an_iterator_with_a_name_is_left_when_it_is_closed() -> None:
     with pytest.raises(
         InputError, match=r"did not call run\.evaluate where it does.*has a name.*it\.close\(\)"
     ):
-        Between().next("run.evaluate")
+        Between().next(0, "run.evaluate")
 
 
 @pytest.mark.parametrize("shards", [1, 2])
