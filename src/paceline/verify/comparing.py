@@ -98,7 +98,8 @@ class Comparison:
             self.failed[str(candidate)] = outcome.failure.message
             level = strategies.load(candidate.strategy).level(self.request.options(candidate).tuning)
             promised = self.request.exact or str(level)
-            return Row(**facts, promised=promised, found="failed", first=outcome.failure.message)
+            found = "refused" if outcome.failure.kind == "input" else "failed"
+            return Row(**facts, promised=promised, found=found, first=outcome.failure.message)
         ranks: list[Record] = list(outcome.results)
         lost, repeated = count_samples(self.reference, ranks)
         facts |= {

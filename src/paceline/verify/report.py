@@ -44,7 +44,8 @@ class Row:
     workers: int
     promised: str
     found: str
-    """bitwise, numeric, statistical (its loss curve is in the band), diverged, failed, unverified, or skipped."""
+    """bitwise, numeric, statistical (its loss curve is in the band), diverged, failed, refused (in one line, so nothing
+    could differ), unverified, or skipped."""
     relative: float | None = None
     """The largest relative difference of gradient, weights and loss, where there is one."""
     lost: int = 0

@@ -19,7 +19,9 @@ def render(report: Report) -> RenderableType:
         ),
         _table(report),
     ]
-    parts += [Text(line) for row in report.rows for line in _about(row, report)]
+    parts += [
+        Text(line) for line in dict.fromkeys(line for row in report.rows for line in _about(row, report))
+    ]
     parts += [Text(one.line(), style="" if one.holds else "red") for one in report.resumes]
     if any(row.found == "numeric" or row.promised == "numeric" for row in report.rows):
         parts.append(
@@ -31,7 +33,10 @@ def render(report: Report) -> RenderableType:
     for finding in report.findings:
         parts += [Text(line) for line in finding.lines()]
     broken = not (all(row.holds for row in report.rows) and all(one.holds for one in report.resumes))
-    if broken and not any(not finding.harmless for finding in report.findings):
+    unmet = {row.found for row in report.rows if not row.holds} | {
+        "resumed" for one in report.resumes if not one.holds
+    }
+    if unmet - {"refused"} and all(finding.harmless for finding in report.findings):
         parts.append(Text("No cause is confirmed. Ruled out:"))
         parts += [Text(f"  {name}") for name in report.ruled_out]
     parts += [Text(f"not checked: {what}", style="dim") for what in report.unchecked]
@@ -39,7 +44,7 @@ def render(report: Report) -> RenderableType:
         "every promise holds" + (", statistical ones by the loss curve alone" if _by_curve(report) else "")
         if report.holds
         else "NOT verified"
-        if {row.found for row in report.rows if not row.holds} == {"unverified"} and not report.findings
+        if unmet and unmet <= {"unverified", "refused"} and all(one.harmless for one in report.findings)
         else "NOT the same answer"
         if broken
         else "the answer depends on how it is computed"
@@ -65,6 +70,8 @@ def _about(row: Row, report: Report) -> list[str]:
     who = f"{row.strategy} x {row.workers}"
     if row.shards not in (0, report.shards):
         who += f" ({row.shards} shards)"
+    if row.found == "refused":
+        return [f"{row.strategy} x {row.workers} was refused: {row.first}"]
     if row.found == "failed":
         return [f"{who} failed: {row.first}"]
     lines = [f"{who}: {row.band}"] if row.band else []

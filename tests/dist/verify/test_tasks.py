@@ -67,7 +67,7 @@ def test_a_sound_task_is_the_same_everywhere() -> None:
 def test_a_broken_task_diverges_and_its_cause_is_named(task: str, probe: str, words: str) -> None:
     report = check(task, steps=12 if task == "ChangesItsBatch" else 4)
     assert not report.holds
-    assert report.rows[0].found in ("diverged", "failed")
+    assert report.rows[0].found in ("diverged", "failed", "refused")
     first = next(finding for finding in report.findings if not finding.harmless)
     assert first.probe == probe, report.findings
     assert words in f"{first.cause} {first.evidence}"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from paceline.cli.train import train
 from paceline.cli.verify import verify
@@ -17,6 +20,7 @@ from paceline.strategies.tuning import Tuning
 from paceline.training.spec import TrainSpec
 from paceline.verify.report import Finding, Report, Row
 from paceline.verify.request import REFERENCE, Candidate, Request
+from paceline.verify.table import render
 
 SPEC = TrainSpec(task="digits", name="digits", steps=2)
 
@@ -108,6 +112,7 @@ def test_nothing_that_can_be_run() -> None:
         ("statistical", "diverged", False),
         ("statistical", "unverified", False),
         ("statistical", "failed", False),
+        ("bitwise", "refused", False),
         ("bitwise", "statistical", False),
         ("numeric", "statistical", False),
         ("", "skipped", True),
@@ -126,3 +131,26 @@ def test_a_fault_fails_a_report_whose_rows_all_hold() -> None:
     assert Report(**facts, findings=[harmless]).holds
     assert not Report(**facts, findings=[harmless, fault]).holds
     assert json.loads(json.dumps(Report(**facts).as_json(), allow_nan=False))["rows"][0]["relative"] is None
+
+
+def test_a_strategy_that_refuses_the_task_is_no_other_answer() -> None:
+    held = Row(strategy="ddp", workers=2, promised="bitwise", found="bitwise", shards=2)
+    refused = Row(
+        strategy="pp", workers=2, promised="bitwise", found="refused", first="no row of layers", shards=2
+    )
+    report = Report(
+        task="t",
+        steps=1,
+        shards=2,
+        loss=0.5,
+        bound=1e-5,
+        rows=[held, refused, replace(held, shards=4), replace(refused, shards=4)],
+        ruled_out=["a cause"],
+    )
+    stream = io.StringIO()
+    Console(file=stream, width=120).print(render(report))
+    told = stream.getvalue()
+    assert not report.holds
+    assert told.count("pp x 2 was refused: no row of layers") == 1
+    assert "a cause" not in told
+    assert "NOT verified" in told
