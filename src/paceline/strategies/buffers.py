@@ -20,6 +20,7 @@ from paceline.errors import InputError, UnknownNameError
 from paceline.strategies.same_values import same_numbers
 from paceline.strategies.tree import TreeSum
 from paceline.strategies.unsaved import unsaved
+from paceline.strategies.writes import digest
 from paceline.world import World
 
 Rule = str | Callable[[Tensor, list[Tensor]], Tensor]
@@ -213,21 +214,41 @@ def mark(value: Tensor) -> tuple[int, int]:
     return id(value), value._version  # noqa: SLF001  (torch's own count of writes in place)
 
 
+_MARKS = 9
+"""Bytes before a row: one that says there is a row, and a number that stands for what the step began with."""
+
+
 def gather_rows(rows: Rows, like: Row, world: World, shards: int) -> Rows:
-    """Give every worker the rows of all shards, in one exchange: raw bytes, behind a mark that says there is a row."""
+    """Return the rows of all workers' shards, in one exchange of raw bytes; `like` is what the step began with on all of them."""
     most = max(len(owned_shards(rank, world.size, shards, world.shares)) for rank in range(world.size))
     length = sum(one.numel() * one.element_size() for one in like)
-    mine = torch.zeros(most, 1 + length, dtype=torch.uint8, device=world.device)
+    mine = torch.zeros(most, _MARKS + length, dtype=torch.uint8, device=world.device)
+    mine[:, 1:_MARKS] = digest(_raw(like)).view(1).view(torch.uint8)
     first = owned_shards(world.rank, world.size, shards, world.shares).start
     for index, row in rows.items():
         mine[index - first, 0] = 1
-        mine[index - first, 1:] = torch.cat([one.contiguous().view(-1).view(torch.uint8) for one in row])
+        mine[index - first, _MARKS:] = _raw(row)
     gathered: Rows = {}
-    for rank, part in enumerate(world.comm.all_gather(mine)):
+    parts = world.comm.all_gather(mine)
+    for rank, part in enumerate(parts):
+        if not torch.equal(part[0, 1:_MARKS], parts[0][0, 1:_MARKS]):
+            _refuse_parted(rank)
         for place, index in enumerate(owned_shards(rank, world.size, shards, world.shares)):
             if part[place, 0]:
-                gathered[index] = _unpack(part[place, 1:], like)
+                gathered[index] = _unpack(part[place, _MARKS:], like)
     return gathered
+
+
+def _refuse_parted(rank: int) -> NoReturn:
+    raise InputError(
+        f"buffers that training changes (BatchNorm's statistics, say) were not the same on rank 0 and rank {rank} when the step "
+        "began: something between two steps moved them on some workers only, a forward pass on rank 0 without model.eval(). "
+        "Measure under model.eval() or with run.evaluate, or do it alike on all workers."
+    )
+
+
+def _raw(row: Row) -> Tensor:
+    return torch.cat([one.contiguous().view(-1).view(torch.uint8) for one in row])
 
 
 def _unpack(raw: Tensor, like: Row) -> Row:

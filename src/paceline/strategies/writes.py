@@ -122,7 +122,7 @@ def place_of(tensor: Tensor) -> int:
 
 def sums_of(tensors: Sequence[Tensor]) -> Tensor | None:
     """Return one number for each tensor that tells different values apart; nobody waits for a GPU here."""
-    return torch.stack([_sum(getattr(one, "_local_tensor", one)) for one in tensors]) if tensors else None
+    return torch.stack([digest(getattr(one, "_local_tensor", one)) for one in tensors]) if tensors else None
 
 
 def differing(before: Tensor | None, now: Tensor | None) -> list[int]:
@@ -134,10 +134,10 @@ def differing(before: Tensor | None, now: Tensor | None) -> list[int]:
 
 def checksum(tensor: Tensor) -> int:
     """Return a number that tells different values apart, the same ones in another order included."""
-    return int(_sum(tensor))
+    return int(digest(tensor))
 
 
-def _sum(tensor: Tensor) -> Tensor:
+def digest(tensor: Tensor) -> Tensor:
     """Return the sum of the numbers seen as integers, each weighed by its place in a row, and each row by its own."""
     flat = bits(tensor).contiguous().view(-1)
     weights = _weights(flat.device)

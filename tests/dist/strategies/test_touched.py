@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline import Loss, Task
+from paceline.checkpoint import weights_sha256
 from paceline.training import trainer
 from paceline.training.spec import TrainSpec
 from tests.dist.strategies.scenarios import Outcome, same
@@ -255,3 +256,32 @@ def refused(run: paceline.Run) -> None:
 def test_a_copy_made_now_and_then_is_refused_in_the_step_that_makes_it(strategy: str) -> None:
     with pytest.raises(paceline.InputError, match=COPIED):
         paceline.launch(refused, strategy=strategy, workers=2, shards=4, threads=1)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    def forward(self, values: Tensor) -> Tensor:
+        made: Tensor = self.layers(values)
+        return made
+
+
+def look_on_the_way(run: paceline.Run, ranks: int) -> str:
+    """Run a forward pass between two steps, on some workers, in training mode."""
+    torch.manual_seed(1)
+    model, _ = run.prepare(Normed(), lambda made: torch.optim.SGD(made.parameters(), lr=0.1))
+    values = torch.randn(32, 4, generator=torch.Generator().manual_seed(2))
+    for step in run.steps(TensorDataset(values), batch_size=8, epochs=1):
+        step.compute(lambda model, batch: paceline.Loss.mean(model(batch[0]).square()))
+        if step.number == 1 and run.world.rank < ranks:
+            model(values[:8])
+    return weights_sha256(run.replica.state()["model"])
+
+
+def test_statistics_that_move_on_one_worker_between_two_steps_are_refused() -> None:
+    (alone,) = paceline.launch(look_on_the_way, 2, strategy="single", shards=4, threads=1)
+    assert set(paceline.launch(look_on_the_way, 2, strategy="ddp", workers=2, shards=4, threads=1)) == {alone}
+    with pytest.raises(paceline.InputError, match="not the same on rank 0 and rank 1 when the step began"):
+        paceline.launch(look_on_the_way, 1, strategy="ddp", workers=2, shards=4, threads=1)
