@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_TABLES = frozenset(vars(nn.Module())) - {"training"}
+TABLES = frozenset(vars(nn.Module())) - {"training"}
 """What torch itself keeps in a module."""
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _ATOMS = (type(None), int, float, complex, bool, str, bytes, type, range, slice, weakref.ref)
@@ -68,7 +68,7 @@ class ModelCopy:
             {
                 key: (one.get(key, _ABSENT), other.get(key, _ABSENT))
                 for key in {**one, **other}
-                if key not in _TABLES
+                if key not in TABLES
             }
             for one, other in self._pairs
         ]
@@ -84,7 +84,7 @@ class ModelCopy:
         for name, (held, _), given in zip(chain(now, repeat("")), self._pairs, self._given, strict=False):
             for key, value in held.items():
                 if (
-                    key not in _TABLES
+                    key not in TABLES
                     and given.get(key, (_ABSENT,))[0] is not value
                     and self._leads_inside(value)
                 ):
@@ -99,7 +99,7 @@ class ModelCopy:
         """Return the attribute that holds an object, or leads to it."""
         for name, module in self._original.named_modules():
             for key, value in vars(module).items():
-                if key not in _TABLES and any(found is one for found in _reached([value], self._own)):
+                if key not in TABLES and any(found is one for found in _reached([value], self._own)):
                     return f"{name}.{key}".lstrip(".")
         return f"a {type(one).__name__} of the model"
 
@@ -107,14 +107,14 @@ class ModelCopy:
         """Have the copy's plain attributes be those of the original."""
         for (held, copied), given in zip(self._pairs, self._given, strict=True):
             for key, value in held.items():
-                if key in _TABLES:
+                if key in TABLES:
                     continue
                 known = given.get(key)
                 if known is None or known[0] is not value:
                     known = given[key] = value, self._copies.get(id(value), value)
                 if known[1] is not _ABSENT and copied.get(key, _ABSENT) is not known[1]:
                     copied[key] = known[1]
-            for key in [key for key in copied if key not in _TABLES and key not in given]:
+            for key in [key for key in copied if key not in TABLES and key not in given]:
                 del copied[key]  # of a pass whose step was not taken
             for key in [key for key, known in given.items() if known[0] is not _ABSENT and key not in held]:
                 del given[key]
@@ -124,12 +124,12 @@ class ModelCopy:
         """Have the original's plain attributes be what passes of the copy have made of them."""
         for (held, copied), given in zip(self._pairs, self._given, strict=True):
             for key, value in copied.items():
-                if key in _TABLES or given.get(key, (None, _ABSENT))[1] is value:
+                if key in TABLES or given.get(key, (None, _ABSENT))[1] is value:
                     continue
                 back = self._originals.get(id(value), value)
                 if back is value and self._leads_inside(value, self._originals):
                     back = held.get(key, _ABSENT)  # made of the copy's own modules: it stays with them
-                elif isinstance(value, Tensor) and value.device != _device(self._original):
+                elif isinstance(value, Tensor) and value.device not in (torch.device("cpu"), self._home()):
                     back = held.get(key, _ABSENT)
                 else:
                     held[key] = back
@@ -139,13 +139,39 @@ class ModelCopy:
     def wrote(self) -> bool:
         """Whether passes of the copy have set a plain attribute to something else; a tensor is looked at in its pass alone."""
         return any(
-            key not in _TABLES
+            key not in TABLES
             and (known := given.get(key, (None, _ABSENT))[1]) is not value
             and not isinstance(value, Tensor)
-            and not _equal(value, known)
+            and not equal(value, known)
             for (_, copied), given in zip(self._pairs, self._given, strict=True)
             for key, value in copied.items()
         )
+
+    def give_one(self, module: nn.Module, key: str) -> None:
+        """Have one attribute of the copy be that of the original, or be gone."""
+        for (held, copied), given in zip(self._pairs, self._given, strict=True):
+            if held is vars(module):
+                value = held.get(key, _ABSENT)
+                given[key] = value, self._copies.get(id(value), value)
+                copied.pop(key, None)
+                if value is not _ABSENT:
+                    copied[key] = given[key][1]
+
+    def keep_apart(self, kind: type) -> None:
+        """Never hand the copy what the original has now of this kind; the copy goes on with what it has."""
+        for (held, copied), given in zip(self._pairs, self._given, strict=True):
+            for key, value in held.items():
+                if isinstance(value, kind):
+                    given[key] = value, copied.get(key, _ABSENT)
+
+    @property
+    def original(self) -> nn.Module:
+        """What it is a copy of."""
+        return self._original
+
+    def _home(self) -> Any:
+        """Return the device of the original; of what lies on another one it keeps what it had."""
+        return next((one.device for one in self._original.parameters()), None)
 
     def _leads_inside(self, value: Any, parts: Mapping[int, Any] | None = None) -> bool:
         parts = self._own if parts is None else parts
@@ -169,7 +195,7 @@ def outside_and_inside(model: nn.Module, own: Mapping[int, Any]) -> tuple[list[A
     """Return the objects that modules refer to: those that lead to no part of the model, and those that do."""
     roots: list[Any] = []
     for module in model.modules():
-        roots += [value for key, value in vars(module).items() if key not in _TABLES]
+        roots += [value for key, value in vars(module).items() if key not in TABLES]
         roots += [hook for table in _HOOKS for hook in vars(module)[table].values()]
     found = list(_reached(roots, own))
     holders: dict[int, list[Any]] = {}
@@ -234,11 +260,12 @@ def _alike(now: Any, before: Any) -> bool:
     if len(now) != len(before):
         return False
     if isinstance(now, dict):
-        return all(key in before and _equal(value, before[key]) for key, value in now.items())
-    return all(map(_equal, now, before))
+        return all(key in before and equal(value, before[key]) for key, value in now.items())
+    return all(map(equal, now, before))
 
 
-def _equal(one: Any, other: Any) -> bool:
+def equal(one: Any, other: Any) -> bool:
+    """Return whether two values are one object, or plain values that are alike."""
     return one is other or (type(one) is type(other) and type(one) in _ATOMS and one == other)
 
 
@@ -268,7 +295,3 @@ def _children(one: Any) -> list[Any]:
     return [
         child for child in gc.get_referents(one) if type(child) not in _ATOMS and not isinstance(child, type)
     ]
-
-
-def _device(model: nn.Module) -> Any:
-    return next(model.parameters()).device

@@ -80,8 +80,12 @@ class Inputs:
 
     def check(self) -> None:
         """Raise where a stage behind the first has written to what stands in for its arguments."""
-        if self.rearranged() or self._tensors.written():
+        if self.touched():
             _refuse("writes into its own arguments behind a cut of the pipeline,")
+
+    def touched(self) -> bool:
+        """Return whether anything was written to at all."""
+        return self.rearranged() or bool(self._tensors.written())
 
     def shared_with(self, tensors: Sequence[Tensor]) -> list[bool]:
         """Return which of some tensors lie in the memory of the arguments."""
@@ -189,6 +193,11 @@ def _inside(leaf: Any) -> Any:
 
 def _same(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) and type(one) in (*_ATOMS, frozenset) and one == other)
+
+
+def is_transparent(leaf: Any) -> bool:
+    """Return whether a leaf is nothing that could be written to unseen."""
+    return isinstance(leaf, _WHOLE)
 
 
 def in_memory_of(owners: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[bool]:

@@ -24,6 +24,7 @@ from paceline.strategies.buffers import Buffers, gather_rows
 from paceline.strategies.late import LateSum
 from paceline.strategies.partial_update import PartialUpdate, Scope
 from paceline.strategies.pieces import Catalogue, Held, Read
+from paceline.strategies.pipeline.attributes import StageAttributes
 from paceline.strategies.pipeline.call import Function, call_of
 from paceline.strategies.pipeline.order import forward_programs, programs, stages_a_worker
 from paceline.strategies.pipeline.passage import Conveyor
@@ -128,6 +129,8 @@ class PipelineReplica:
             stage: Stage(stage, self._stage_count, body, names[stage], parts, device)
             for stage, body in bodies.items()
         }
+        for stage in self._stages.values():
+            stage.attributes = StageAttributes(stage.body, list(bodies.values()))
         if self._place.size > 1:
             self._rows = CutRows(self._place, dict(self.model.named_parameters()))
             self._keeping.cut_up(self._rows)

@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from paceline.errors import InputError
 from paceline.strategies.model_copy import ModelCopy, structure
-from paceline.strategies.pipeline.inputs import Inputs
+from paceline.strategies.pipeline.attributes import Attributes
+from paceline.strategies.pipeline.inputs import Inputs, is_transparent
 from paceline.strategies.pipeline.stages import Chain, members, on_meta, stand_ins
 from paceline.strategies.pipeline.streams import Standing, Streams
 from paceline.world import seeds
@@ -82,8 +83,19 @@ class Layers:
             if self._structure.get(name) != held:
                 _refuse_change(name)
 
+    @property
+    def original(self) -> nn.Module:
+        """The whole model."""
+        return self.root
+
     def end(self) -> None:
         """Leave all as it is."""
+
+    def give_one(self, name: str) -> None:
+        """Leave it as it is: these are the whole model's own modules."""
+
+    def keep_apart(self, kind: type) -> None:
+        """Leave them as they are."""
 
     def modules(self) -> list[nn.Module]:
         """Give every module that runs here."""
@@ -148,9 +160,23 @@ class Passage:
             _refuse_change(changed)
         self._twin.give()
 
+    @property
+    def original(self) -> nn.Module:
+        """The whole model."""
+        return self._twin.original
+
     def end(self) -> None:
         """Let the whole model have what passes made of its plain attributes."""
         self._twin.take()
+
+    def give_one(self, name: str) -> None:
+        """Take over one plain attribute that a loss has set before its call."""
+        path, _, key = name.rpartition(".")
+        self._twin.give_one(self.original.get_submodule(path), key)
+
+    def keep_apart(self, kind: type) -> None:
+        """Go on with what the stage has where the whole model has this kind of thing."""
+        self._twin.keep_apart(kind)
 
     def modules(self) -> list[nn.Module]:
         """Give every module that runs here."""
@@ -224,19 +250,30 @@ class _Remembered:
     Operations on the meta device are slow in torch, 0.1 to 1 ms each.
     """
 
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self._forward = forward
+    def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        self._module, self._forward = module, forward
         self._known: dict[Any, Any] = {}
+        self._tells = False
+        """Whether it does more than return something: writes to its arguments, counts in an attribute."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Give tensors without values, of the shapes that these arguments lead to."""
         leaves, spec = tree_flatten((args, kwargs))
         forms = [_form(leaf) for leaf in leaves]
         key = repr((spec, forms))
-        if key not in self._known:
-            with seeds.preserved():  # as in every later call, in which it draws nothing
-                self._known[key] = tree_map(_form, self._forward(*args, **kwargs))
+        if key in self._known and not self._tells:
+            return tree_map(_made, self._known[key])
+        attributes, inputs = Attributes(self._module.named_modules()), Inputs((args, kwargs))
+        attributes.begin()
+        with seeds.preserved():  # as in every later call, in which it draws nothing
+            self._known[key] = tree_map(_form, self._forward(*args, **kwargs))
+        plain = [name for name in attributes.written() if not isinstance(self._value(name), Tensor)]
+        self._tells = self._tells or bool(plain) or inputs.touched() or not all(map(is_transparent, leaves))
         return tree_map(_made, self._known[key])
+
+    def _value(self, name: str) -> Any:
+        path, _, key = name.rpartition(".")
+        return vars(self._module.get_submodule(path)).get(key)
 
 
 @dataclass(frozen=True)
@@ -258,7 +295,7 @@ def _remember(module: nn.Module, path: str, run: Sequence[str]) -> None:
     tensors = [*module.parameters(), *module.buffers()]
     needed = not path or any(name == path or name.startswith(f"{path}.") for name in run)
     if tensors and all(tensor.is_meta for tensor in tensors) and not needed:
-        module.forward = _Remembered(module.forward)
+        module.forward = _Remembered(module, module.forward)
     elif path not in run:
         for name, child in module.named_children():
             _remember(child, _joined(path, name), run)

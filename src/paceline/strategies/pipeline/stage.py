@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 from paceline.errors import InputError
 from paceline.strategies.base import Parts
 from paceline.strategies.buffers import Buffers, Versions
+from paceline.strategies.pipeline.attributes import StageAttributes
 from paceline.strategies.pipeline.call import Function, StandIn
 from paceline.strategies.pipeline.inputs import Changed, Inputs, Received, Watch
 from paceline.strategies.pipeline.share import Layers, Passage, Reached, Share
@@ -58,6 +59,8 @@ class Handed:
     """Which tensors lie in the memory of the model's arguments."""
     changed: dict[int, Any] = field(default_factory=dict)
     """Arguments of the model that the first stage has written to, by their place; for each tensor its place among those sent."""
+    attributes: bytes = b""
+    """Names of plain attributes that passes of the stages before have set, as far as they are new."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ class Stage:
         self.buffers = Buffers(self.share, _own_rules(parts, body.root, names), parts.shards)
         self._precision, self._device = parts.precision, device
         self._watch = Watch()
+        self.attributes = StageAttributes(body, [body])
         self._saved: dict[int, _Saved] = {}
         self._original: dict[str, Tensor] = {}
         self._versions: dict[int, tuple[dict[str, Tensor], Versions]] = {}
@@ -113,6 +117,7 @@ class Stage:
         saved = _Saved([])
         received: Any = None
         changed: Any = {}
+        news = b"" if came is None else came[0].attributes
         handed_in: Inputs | Received = Received((), ())
         if came is not None:
             received, changed = _unpacked(*came)
@@ -120,15 +125,17 @@ class Stage:
             handed_in = Received(came[1], came[0].of_inputs, self._watch)
 
         def compute(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            nonlocal changed, handed_in
+            nonlocal changed, handed_in, news
             check_transforms("pp")
             watch = self._watch if self.first else None  # a later stage computes with what came to it
             inputs = Inputs((args, kwargs), watch, objects=not self.body.replays)
+            self.attributes.enter()
             try:
                 made = self.body.run(
                     args, kwargs, received, streams, None if came is None else came[0].stream
                 )
             except Reached:
+                news = self.attributes.hand_on(news)
                 if self.first:
                     changed, handed_in = inputs.changed(), inputs
                 else:
@@ -136,17 +143,18 @@ class Stage:
                 raise
             handed_in.check()
             inputs.write(changed)
+            self.attributes.leave(news)
             return made
 
+        self.attributes.begin()
         streams = Streams(micro.seed, micro.stream, self._device)
         stand_in = StandIn(compute, any(module.training for module in self.body.modules()[:1]))
         try:
             with self._precision.autocast():
                 value = function(stand_in, micro.batch)
         except Reached as reached:
-            handed, tensors = _packed(reached.value, streams.standing(), handed_in, changed)
-            saved.outputs = [one for one in tensors if one.requires_grad]
-            value = handed, tensors
+            value = _packed(reached.value, streams.standing(), handed_in, changed, news)
+            saved.outputs = [one for one in value[1] if one.requires_grad]
         except RuntimeError as error:
             if "not have been used in the graph" in str(
                 error
@@ -158,6 +166,7 @@ class Stage:
                 "the loss returned without calling the model, so nothing would be learned. Call model(...)."
             )
         if self.last:
+            self.attributes.end()
             saved.loss = value if isinstance(value, Loss) else None
             micro.ended = None if micro.final else streams.standing()
         if torch.is_grad_enabled():
@@ -282,7 +291,7 @@ def _run(
 
 
 def _packed(
-    value: Any, stream: Standing, inputs: Inputs | Received, changed: Changed
+    value: Any, stream: Standing, inputs: Inputs | Received, changed: Changed, news: bytes
 ) -> tuple[Handed, list[Tensor]]:
     tensors: list[Tensor] = []
 
@@ -296,7 +305,7 @@ def _packed(
     shared = inputs.shared_with(tensors)
     written = {number: (place(one), moved) for number, (one, moved) in changed.items()}
     shared += [False] * len(written)
-    return Handed(value, [one.requires_grad for one in tensors], stream, shared, written), tensors
+    return Handed(value, [one.requires_grad for one in tensors], stream, shared, written, news), tensors
 
 
 def _unpacked(handed: Handed, tensors: Sequence[Tensor]) -> tuple[Any, Changed]:
