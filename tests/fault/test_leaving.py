@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -64,6 +65,39 @@ def test_a_worker_killed_when_the_loop_was_left_changes_nothing(strategy, tmp_pa
     assert set(launch(tmp_path / "behind", "behind", strategy=strategy, save_every="2")) == {quiet}
     between = launch(tmp_path / "between", "between", strategy=strategy, save_every="2")
     assert {(weights, steps) for weights, steps, _ in between} == {quiet[:2]}
+
+
+def lose_two(run, folder):
+    """Lose a worker in a step, and another behind the loop, while one has heard all and one is kept from hearing them."""
+    model, _ = run.prepare(
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)),
+        lambda made: torch.optim.SGD(made.parameters(), lr=0.1),
+    )
+    for step in run.steps(Samples(), batch_size=BATCH, steps=LEFT + 1):
+        die(run, folder, run.options.workers > 1 and step.number == 1)
+        take(step, model)
+        if step.number == LEFT:
+            run.save()  # so that none is due behind the loop, where all would hear of all
+    if run.world.size > 1:
+        time.sleep((0, 2.0, 0.5)[run.world.rank])
+        if run.world.rank == 2 and once(folder, "died behind"):
+            os.kill(os.getpid(), signal.SIGKILL)
+    measured = run.evaluate(Samples(), mean_output)["mean"]
+    for step in run.steps(Samples(), batch_size=BATCH, steps=2):
+        take(step, model)
+    return run.weights_sha256(), run.position.number, measured
+
+
+def test_a_second_worker_killed_while_some_have_heard_where_all_left(tmp_path):
+    options = {"shards": 6, "threads": 1, "device": "cpu", "hang_timeout": 10}
+    (quiet,) = paceline.launch(
+        lose_two, str(tmp_path), workers=1, strategy="single", out=tmp_path / "one", **options
+    )
+    found = paceline.launch(
+        lose_two, str(tmp_path), workers=4, strategy="ddp", max_restarts=0, out=tmp_path / "run", **options
+    )
+    assert {"died", "died behind"} <= {path.name for path in tmp_path.iterdir()}
+    assert set(found) == {quiet}
 
 
 def test_a_loop_left_at_a_step_that_is_to_be_taken_once_more(tmp_path, quiet):

@@ -28,10 +28,16 @@ class Leaving:
 
     Others may be in their next step still and wait for this worker there, so no collective may be used: each writes where
     it left to the store in which the workers met. Steps cost nothing for it.
+
+    A word is heard in the group it was said in: each worker says its last one again in every group it enters, for one that was
+    kept from hearing it in the group before, whether or not it waits for anybody itself.
     """
 
     def __init__(self) -> None:
         self._left: tuple[int, int, str] | None = None
+        """The call that this worker left last, the steps taken by then, and its word on that."""
+        self._waits = False
+        """Whether it has yet to hear where the others left that call."""
         self._unfinished = False
         self._told: tuple[Comm, str] | None = None
         """Under what the others have last heard of this worker, and in which group."""
@@ -40,7 +46,25 @@ class Leaving:
     @property
     def pending(self) -> bool:
         """Whether this worker has left a call and has yet to hear where the others did."""
-        return self._left is not None
+        return self._waits
+
+    def begin(self) -> None:
+        """Know that the next call has begun: whoever began it had heard that all left the one before alike."""
+        self._waits = False
+
+    def go_back(self, phase: int) -> None:
+        """Know that the run stands in a call again that this worker may have left."""
+        if self._left is not None and self._left[0] >= phase:
+            self._left, self._waits = None, False
+
+    def enter_group(self, world: World) -> None:
+        """Say the last word again, to the workers of a group that has formed."""
+        with suppress(DistError):
+            self._claim(world)
+            if self._left is not None and not (self._waits and self._unfinished):
+                phase, _, word = self._left
+                self._forget_before(world, key := self._key(world, phase))
+                tell(world, key, word)
 
     def note(self, world: World, phase: int, number: int, *, ended: bool, unfinished: bool = False) -> None:
         """Note that this worker has left a call of `run.steps`, behind how many steps, and whether at its end.
@@ -49,14 +73,14 @@ class Leaving:
         others hear of a `break` when this worker next does something with them: an exception leaves the loop in the same way.
         """
         self._left = phase, number, f"{number} {_END if ended else _BREAK}"
-        self._unfinished = unfinished
+        self._waits, self._unfinished = True, unfinished
         if ended:
             with suppress(DistError):
                 tell(world, self._key(world, phase), self._left[-1])
 
     def check(self, world: World) -> None:
         """Wait until all have left the same call behind the same step, or raise."""
-        if self._left is None:
+        if self._left is None or not self._waits:
             return
         phase, number, word = self._left
         if self._unfinished:
@@ -70,15 +94,10 @@ class Leaving:
             tell(world, key, word)  # another group may have formed since
             tell(world, f"{key}/{_FOR_GOOD}", word)
             _check_all(world, key, number, word)
-            if (
-                self._told is not None and self._told[0] is world.comm
-            ):  # all have left this call, so all have heard of that
-                forget(world, self._told[1])
-                forget(world, f"{self._told[1]}/{_FOR_GOOD}")
-            self._told = world.comm, key
+            self._forget_before(world, key)  # all have left this call, so all have heard of that
         except DistError:
             world.interruption.check()  # else the store is gone: those who train together can do without it
-        self._left = None
+        self._waits = False
 
     def check_present(self, world: World, phase: int, number: int) -> None:
         """Raise where another worker waits for this one outside of the loop, while this one waits for it in a step."""
@@ -92,10 +111,21 @@ class Leaving:
                         "again; for `break`, decide by what is the same on all of them (step.result.loss, run.evaluate)."
                     )
 
-    def _key(self, world: World, phase: int) -> str:
+    def _forget_before(self, world: World, key: str) -> None:
+        """Take back this worker's word on an earlier call, and remember the one that the group knows now."""
+        if self._told is not None and self._told[0] is world.comm and self._told[1] != key:
+            forget(world, self._told[1])
+            forget(world, f"{self._told[1]}/{_FOR_GOOD}")
+        self._told = world.comm, key
+
+    def _claim(self, world: World) -> int:
+        """Return which of the runs in a group this is; the same on all of its workers."""
         if world.comm not in self._places:
             self._places[world.comm] = _runs[world.comm] = _runs.get(world.comm, 0) + 1
-        return f"left/{self._places[world.comm]}/{phase}"
+        return self._places[world.comm]
+
+    def _key(self, world: World, phase: int) -> str:
+        return f"left/{self._claim(world)}/{phase}"
 
 
 def _check_all(world: World, said: str, number: int, mine: str) -> None:

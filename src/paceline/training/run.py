@@ -449,6 +449,7 @@ class Run:
                 self._aside.put_back(self.replica, self.loop_state)
             self._aside = None
         self._catches_up, self._inside = False, phase
+        self._leaving.begin()
         if phase > self.position.phase:
             self.position = self.position.next_phase()
             self._journal.leave_epoch()
@@ -651,6 +652,7 @@ class Run:
         if self._listeners is not None:
             self._listeners.listen(first=self.world.is_first)
         self._records.regroup(self.world, *self._description(position))
+        self._leaving.enter_group(self.world)
         self.cut.attach(self.world, replica)
         if self.cut.keeps_copies:
             self.cut.copy(position, self.shared_state(), replica, anew=False)
@@ -702,6 +704,7 @@ class Run:
             self.loop_state.load(self._states)
         self._saving.go_back(position.number)
         self.between.drop(position.phase)
+        self._leaving.go_back(position.phase)
 
     def adopt_replica(self, replica: OpenReplica) -> None:
         """Work with this one from now on."""

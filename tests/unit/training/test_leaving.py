@@ -1,0 +1,115 @@
+"""Where each worker left a call of `run.steps` is known in every group that forms afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from paceline.errors import InputError
+from paceline.training.leaving import Leaving
+from paceline.world import World
+from paceline.world.interruption import InterruptedWaitError, InterruptibleStore, Interruption
+from paceline.world.local import LocalComm
+from paceline.world.pulse import NoPulse
+
+
+def group(size: int) -> list[World]:
+    """Return the worlds of workers that meet in a store of their own, whose waits end with the group."""
+    store = HashStore()
+    worlds = []
+    for rank in range(size):
+        pulse, interruption = NoPulse(), Interruption()
+        pulse.timeout_s = 0.02
+        worlds.append(
+            World(
+                rank=rank, size=size, local_rank=rank, local_size=size, node_rank=0, nodes=1, device=torch.device("cpu"),
+                backend="gloo", generation=1, host="here", comm=LocalComm(), interruption=interruption, pulse=pulse,
+                store=InterruptibleStore(store, interruption),
+            )
+        )  # fmt: skip
+    return worlds
+
+
+def enter(size: int, *workers: Leaving) -> list[World]:
+    worlds = group(size)
+    for one, world in zip(workers, worlds, strict=True):
+        one.enter_group(world)
+    return worlds
+
+
+def test_one_that_has_heard_all_says_its_word_again_to_one_that_was_kept_from_hearing() -> None:
+    first, second, lost = Leaving(), Leaving(), Leaving()
+    worlds = group(3)
+    for one, world in zip((first, second, lost), worlds, strict=True):
+        one.note(world, 0, 12, ended=True)
+    first.check(worlds[0])
+    assert not first.pending
+    worlds[1].interruption.interrupt()
+    with pytest.raises(InterruptedWaitError):
+        second.check(worlds[1])
+    assert second.pending
+    for _ in range(2):  # a group may break before anybody has asked in it
+        worlds = enter(2, first, second)
+    first.check(worlds[0])
+    first.begin()
+    second.check(worlds[1])
+    assert not second.pending
+    # In the next call, in which both may be lost again.
+    for one, world in zip((first, second), worlds, strict=True):
+        one.begin()
+        one.note(world, 1, 20, ended=True)
+    second.check(worlds[1])
+    worlds = enter(2, second, first)
+    first.check(worlds[1])
+
+
+def test_one_in_the_next_call_still_says_where_it_left_the_one_before() -> None:
+    first, second = Leaving(), Leaving()
+    worlds = group(2)
+    for one, world in zip((first, second), worlds, strict=True):
+        one.note(world, 0, 12, ended=True)
+    first.check(worlds[0])
+    first.begin()
+    worlds = enter(2, first, second)
+    second.check(worlds[1])
+
+
+def test_a_run_that_has_gone_back_into_the_call_waits_for_nobody() -> None:
+    survivor, newcomer = Leaving(), Leaving()
+    worlds = group(2)
+    survivor.note(worlds[0], 1, 12, ended=True)
+    worlds[0].interruption.interrupt()
+    with pytest.raises(InterruptedWaitError):
+        survivor.check(worlds[0])
+    survivor.go_back(1)
+    assert not survivor.pending
+    worlds = enter(2, survivor, newcomer)
+    for one, world in zip((survivor, newcomer), worlds, strict=True):
+        one.check(world)  # a checkpoint that is due at step 10
+        one.check_present(world, 1, 12)
+    for one, world in zip((survivor, newcomer), worlds, strict=True):
+        one.note(world, 1, 12, ended=True)
+    for one, world in zip((survivor, newcomer), worlds, strict=True):
+        one.check(world)
+
+
+def test_a_word_said_twice_of_one_call_is_there_for_the_slower() -> None:
+    """A loop left with break, an evaluation behind it, and the end of the function, which notes it once more."""
+    workers, worlds = (Leaving(), Leaving()), group(2)
+    for _ in range(2):
+        for one, world in zip(workers, worlds, strict=True):
+            one.note(world, 0, 3, ended=True)
+        for one, world in zip(workers, worlds, strict=True):
+            one.check(world)
+
+
+def test_another_step_is_found_in_the_next_group_too() -> None:
+    workers = Leaving(), Leaving()
+    for number, (one, world) in enumerate(zip(workers, group(2), strict=True), 3):
+        one.note(world, 0, number, ended=False)
+    worlds = enter(2, *workers)
+    with pytest.raises(
+        InputError, match=r"rank 0 left the loop of run\.steps behind step 2, but rank 1 behind step 3"
+    ):
+        workers[0].check(worlds[0])
