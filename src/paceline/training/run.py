@@ -205,7 +205,12 @@ class Run:
         structure: Structure | None = None,
     ) -> tuple[nn.Module, Optimizer]:
         """Place the model, wire up its gradients, and take over the state of a run that is being resumed."""
-        replica = self.prepare_replica(model, optimizer, scheduler, buffers, structure)
+        with seeds.preserved():
+            replica = self.prepare_replica(model, optimizer, scheduler, buffers, structure)
+        if not isinstance(model, nn.Module):
+            self.seed_loop(
+                "call", 0
+            )  # a function that makes the model begins at the run's seed, which has served
         self._handle = Handle(replica, Precision(self.options.precision, self.world.device))
         return replica.model, replica.optimizer
 
@@ -376,12 +381,15 @@ class Run:
             self._taken_back = False
             if self._inside == phase:  # an iterator may be closed long after the next call began
                 self._inside = None
+            if phase == self._calls - 1:
+                self.seed_loop("call", phase + 1)
             if feed is not data:
                 self._close_feed(feed)
 
     def _skip(self, phase: int) -> None:
         """Go by a call of `steps` that was done before the run was resumed."""
         self._skipped = True
+        self.seed_loop("call", phase + 1)
         if phase == 0:
             self.emit(
                 Note(
@@ -390,6 +398,14 @@ class Run:
                     "is there if run.register_state holds it."
                 )
             )
+
+    def seed_loop(self, *place: int | str) -> None:
+        """Seed what a loop of the user's own draws outside of its batches, by its place in the run: alike on every worker.
+
+        A Task's trainer draws nothing there.
+        """
+        if self.task is None:
+            seeds.seed_everything(seeds.derive(self.options.seed, "loop", *place))
 
     def _wrote(self, versions: list[int]) -> bool:
         """Return whether some worker's loop has written to the weights since they were resumed: loaded others, say."""
@@ -635,7 +651,8 @@ class Run:
             raise RuntimeError("a group is entered when the model is prepared")
         parts = kept_parts(self._parts, before) if before is not None else self._parts
         self.strategy = strategies.load(self.choice.strategy(self.world.mesh))
-        replica = self.strategy.prepare(parts, self.world)
+        with seeds.preserved():  # the loop may draw on behind run.evaluate, in which the group broke
+            replica = self.strategy.prepare(parts, self.world)
         if self._handle is not None:
             self._handle.adopt(replica)
         return replica

@@ -35,6 +35,7 @@ class Step:
         applied: Callable[[Step], None],
         recovery: Recovery,
         guard: LoopGuard,
+        seed_loop: Callable[..., None],
     ) -> None:
         self.work = work
         self.epoch = epoch
@@ -45,12 +46,15 @@ class Step:
         self._applied = applied
         self._recovery = recovery
         self._guard = guard
+        self._seed_loop = seed_loop
         self._generation = world.generation
         self._broken = False
         self.again = False
         """Whether the group broke in the middle: the run gives this step once more, over another share."""
         self._totals: list[tuple[int, Tensor]] = []
         self._read = False
+        self._passes = 0
+        """How often the loop has gone through the batches."""
         self._out = False
         """Whether the loop has a batch in hand."""
         self._added = 0
@@ -80,12 +84,16 @@ class Step:
         try:
             self._surviving(lambda: self._replica.begin(self.work))
             yield from self._batches()
+            interruption.discards = None
+            self._read = True
+            if not self._broken:
+                self._surviving(self._replica.combine)
+                self._guard.hand_sums_over()
         finally:
             interruption.discards = None
-        self._read = True
-        if not self._broken:
-            self._surviving(self._replica.combine)
-            self._guard.hand_sums_over()
+            self._passes += 1
+            # The generators stand where this worker's last shard has left them: others had another one.
+            self._seed_loop("batches", self.number, self._passes)
 
     def _batches(self) -> Iterator[Any]:
         for shard in () if self._broken else self.work.shards:
@@ -163,6 +171,13 @@ class Step:
                 ) from None
 
     def _guarded(self, action: Callable[[], StepResult]) -> StepResult:
+        result = self._applied_or_again(action)
+        self._seed_loop(
+            "applied", self.number
+        )  # also where others finished the step, and nothing was updated here
+        return result
+
+    def _applied_or_again(self, action: Callable[[], StepResult]) -> StepResult:
         if self._broken or self._recovery.generation != self._generation:
             return self._recover()
         interruption = self._world.interruption

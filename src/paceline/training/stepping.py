@@ -51,6 +51,7 @@ class Stepping:
         while self.left:
             before = run.position
             for step in self._epoch():
+                run.seed_loop("step", step.number)
                 yield step
                 if step.result is None:
                     raise InputError(
@@ -68,6 +69,7 @@ class Stepping:
             run.end_epoch()
             try:
                 if self.after_epoch is not None:
+                    run.seed_loop("epoch", run.position.epoch)
                     self.after_epoch(run.position.epoch)
             except RolledBackError:
                 continue
@@ -123,6 +125,7 @@ class Stepping:
             run.stand_behind,
             self.recovery,
             run.guard,
+            run.seed_loop,
         )
         run.note_begun(step)
         return step
