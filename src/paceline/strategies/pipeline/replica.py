@@ -264,8 +264,10 @@ class PipelineReplica:
         rows: Rows = {}
         for stage in self._stages.values():
             stage.body.begin()
-        modes = [(one, one.training) for stage in self._stages.values() for one in stage.body.modules()]
-        buffers = BufferSnapshot(dict.fromkeys(module for module, _ in modes))
+        running = [one for stage in self._stages.values() for one in stage.body.modules()]
+        buffers = BufferSnapshot(dict.fromkeys(running))
+        # The whole model, too: a task may keep it, and it shares plain attributes with what runs.
+        modes = [(one, one.training) for one in (*running, *self.model.modules())]
         for module, _ in modes:
             module.training = False
         self._rows.gather()
