@@ -72,6 +72,18 @@ def load_optimizer_state(
     )
 
 
+def drop_groups(optimizer: Optimizer, count: int) -> bool:
+    """Keep the first `count` groups alone, and return whether there were more.
+
+    A function that adds groups on its way adds them again when it is resumed; what belongs to them is loaded behind that.
+    """
+    dropped = optimizer.param_groups[count:]
+    del optimizer.param_groups[count:]
+    for parameter in (one for group in dropped for one in group["params"]):
+        optimizer.state.pop(parameter, None)
+    return bool(dropped)
+
+
 def _named_groups(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
     names = iter(_names(model, optimizer))
     return [[next(names) for _ in group["params"]] for group in optimizer.param_groups]

@@ -29,6 +29,7 @@ from paceline.strategies.base import Exactness, MetricsFunction, OpenReplica, Pa
 from paceline.strategies.buffers import Rule
 from paceline.strategies.pieces import Held
 from paceline.strategies.precision import Precision
+from paceline.strategies.state import drop_groups
 from paceline.strategies.structure import Structure
 from paceline.task import Task
 from paceline.training import cut_state, folder, resuming
@@ -96,6 +97,8 @@ class Run:
     """How often each parameter had been written to when the run was resumed, until its steps begin."""
     _skipped = False
     """Whether calls of `steps` have been gone by, and the one that the run was resumed in has not begun."""
+    _lacks_groups = False
+    """Whether the optimizer of a resumed run has yet to get groups that the function, or the checkpoint, gives it."""
     task: Task | None = None
     """The task that is trained, where it is not a loop of the user's own; it is told how far the run is."""
 
@@ -151,7 +154,7 @@ class Run:
         """Whether this worker has joined a run that is in a later call of `steps`."""
         self._inside: int | None = None
         """Which call of `steps` has the turn, None outside of them."""
-        self.between, self._before = Between(), Between()
+        self.between, self._before = Between(), Between()  # before the first call: saved there alone
         self.loop_state = LoopState()
         """What the loop has registered beside model, optimizer and schedule."""
         self._leaving = Leaving()
@@ -239,10 +242,14 @@ class Run:
         for text in getattr(replica, "notes", ()):
             self.emit(Note(text=text))
         if self.options.resume and not joins:
+            groups = len(replica.optimizer.param_groups)
             saved = resuming.load(replica, self.options, self.world, self.emit)
+            self._lacks_groups = drop_groups(replica.optimizer, groups)
             self.position, self._meta = saved.position, saved.meta
             self.started_at = self.position.number
-            self.between.load(saved.between or [])
+            outcomes = saved.between or []
+            self._before.load([one for one in outcomes if one[0] < 0])
+            self.between.load([one for one in outcomes if one[0] >= 0])
             self._freeze()
             self._note_new(self.loop_state.resume(saved.states))
             self._tell_steps()
@@ -387,7 +394,9 @@ class Run:
                 self._close_feed(feed)
 
     def _skip(self, phase: int) -> None:
-        """Go by a call of `steps` that was done before the run was resumed."""
+        """Go by a call of `steps` that was done before the run was resumed, or before this worker joined it."""
+        if self._catches_up:
+            return
         self._skipped = True
         self.seed_loop("call", phase + 1)
         if phase == 0:
@@ -414,7 +423,7 @@ class Run:
 
     def _take_up_again(self) -> None:
         """Be where the run was saved: what stands between the calls that were skipped has been done to that state once more."""
-        self._skipped = False
+        self._skipped, self._resumed, self._lacks_groups = False, None, False
         with self.guard.updating():
             saved = resuming.load(self.replica, self.options, self.world, self.emit)
         if saved.position != self.position:
@@ -422,7 +431,14 @@ class Run:
                 "another process has written to the folder of this run since it was resumed. Give each run its own."
             )
         self.loop_state.resume(saved.states)
+        self._meta[FROZEN] = saved.meta.get(FROZEN)
+        self._freeze()
         self.guard.watch(self.replica)
+
+    def _goes_on(self, feed: Feed, epochs: int | None, steps: int | None) -> bool:
+        """Return whether steps are left of the call of `steps` in which the run stands."""
+        at, last = self.position, last_step(feed, epochs, steps)
+        return (epochs is None or at.epoch < at.first_epoch + epochs) and at.number < at.first_number + last
 
     @property
     def takes_steps(self) -> bool:
@@ -447,12 +463,24 @@ class Run:
         if self._leaving.pending:
             self._recovery.together(SAVE, lambda: None)
             self._check_whole("the loop was left")
-        check_batch_size(self._meta.setdefault("batch_size", feed.batch_size), feed.batch_size)
+        if self._meta.get("batch_size") is None:  # also of a run that was saved before its first step
+            self._meta["batch_size"] = feed.batch_size
+        check_batch_size(self._meta["batch_size"], feed.batch_size)
         self._begun = feed, clip
         self._catches_up |= self._recovery.waiting_to_join
         joined = self._catches_up
         resumed, self._resumed = self._resumed, None
-        if resumed is not None and not joined and (self._skipped or self._wrote(resumed)):
+        if phase == self.position.phase and self._goes_on(feed, epochs, steps):
+            self.between.drop(phase)  # it was over where the run was saved, and has been given more steps
+        if self.between.left(phase):
+            self._skipped = (
+                False  # the run was saved behind this call: its state is taken up at that run.save()
+            )
+        elif (
+            resumed is not None
+            and not joined
+            and (self._skipped or self._lacks_groups or self._wrote(resumed))
+        ):
             self._take_up_again()
         self._freeze()
         self.loop_state.begin()
@@ -487,8 +515,6 @@ class Run:
             due=SaveEvery.parse(self.options.save_every) if self.options.save_every else SaveEvery(),
             after_epoch=after_epoch,
         )
-        if stepping.left:
-            self.between.drop(phase)  # the call was over where it was saved, and goes on now
         while not self.ended:
             yield from stepping.take()
             self._note_left(phase, ended=True)
@@ -790,7 +816,7 @@ class Run:
         name = "run.evaluate"
         self._join_to_be_told()
         if self._came_by(name):
-            measured: dict[str, float] = self._outcomes.next(self._call, name)
+            measured: dict[str, float] = self.outcomes.next(self._call, name)
             return measured
         feed = data if isinstance(data, Feed) else self.feed(data, batch_size=batch_size, shuffle=False)
         self._copy()
@@ -822,7 +848,7 @@ class Run:
         name = "run.weights_sha256"
         self._join_to_be_told()
         if self._came_by(name):
-            told: str = self._outcomes.next(self._call, name)
+            told: str = self.outcomes.next(self._call, name)
             return told
         self._recovery.together(
             EVALUATE, lambda: None, called=name
@@ -841,7 +867,7 @@ class Run:
         """Return whether the others came by here before this worker joined them, or the run before it was resumed."""
         if self._catches_up:
             return not self._recovery.waiting_to_join
-        return self._inside is None and self.between.holds(self._call, asked)
+        return self._inside is None and self.outcomes.holds(self._call, asked)
 
     @property
     def _call(self) -> int:
@@ -849,13 +875,13 @@ class Run:
         return self._calls - 1
 
     @property
-    def _outcomes(self) -> Between:
-        """What was found out where the user's function is now, outside of `steps`; before its first call it is not saved."""
+    def outcomes(self) -> Between:
+        """What was found out where the user's function is now, outside of `steps`."""
         return self.between if self._calls else self._before
 
     def _note_between(self, asked: str, outcome: Any) -> None:
         if self._inside is None and not self._skipped:
-            self._outcomes.note(self._call, asked, outcome)
+            self.outcomes.note(self._call, asked, outcome)
 
     def _join_to_be_told(self) -> None:
         """Join the others before the first call of `steps`, where they found out what this worker is asked for.
@@ -877,12 +903,13 @@ class Run:
         With --save-async training goes on as soon as the state is copied.
         """
         self._check_whole("run.save() was called")
-        behind = self._calls > 0 and self._inside is None
-        if behind and not (self._recovery.waiting_to_join or self._catches_up or self._skipped):
-            if self.between.left(self._call):
+        if self._inside is None and not (self._recovery.waiting_to_join or self._catches_up or self._skipped):
+            if self.outcomes.left(self._call):
                 self._come_by_save()
                 return
-            self.between.note(self._call, SAVE_CALL, None)
+            if self._resumed is not None:
+                return  # the run is further than this, and what it was saved with must stay
+            self.outcomes.note(self._call, SAVE_CALL, None)
         self.save_due(called=SAVE_CALL)
 
     def _come_by_save(self) -> None:
@@ -892,9 +919,9 @@ class Run:
             self._take_up_again()
             all_gather_object(self.world.comm, None)  # whoever gets further knows that all have the state
 
-        if self.between.holds(self._call, SAVE_CALL):
-            self.between.next(self._call, SAVE_CALL)
-            if not self.between.left(self._call):
+        if self.outcomes.holds(self._call, SAVE_CALL):
+            self.outcomes.next(self._call, SAVE_CALL)
+            if not self.outcomes.left(self._call):
                 self._recovery.together(SAVE, load)
 
     def save_due(self, *, last: bool = False, called: str | None = None) -> None:

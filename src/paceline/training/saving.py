@@ -48,7 +48,7 @@ class Saving:
                     self._records,
                     saver,
                     run.loop_state,
-                    run.between,
+                    run.outcomes,
                     last=last,
                 )
 

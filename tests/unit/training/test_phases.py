@@ -336,6 +336,82 @@ def test_weights_that_a_loop_loads_when_it_begins_do_not_undo_a_resume(tmp_path:
         assert same(from_another(run, 5), whole)
 
 
+def saving_first(run: Run, steps: int | None) -> Any:
+    """Save what it begins with: what stands before that run.save() is in the checkpoint, what stands behind it is not."""
+    model, optimizer = prepared(run, momentum=0.9)
+    book = run.register_state("book", {"begun": 0})
+    model.load_state_dict({"weight": torch.full((1, 4), 0.5), "bias": torch.zeros(1)})
+    score = run.evaluate(data(16), lambda made, one: {"loss": Mean(losses(made, one).sum(), 16)})["loss"]
+    with torch.no_grad():
+        model.weight.mul_(score)
+    book["begun"] += 1
+    run.save()
+    with torch.no_grad():
+        model.bias.add_(0.3)
+    optimizer.param_groups[0]["lr"] *= 0.5
+    book["begun"] += 10
+    if steps is None:
+        return None
+    for step in run.steps(data(24), batch_size=8, steps=steps):
+        for batch in step:
+            step.backward(losses(model, batch))
+        step.apply()
+    return model.state_dict(), optimizer.param_groups[0]["lr"], dict(book)
+
+
+@pytest.mark.parametrize("left", [None, 3])
+def test_a_save_before_the_first_call_is_its_place_or_is_gone_by(left: int | None, tmp_path: Path) -> None:
+    with opened(out=tmp_path / "whole") as run:
+        whole, rate, book = saving_first(run, 5)
+    with opened(out=tmp_path / "run") as run:
+        saving_first(run, left)
+    with resumed(tmp_path / "run") as run:
+        again, resumed_rate, told = saving_first(run, 5)
+    assert same(again, whole)
+    assert (resumed_rate, told) == (rate, book)
+
+
+def growing(run: Run, leave: tuple[int, int] | None, kind: str) -> Any:
+    """Give the optimizer a group between two calls, or before the first, and save behind that, or not."""
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+    model[0].requires_grad_(False)
+    model, optimizer = run.prepare(model, torch.optim.Adam(model[2].parameters(), lr=0.05))
+    for call in range(3):
+        if call == (kind != "at once"):
+            model[0].requires_grad_(True)
+            optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.01})
+            if kind == "saved":
+                run.save()
+                if leave is None and run.options.resume is False and run.options.out is not None:
+                    return None
+        for step in run.steps(data(24), batch_size=8, epochs=1):
+            for batch in step:
+                step.backward(losses(model, batch))
+            step.apply()
+            if leave == (call, step.number):
+                run.finish()
+                return None
+    return model.state_dict(), [(group["lr"], len(group["params"])) for group in optimizer.param_groups]
+
+
+@pytest.mark.parametrize(
+    ("leave", "kind"),
+    [((0, 1), "at once"), ((2, 7), "at once"), ((0, 1), "later"), ((1, 4), "later"), ((2, 7), "later"), (None, "saved")],
+)  # fmt: skip
+def test_a_group_added_between_two_calls_is_added_again_in_a_resumed_run(
+    leave: tuple[int, int] | None, kind: str, tmp_path: Path
+) -> None:
+    with opened() as run:
+        whole, groups = growing(run, None, kind if kind != "saved" else "later")
+    with opened(out=tmp_path) as run:
+        growing(run, leave, kind)
+    with resumed(tmp_path) as run:
+        again, regrown = growing(run, None, kind)
+    assert same(again, whole)
+    assert regrown == groups
+
+
 def test_an_iterator_with_a_name_is_left_when_it_is_closed() -> None:
     """Until then nothing tells an evaluation behind `break` from one inside the loop, and a newcomer skips the latter."""
 
