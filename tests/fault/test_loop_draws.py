@@ -124,3 +124,31 @@ def test_a_worker_killed_changes_no_draw(
     for _, found in results:
         assert found == {place: drawn[place] for place in found}
         assert f"applied {FIRST + SECOND - 1}" in found
+
+
+def add_noise(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad.add_(0.1 * torch.randn_like(parameter))
+
+
+def compute(run: paceline.Run) -> str:
+    """Take whole steps, as a Task does, with noise on the gradients and a rate that is drawn."""
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer.register_step_pre_hook(add_noise)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: random.random() if step else 1.0)
+    run.prepare(model, optimizer, schedule)
+    for step in run.steps(Samples(), batch_size=BATCH, steps=3):
+        step.compute(
+            lambda model, batch: paceline.Loss.mean(
+                F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+            )
+        )
+    return run.weights_sha256()
+
+
+def test_what_an_update_draws_is_the_same_on_every_worker() -> None:
+    options: Any = {"shards": 4, "threads": 1, "device": "cpu"}
+    (alone,) = paceline.launch(compute, strategy="single", workers=1, **options)
+    assert paceline.launch(compute, strategy="ddp", workers=2, **options) == (alone, alone)

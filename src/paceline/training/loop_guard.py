@@ -25,7 +25,9 @@ _GRADIENT = attrgetter("grad")
 class LoopGuard:
     """Watches the optimizer, the schedule and the gradients while the user's code has the turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed_update: Callable[[], None] = lambda: None) -> None:
+        """`seed_update` is called before each update: an optimizer, a hook on its step or a schedule may draw."""
+        self._seed_update = seed_update
         self._watched: WeakSet[Optimizer] = WeakSet()
         self._thread = threading.get_ident()
         self._updating = False
@@ -49,7 +51,11 @@ class LoopGuard:
         # Where the state was cut up, the loop's optimizer has other contents in another group, without this guard.
         if optimizer not in self._watched or "zero_grad" not in vars(optimizer):
             self._watched.add(optimizer)
+            hooks = optimizer._optimizer_step_pre_hooks  # noqa: SLF001  (torch has no public way to be the first)
+            users = dict(hooks)  # may draw
+            hooks.clear()
             optimizer.register_step_pre_hook(self._before_step)
+            hooks.update(users)
             self._guard_zero_grad(optimizer)
 
     @contextmanager
@@ -163,7 +169,11 @@ class LoopGuard:
         return threading.get_ident() != self._thread
 
     def _before_step(self, *_: Any) -> None:
-        if not self._updating and not self._elsewhere():
+        if self._elsewhere():
+            return
+        if self._updating:
+            self._seed_update()
+        else:
             raise InputError(
                 "the loop called optimizer.step() itself: step.apply() updates the weights, and this would do so a second time. "
                 "Leave optimizer.step() (and scaler.step(optimizer)) out."

@@ -140,7 +140,7 @@ class Run:
         self._handle: Handle | None = None
         """What a loop of the user's own holds."""
         self._replica: OpenReplica | None = None
-        self.guard = LoopGuard()
+        self.guard = LoopGuard(self._seed_update)
         """Finds what a loop does that is done for it."""
         self._journal = Journal(self.emit, world.device)
         self._feeds: list[Feed] = []
@@ -415,6 +415,11 @@ class Run:
         """
         if self.task is None:
             seeds.seed_everything(seeds.derive(self.options.seed, "loop", *place))
+
+    def _seed_update(self) -> None:
+        """Seed what an update draws, noise on gradients say, alike on every worker that is to come to the same weights."""
+        if self.exactness is not Exactness.STATISTICAL:
+            seeds.seed_everything(seeds.derive(self.options.seed, "update", self.position.number))
 
     def _wrote(self, versions: list[int]) -> bool:
         """Return whether some worker's loop has written to the weights since they were resumed: loaded others, say."""
