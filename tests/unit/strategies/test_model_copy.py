@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from paceline.strategies.model_copy import ModelCopy
+from paceline.strategies.pipeline.model_copy import ModelCopy
 
 
 class Slotted:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol
 from torch import Tensor, nn
 
 from paceline.errors import InputError
-from paceline.strategies.model_copy import TABLES, equal
+from paceline.strategies.pipeline.model_copy import TABLES, equal
 
 _LONGEST = 1000
 """Longer lists and dicts, vocabularies say, are not compared by what they hold."""

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from paceline.errors import InputError
-from paceline.strategies.model_copy import ModelCopy, structure
 from paceline.strategies.pipeline.attributes import Attributes
 from paceline.strategies.pipeline.inputs import Inputs, is_transparent
+from paceline.strategies.pipeline.model_copy import ModelCopy, structure
 from paceline.strategies.pipeline.stages import Chain, members, on_meta, stand_ins
 from paceline.strategies.pipeline.streams import Standing, Streams
 from paceline.world import seeds

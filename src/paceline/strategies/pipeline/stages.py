@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from paceline.errors import InputError, UnknownNameError
-from paceline.strategies.model_copy import ModelCopy
+from paceline.strategies.pipeline.model_copy import ModelCopy
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ from __future__ import annotations
 import copy
 import gc
 import logging
-import random
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, repeat
 from operator import is_
 from typing import Any
@@ -22,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.strategies.hooks import HOOKS
+
 TABLES = frozenset(vars(nn.Module())) - {"training"}
 """What torch itself keeps in a module."""
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _ATOMS = (type(None), int, float, complex, bool, str, bytes, type, range, slice, weakref.ref)
 _LEAVES = (
     Tensor,
@@ -43,8 +43,8 @@ class ModelCopy:
 
     def __init__(self, original: nn.Module, tensors: Mapping[int, Any] | None = None) -> None:
         self._own = {id(one): one for one in _parts(original)}
-        self.shared, copied = outside_and_inside(original, self._own)
-        memo = {**{id(one): one for one in self.shared}, **(tensors or {})}
+        shared, copied = outside_and_inside(original, self._own)
+        memo = {**{id(one): one for one in shared}, **(tensors or {})}
         self.model: nn.Module = copy.deepcopy(original, memo)
         self._copies = {address: memo[address] for address in self._own if address in memo}
         self._originals = {id(memo[address]): self._own[address] for address in self._copies}
@@ -135,18 +135,6 @@ class ModelCopy:
                     held[key] = back
                 given[key] = back, value
 
-    @property
-    def wrote(self) -> bool:
-        """Whether passes of the copy have set a plain attribute to something else; a tensor is looked at in its pass alone."""
-        return any(
-            key not in TABLES
-            and (known := given.get(key, (None, _ABSENT))[1]) is not value
-            and not isinstance(value, Tensor)
-            and not equal(value, known)
-            for (_, copied), given in zip(self._pairs, self._given, strict=True)
-            for key, value in copied.items()
-        )
-
     def give_one(self, module: nn.Module, key: str) -> None:
         """Have one attribute of the copy be that of the original, or be gone."""
         for (held, copied), given in zip(self._pairs, self._given, strict=True):
@@ -185,7 +173,7 @@ def structure(model: nn.Module) -> dict[str, list[Any]]:
     return {
         name: [
             *module._modules.values(),
-            *(hook for table in _HOOKS if vars(module)[table] for hook in vars(module)[table].values()),
+            *(hook for table in HOOKS if vars(module)[table] for hook in vars(module)[table].values()),
         ]
         for name, module in model.named_modules()
     }
@@ -196,7 +184,7 @@ def outside_and_inside(model: nn.Module, own: Mapping[int, Any]) -> tuple[list[A
     roots: list[Any] = []
     for module in model.modules():
         roots += [value for key, value in vars(module).items() if key not in TABLES]
-        roots += [hook for table in _HOOKS for hook in vars(module)[table].values()]
+        roots += [hook for table in HOOKS for hook in vars(module)[table].values()]
     found = list(_reached(roots, own))
     holders: dict[int, list[Any]] = {}
     inside: list[Any] = []
@@ -215,53 +203,11 @@ def outside_and_inside(model: nn.Module, own: Mapping[int, Any]) -> tuple[list[A
     return [one for one in found if id(one) not in leads], [one for one in found if id(one) in leads]
 
 
-class Contents:
-    """What plain objects hold at one moment, and where generators among them stand."""
-
-    def __init__(self, objects: Sequence[Any]) -> None:
-        self._held = [(place, _content(place)) for place in map(_place, objects) if place is not None]
-        self._drawn = [(one, one.get_state()) for one in objects if isinstance(one, torch.Generator)]
-        self._drawn_plain = [(one, one.getstate()) for one in objects if isinstance(one, random.Random)]
-
-    def same(self) -> bool:
-        """Return whether they still hold the same."""
-        return (
-            all(_alike(_content(place), content) for place, content in self._held)
-            and all(torch.equal(one.get_state(), state) for one, state in self._drawn)
-            and all(one.getstate() == state for one, state in self._drawn_plain)
-        )
-
-    def put_back(self) -> None:
-        """Have them hold the same again."""
-        for one, state in self._drawn:
-            one.set_state(state)
-        for plain, stood in self._drawn_plain:
-            plain.setstate(stood)
-        for place, content in self._held:
-            if isinstance(place, list):
-                place[:] = content
-            else:
-                place.clear()
-                place.update(content)
-
-
 def _place(one: Any) -> Any:
     """Return the dict, list or set in which an object keeps what it holds."""
     if isinstance(one, dict | list | set):
         return one
     return getattr(one, "__dict__", None) if not isinstance(one, _LEAVES) else None
-
-
-def _content(place: Any) -> Any:
-    return dict(place) if isinstance(place, dict) else list(place)
-
-
-def _alike(now: Any, before: Any) -> bool:
-    if len(now) != len(before):
-        return False
-    if isinstance(now, dict):
-        return all(key in before and equal(value, before[key]) for key, value in now.items())
-    return all(map(equal, now, before))
 
 
 def equal(one: Any, other: Any) -> bool:
