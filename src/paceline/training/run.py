@@ -159,8 +159,8 @@ class Run:
         """What the loop has registered beside model, optimizer and schedule."""
         self._leaving = Leaving()
         self._states: Values = {}
-        self._hidden = HiddenState()
         """What that was where the run goes on, should it go back."""
+        self.hidden = HiddenState()
         self._records = open_records(options, self.world)
         self._saving = Saving(self, self._recovery, self._records)
         self.about: dict[str, Any] = {}
@@ -615,7 +615,7 @@ class Run:
         """Enter a step in the books before any of it can reach another worker: others may finish it while this one is killed."""
         self._tell_steps()
         self._step = step
-        self._hidden.begin(self.replica.model)
+        self.hidden.enter(self.replica.model, self.task)
         self._records.step(step, self.position)
 
     def _tell_steps(self) -> None:
@@ -631,10 +631,8 @@ class Run:
         """Stand behind a step that has just been applied."""
         self.position = self.position.after_step()
         self._tell_steps()
-        if self.options.total_shards > 1:
-            text = self._hidden.check(step.number, several=self.world.size > 1)
-            if text is not None:
-                self.emit(Note(text=text))
+        for text in self.hidden.check(step.number, several=self.world.size > 1):
+            self.emit(Note(text=text))
         self._saving.poll()
         self._journal.step(step, self.position, self.replica.optimizer)
         self.cut.note_step(self.position, self._journal)

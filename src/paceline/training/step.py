@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from paceline.strategies.base import LossFunction, OpenReplica, StepWork
 from paceline.strategies.result import StepResult
 from paceline.task import Loss, Weight
 from paceline.training.checks import check_clip
+from paceline.training.hidden_state import HiddenState
 from paceline.training.loop_guard import LoopGuard
 from paceline.training.membership import STEP
 from paceline.training.nonfinite import explain
@@ -36,6 +38,7 @@ class Step:
         recovery: Recovery,
         guard: LoopGuard,
         seed_loop: Callable[..., None],
+        hidden: HiddenState,
     ) -> None:
         self.work = work
         self.epoch = epoch
@@ -47,6 +50,7 @@ class Step:
         self._recovery = recovery
         self._guard = guard
         self._seed_loop = seed_loop
+        self._hidden = hidden
         self._generation = world.generation
         self._broken = False
         self.again = False
@@ -83,7 +87,8 @@ class Step:
         interruption.discards = self._discards
         try:
             self._surviving(lambda: self._replica.begin(self.work))
-            yield from self._batches()
+            with self._hidden.passes(sys._getframe(1)):  # noqa: SLF001  (the loop, whose variables passes may be computed with)
+                yield from self._batches()
             interruption.discards = None
             self._read = True
             if not self._broken:
@@ -103,6 +108,7 @@ class Step:
                     return
                 self._guard.hand_over()
                 self._out = True
+                self._hidden.show_batch(batch)
                 yield batch
                 self._out = False
                 if self._broken:
@@ -126,6 +132,7 @@ class Step:
                 f"step {self.number}: step.backward was called outside of `for batch in step`. Call it inside, once a batch."
             )
         self._guard.take_back(nothing_added=not self._begun)
+        self._hidden.show_loss(total)
         self._added += 1
         self._begun = True
         self._surviving(lambda: self._replica.backward(total))
@@ -158,7 +165,12 @@ class Step:
 
     def compute(self, loss: LossFunction) -> StepResult:
         """Do the whole step with a loss function, in whatever way the strategy does it best."""
-        return self._guarded(lambda: self._replica.step(self.work, loss, self._clip))
+
+        def taken() -> StepResult:
+            with self._hidden.passes():
+                return self._replica.step(self.work, self._hidden.around(loss), self._clip)
+
+        return self._guarded(taken)
 
     def check(self) -> None:
         """Stop the run when the loss of this finished step is no number; for a device whose numbers come later."""

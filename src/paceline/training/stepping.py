@@ -126,6 +126,7 @@ class Stepping:
             self.recovery,
             run.guard,
             run.seed_loop,
+            run.hidden,
         )
         run.note_begun(step)
         return step

@@ -1,0 +1,212 @@
+"""Finds what passes may compute with beside parameters and buffers: generators, plain tensors and arrays that code leads to.
+
+Reached are attributes of modules, tasks and plain objects, the contents of lists and dicts, what functions close over, and
+the globals that their code names. Nothing is called and no property is read. Data sets are left out, and so is whatever
+belongs to torch, numpy and Python; of a long list the first items are looked at, and of everything `LIMIT` objects.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+import sys
+import types
+from argparse import Namespace
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+Generator = (
+    torch.Generator | np.random.Generator | np.random.RandomState | np.random.BitGenerator | random.Random
+)
+Array = np.ndarray[Any, Any]
+Named = tuple[str, Any]
+
+LOOP = "the loop's "
+"""How the names of what a loop has begin."""
+LIMIT = 20_000
+"""How many objects are looked at: some 50 ms on one core."""
+_ITEMS = 256
+_FRAMES = 3
+_ATOMS = (int, float, complex, bool, str, bytes, type(None))
+_TABLES = frozenset(vars(nn.Module()))
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_CLOSED = (Dataset, DataLoader, Sampler, Optimizer)
+_OTHERS = frozenset({"torch", "numpy", "paceline", *sys.stdlib_module_names}) - {"__main__"}
+"""Packages whose classes and functions hold nothing of the user's."""
+
+
+@dataclass(slots=True)
+class Reached:
+    """What was found, by where it lies."""
+
+    generators: dict[str, Generator] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    arrays: dict[str, Array] = field(default_factory=dict)
+
+
+def reached_from(model: nn.Module, others: Iterable[Named] = ()) -> Reached:
+    """Return what is reached from a model and from other objects, each given with its name."""
+    found = Reached()
+    seen: dict[int, Any] = {id(one): one for one in (*model.parameters(), *model.buffers(), *_streams())}
+    waiting: deque[Named] = deque([("", model), *others])
+    while waiting and len(seen) < LIMIT:
+        name, one = waiting.popleft()
+        if type(one) in _ATOMS or id(one) in seen:
+            continue
+        seen[id(one)] = one
+        if isinstance(one, Generator):
+            found.generators[name] = one
+        elif isinstance(one, Tensor):
+            if not isinstance(one, nn.Parameter):
+                found.tensors[name] = one
+        elif isinstance(one, np.ndarray):
+            found.arrays[name] = one
+        else:
+            waiting.extend(_held(name, one))
+    return found
+
+
+def loop_objects(frame: types.FrameType | None) -> list[Named]:
+    """Return the variables of a loop, and of the functions that called it, and the globals that their code names."""
+    found: list[Named] = []
+    for _ in range(_FRAMES):
+        if frame is None or _root(frame.f_globals.get("__name__", "")) == "paceline":
+            break
+        own = frame.f_locals
+        named = [*own.items(), *_named_globals(frame.f_code, frame.f_globals)]
+        found += [(LOOP + name, value) for name, value in named if not name.startswith("__")]
+        if frame.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(own, dict):
+            own.clear()  # a copy that the frame would keep, and losses with their graphs in it
+        frame = frame.f_back
+    return found
+
+
+def _streams() -> list[Any]:
+    """Return the generators that every shard seeds."""
+    cuda = list(torch.cuda.default_generators) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    own = [getattr(function, "__self__", None) for function in (random.random, np.random.random)]
+    return [torch.default_generator, *cuda, *own]
+
+
+def _held(name: str, one: Any) -> Iterator[Named]:
+    """Yield what an object holds."""
+    if isinstance(one, _CLOSED):
+        return
+    if isinstance(one, nn.Module):
+        yield from _of_module(name, one)
+    elif isinstance(one, Mapping):
+        yield from ((f"{name}[{key!r:.40}]", value) for key, value in islice(_items(one), _ITEMS))
+    elif isinstance(one, list | tuple | deque | set | frozenset):
+        yield from ((f"{name}[{index}]", value) for index, value in enumerate(islice(one, _ITEMS)))
+    elif isinstance(one, types.FunctionType):
+        yield from _of_function(name, one)
+    elif isinstance(one, types.MethodType):
+        yield from ((name, one.__self__), (name, one.__func__))
+    elif isinstance(one, functools.partial):
+        yield from ((name, one.func), (name, one.args), (name, one.keywords))
+    elif isinstance(one, staticmethod | classmethod):
+        yield name, one.__func__
+    elif isinstance(one, property | functools.cached_property):
+        yield name, one.fget if isinstance(one, property) else one.func
+    elif isinstance(one, type):
+        yield from _of_class(name, one)
+    elif isinstance(one, types.SimpleNamespace | Namespace) or _is_own(type(one)):
+        yield from _of_object(name, one)
+
+
+def _items(one: Mapping[Any, Any]) -> Iterable[Named]:
+    """Return the items of a dict; those of another mapping, which may compute them, are not asked for."""
+    return one.items() if isinstance(one, dict | types.MappingProxyType) else _attributes(one).items()
+
+
+def _attributes(one: Any) -> dict[str, Any]:
+    """Return the attributes of an object, those in slots included."""
+    held = dict(getattr(one, "__dict__", {}))
+    for kind in type(one).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            member = vars(kind).get(slot)
+            if isinstance(member, types.MemberDescriptorType) and hasattr(one, slot):
+                held[slot] = getattr(one, slot)
+    return held
+
+
+def _of_module(name: str, module: nn.Module) -> Iterator[Named]:
+    prefix = f"{name}." if name else ""
+    held = vars(module)
+    yield from ((prefix + key, value) for key, value in held.items() if key not in _TABLES)
+    for table in _HOOKS:
+        yield from ((f"{prefix}{_name_of(hook)}", hook) for hook in held[table].values())
+    yield from ((prefix + key, child) for key, child in held["_modules"].items())
+    yield from _of_class(name, type(module))
+
+
+def _name_of(hook: Any) -> str:
+    """Return what a hook is called."""
+    return getattr(hook, "__name__", type(hook).__name__)
+
+
+def _of_object(name: str, one: Any) -> Iterator[Named]:
+    yield from ((f"{name}.{key}", value) for key, value in islice(_attributes(one).items(), _ITEMS))
+    yield from _of_class(name, type(one))
+
+
+def _of_class(name: str, kind: type) -> Iterator[Named]:
+    """Yield what a class and its bases hold, methods included; under the name of the object whose class it is."""
+    prefix = f"{name}." if name else ""
+    for one in kind.__mro__:
+        if _is_own(one):
+            yield from (
+                (prefix + key, value)
+                for key, value in list(vars(one).items())
+                if type(value) not in _ATOMS and key not in ("__dict__", "__weakref__", "__annotations__")
+            )
+
+
+def _of_function(name: str, function: types.FunctionType) -> Iterator[Named]:
+    if _root(function.__module__ or "") in _OTHERS:
+        return
+    for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield variable, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    yield name, function.__defaults__
+    yield name, function.__kwdefaults__
+    yield name, vars(function)
+    yield from _named_globals(function.__code__, function.__globals__)
+
+
+def _named_globals(code: types.CodeType, held: dict[str, Any]) -> list[Named]:
+    """Return the globals that code names, and what it names of modules of the user's."""
+    found: list[Named] = []
+    for name in code.co_names:
+        value = held.get(name)
+        if isinstance(value, types.ModuleType):
+            if _root(value.__name__) not in _OTHERS:
+                found += [(f"{name}.{key}", vars(value)[key]) for key in code.co_names if key in vars(value)]
+        elif value is not None:
+            found.append((name, value))
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found += _named_globals(constant, held)
+    return found
+
+
+def _is_own(kind: type) -> bool:
+    """Return whether a class is the user's, or some library's that is not known to hold nothing."""
+    return _root(kind.__module__) not in _OTHERS
+
+
+def _root(module: str) -> str:
+    return module.partition(".")[0]
