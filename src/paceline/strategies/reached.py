@@ -1,8 +1,9 @@
 """Finds what passes may compute with beside parameters and buffers: generators, plain tensors and arrays that code leads to.
 
 Reached are attributes of modules, tasks and plain objects, the contents of lists and dicts, what functions close over, and
-the globals that their code names. Nothing is called and no property is read. Data sets are left out, and so is whatever
-belongs to torch, numpy and Python; of a long list the first items are looked at, and of everything `LIMIT` objects.
+the globals that their code names. Nothing is called and no property is read. Data sets are left out, and so are objects and
+functions of Python and of installed packages, unless they are modules of a model or mappings. Of a long list the first items
+are looked at, and of everything `LIMIT` objects.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ LOOP = "the loop's "
 """How the names of what a loop has begin."""
 LIMIT = 20_000
 """How many objects are looked at: some 50 ms on one core."""
+_DEPTH = 6
+"""How many objects that are no modules may lie on the way."""
 _ITEMS = 256
 _FRAMES = 3
 _ATOMS = (int, float, complex, bool, str, bytes, type(None))
@@ -58,12 +61,14 @@ def reached_from(model: nn.Module, others: Iterable[Named] = ()) -> Reached:
     """Return what is reached from a model and from other objects, each given with its name."""
     found = Reached()
     seen: dict[int, Any] = {id(one): one for one in (*model.parameters(), *model.buffers(), *_streams())}
-    waiting: deque[Named] = deque([("", model), *others])
-    while waiting and len(seen) < LIMIT:
-        name, one = waiting.popleft()
+    waiting: deque[tuple[str, Any, int]] = deque((name, one, 0) for name, one in [("", model), *others])
+    left = LIMIT
+    while waiting and left:
+        name, one, depth = waiting.popleft()
         if type(one) in _ATOMS or id(one) in seen:
             continue
         seen[id(one)] = one
+        left -= 1
         if isinstance(one, Generator):
             found.generators[name] = one
         elif isinstance(one, Tensor):
@@ -71,8 +76,9 @@ def reached_from(model: nn.Module, others: Iterable[Named] = ()) -> Reached:
                 found.tensors[name] = one
         elif isinstance(one, np.ndarray):
             found.arrays[name] = one
-        else:
-            waiting.extend(_held(name, one))
+        elif depth < _DEPTH:
+            deeper = depth + (not isinstance(one, nn.Module))
+            waiting.extend((key, held, deeper) for key, held in _held(name, one) if type(held) not in _ATOMS)
     return found
 
 
@@ -80,7 +86,9 @@ def loop_objects(frame: types.FrameType | None) -> list[Named]:
     """Return the variables of a loop, and of the functions that called it, and the globals that their code names."""
     found: list[Named] = []
     for _ in range(_FRAMES):
-        if frame is None or _root(frame.f_globals.get("__name__", "")) == "paceline":
+        while frame is not None and "-packages" in frame.f_code.co_filename:
+            frame = frame.f_back  # a progress bar around the batches
+        if frame is None or not _is_users(frame.f_globals.get("__name__", "")):
             break
         own = frame.f_locals
         named = [*own.items(), *_named_globals(frame.f_code, frame.f_globals)]
@@ -105,7 +113,7 @@ def _held(name: str, one: Any) -> Iterator[Named]:
     if isinstance(one, nn.Module):
         yield from _of_module(name, one)
     elif isinstance(one, Mapping):
-        yield from ((f"{name}[{key!r:.40}]", value) for key, value in islice(_items(one), _ITEMS))
+        yield from ((f"{name}[{_word(key)}]", value) for key, value in islice(_items(one), _ITEMS))
     elif isinstance(one, list | tuple | deque | set | frozenset):
         yield from ((f"{name}[{index}]", value) for index, value in enumerate(islice(one, _ITEMS)))
     elif isinstance(one, types.FunctionType):
@@ -127,6 +135,10 @@ def _held(name: str, one: Any) -> Iterator[Named]:
 def _items(one: Mapping[Any, Any]) -> Iterable[Named]:
     """Return the items of a dict; those of another mapping, which may compute them, are not asked for."""
     return one.items() if isinstance(one, dict | types.MappingProxyType) else _attributes(one).items()
+
+
+def _word(key: Any) -> str:
+    return repr(key)[:40] if type(key) in (str, int) else type(key).__name__
 
 
 def _attributes(one: Any) -> dict[str, Any]:
@@ -169,12 +181,12 @@ def _of_class(name: str, kind: type) -> Iterator[Named]:
             yield from (
                 (prefix + key, value)
                 for key, value in list(vars(one).items())
-                if type(value) not in _ATOMS and key not in ("__dict__", "__weakref__", "__annotations__")
+                if key not in ("__dict__", "__weakref__", "__annotations__")
             )
 
 
 def _of_function(name: str, function: types.FunctionType) -> Iterator[Named]:
-    if _root(function.__module__ or "") in _OTHERS:
+    if not _is_users(function.__module__ or ""):
         return
     for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -193,7 +205,7 @@ def _named_globals(code: types.CodeType, held: dict[str, Any]) -> list[Named]:
     for name in code.co_names:
         value = held.get(name)
         if isinstance(value, types.ModuleType):
-            if _root(value.__name__) not in _OTHERS:
+            if _is_users(value.__name__):
                 found += [(f"{name}.{key}", vars(value)[key]) for key in code.co_names if key in vars(value)]
         elif value is not None:
             found.append((name, value))
@@ -204,9 +216,12 @@ def _named_globals(code: types.CodeType, held: dict[str, Any]) -> list[Named]:
 
 
 def _is_own(kind: type) -> bool:
-    """Return whether a class is the user's, or some library's that is not known to hold nothing."""
-    return _root(kind.__module__) not in _OTHERS
+    """Return whether a class is the user's."""
+    return _is_users(kind.__module__)
 
 
-def _root(module: str) -> str:
-    return module.partition(".")[0]
+@functools.cache
+def _is_users(module: str) -> bool:
+    """Return whether a module is neither Python's nor installed."""
+    root = module.partition(".")[0]
+    return root not in _OTHERS and "-packages" not in (getattr(sys.modules.get(root), "__file__", None) or "")
