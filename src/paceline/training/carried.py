@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -51,7 +52,8 @@ class Flow(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if self.active:
-            self._note(getattr(func, "__name__", ""), args, kwargs, result)
+            with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  (a tensor's own class is not asked what it is)
+                self._note(getattr(func, "__name__", ""), args, kwargs, result)
         return result
 
     def _note(self, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> None:
