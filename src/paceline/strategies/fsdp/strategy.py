@@ -10,6 +10,7 @@ from paceline.strategies.fsdp.replica import FsdpReplica
 from paceline.strategies.fsdp.unwrapping import unwrap_model
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.tuning import Tuning
+from paceline.strategies.whole_draws import draw_whole
 from paceline.world import World
 
 
@@ -38,6 +39,7 @@ class Fsdp:
             return SequentialReplica(parts, world)
         if world.mesh.sizes and world.mesh.size("fsdp") == 1:
             return Ddp().prepare(parts, world)
+        draw_whole()
         return FsdpReplica(parts, world)
 
 

@@ -59,6 +59,7 @@ from paceline.strategies.tensor.plan import Plan, make_plan
 from paceline.strategies.tensor.proof import check_same_gradients, check_same_totals, proofs_of
 from paceline.strategies.trained import check_held
 from paceline.strategies.tuning import Tuning
+from paceline.strategies.whole_draws import refuse_draws
 from paceline.strategies.writes import Writes
 from paceline.task import Loss
 from paceline.world import World, determinism
@@ -86,6 +87,7 @@ class TensorParallel:
         world.note_transport()  # inside the layers
         _select_kernels(parts, world)
         if rows > 1:
+            refuse_draws()
             return TensorFsdpReplica(parts, world)
         return (TensorReplica if world.mesh.size("ddp") == 1 else TensorDdpReplica)(parts, world)
 

@@ -1,0 +1,80 @@
+"""Random numbers for parameters that lie cut up in the workers' memory: those that one process would draw.
+
+Where a loop of its own makes a layer anew between two calls of `run.steps`, `layer.reset_parameters()` writes to DTensors.
+On a CPU torch has each worker draw its rows from generators that stand alike, so that all parts get the same numbers; on a
+GPU it shifts them, to other numbers than one process draws. Here each worker draws the whole parameter and keeps its part:
+for a moment it needs memory for one parameter, and the generators end where those of one process do.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from paceline.errors import InputError
+from paceline.strategies.sharded import box_of
+
+_aten = torch.ops.aten
+_IN_PLACE = (_aten.uniform_.default, _aten.normal_.default, _aten.bernoulli_.float)
+_ANEW = (_aten.rand_like.default, _aten.randn_like.default)
+
+
+def draw_whole() -> None:
+    """Have what is drawn into a DTensor be drawn so, in this process."""
+    _handlers().update({**dict.fromkeys(_IN_PLACE, _draw_into), **dict.fromkeys(_ANEW, _draw_anew)})
+
+
+def refuse_draws() -> None:
+    """Refuse to draw into DTensors, in this process: under fsdp and tp together they are cut out of parts of a weight."""
+    _handlers().update(dict.fromkeys((*_IN_PLACE, *_ANEW), _refuse))
+
+
+def _handlers() -> dict[Any, Any]:
+    found: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers  # noqa: SLF001  (torch's own place for such)
+    return found
+
+
+def _refuse(*_: object) -> NoReturn:
+    raise InputError(
+        "random numbers are drawn for a weight of which each worker has a part (reset_parameters, torch.randn_like), and under "
+        "tp beside fsdp they would be others than one process draws. Use --strategy fsdp or ddp."
+    )
+
+
+def _draw_into(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
+    tensor: DTensor = args[0]
+    with torch.no_grad():
+        tensor.to_local().copy_(_part(tensor, op, args, kwargs))
+    return tensor
+
+
+def _draw_anew(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
+    tensor: DTensor = args[0]
+    drawn = _part(tensor, op, args, kwargs).clone().to(tensor.to_local().device)
+    return DTensor.from_local(
+        drawn,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
+
+
+def _part(tensor: DTensor, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Return this worker's part of what one process would draw."""
+    if any(one.is_partial() for one in tensor.placements):
+        raise InputError(
+            "random numbers are drawn for a tensor of which each worker has a summand. Draw them for a plain tensor of its "
+            "shape."
+        )
+    local = tensor.to_local()
+    # With --offload the parts lie in host memory; one process draws where it computes.
+    device = local.device if local.is_meta else tensor.device_mesh.device_type
+    whole = torch.empty_strided(tensor.shape, tensor.stride(), dtype=local.dtype, device=device)
+    box = box_of(tensor)
+    places = tuple(slice(start, start + length) for start, length in zip(box.offset, box.shape, strict=True))
+    drawn: torch.Tensor = op(whole, *args[1:], **kwargs)
+    return drawn[places]
