@@ -84,6 +84,25 @@ def drop_groups(optimizer: Optimizer, count: int) -> bool:
     return bool(dropped)
 
 
+def options_of(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the plain options of each group: rates, decays."""
+    return {
+        "options": [
+            {key: value for key, value in group.items() if isinstance(value, bool | int | float | tuple)}
+            for group in optimizer.param_groups
+        ]
+    }
+
+
+def set_options(optimizer: Optimizer, then: Mapping[str, Any]) -> None:
+    """Give the groups what `options_of` returned for them."""
+    vars(optimizer)["_opt_called"] = (
+        True  # steps were taken by then; torch warns of a schedule that is ahead of them
+    )
+    for group, options in zip(optimizer.param_groups, then["options"], strict=False):
+        group.update({key: value for key, value in options.items() if not isinstance(group.get(key), Tensor)})
+
+
 def _named_groups(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
     names = iter(_names(model, optimizer))
     return [[next(names) for _ in group["params"]] for group in optimizer.param_groups]

@@ -15,6 +15,8 @@ from paceline.errors import InputError
 KEY = "between"
 """Where a checkpoint's extra state holds it."""
 SAVE = "run.save"
+LEFT = "run.steps"
+"""The first outcome behind a call: what the function's decisions may rest on, as it was when the call was left."""
 
 
 class Between:
@@ -50,9 +52,14 @@ class Between:
         """Return whether the run came by here before, and found out what is asked for."""
         return self._place(call, asked) is not None
 
-    def left(self, call: int) -> bool:
-        """Return whether something was done behind a call that the user's function has yet to come to."""
-        return self._told.get(call, 0) < len(self._outcomes.get(call, ()))
+    def has_save(self, call: int) -> bool:
+        """Return whether the run was saved behind a call, at a place that the user's function has yet to come to."""
+        behind = self._outcomes.get(call, [])
+        return any(asked == SAVE for asked, _ in behind[self._told.get(call, 0) :])
+
+    def left_early(self, call: int) -> bool:
+        """Return whether a call was left before it came to its end."""
+        return any(asked == LEFT and then["early"] for asked, then in self._outcomes.get(call, ()))
 
     def drop(self, call: int) -> None:
         """Forget what was found out behind a call and later ones: steps of it are to be taken."""

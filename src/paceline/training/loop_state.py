@@ -6,17 +6,20 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from paceline.checkpoint.fingerprint import raw_bytes
 from paceline.checkpoint.tensors import plain
-from paceline.errors import InputError
+from paceline.errors import CheckpointError, InputError
 from paceline.world import World, all_gather_object
 
 KEY = "loop"
 """Where a checkpoint's extra state holds it."""
+SMALL = 4096
+"""How many numbers and letters a state may hold that is kept for each call of `run.steps`."""
 Values = dict[str, Any]
 
 
@@ -86,10 +89,11 @@ class LoopState:
 
     def values(self) -> Values:
         """Return all states as a checkpoint can hold them; what it cannot hold is refused by name."""
-        return {
-            name: plain(value if isinstance(value, dict) else value.state_dict(), f"the state {name!r}")
-            for name, value in self._objects.items()
-        }
+        return {name: self._value(name) for name in self._objects}
+
+    def _value(self, name: str) -> Any:
+        value = self._objects[name]
+        return plain(value if isinstance(value, dict) else value.state_dict(), f"the state {name!r}")
 
     def load(self, values: Values) -> None:
         """Give every object its state of another moment, or of another worker."""
@@ -99,6 +103,22 @@ class LoopState:
                     f"the other workers have no state {name!r}. Call run.register_state on every worker, before run.steps."
                 )
             self._give(name, values[name])
+
+    def small(self) -> dict[str, Values]:
+        """Return copies of the states that cost next to nothing to keep for each call of `run.steps`: scores, counts, rates."""
+        kept = {}
+        for name in self._objects:
+            with suppress(CheckpointError):  # what no checkpoint can hold is refused where one is written
+                value = self._value(name)
+                if _weight(value) <= SMALL:
+                    kept[name] = copy.deepcopy(value)
+        return {"states": kept}
+
+    def give_known(self, then: Mapping[str, Any]) -> None:
+        """Give the objects what `small` returned for them."""
+        for name, state in then["states"].items():
+            if name in self._objects:
+                self._give(name, state)
 
     def check_same(self, world: World) -> Values:
         """Return all states, or raise where they are not the same on all workers; all workers call it."""
@@ -125,6 +145,17 @@ class LoopState:
     def __bool__(self) -> bool:
         """Return whether anything is registered."""
         return bool(self._objects)
+
+
+def _weight(value: Any) -> int:
+    """Return how many numbers and letters a state holds."""
+    if isinstance(value, Tensor):
+        return value.numel()
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_weight(item) for item in value.values())
+    return sum(map(_weight, value)) if isinstance(value, list | tuple) else 1
 
 
 def _digest(value: Any) -> str:

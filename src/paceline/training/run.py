@@ -29,12 +29,12 @@ from paceline.strategies.base import Exactness, MetricsFunction, OpenReplica, Pa
 from paceline.strategies.buffers import Rule
 from paceline.strategies.pieces import Held
 from paceline.strategies.precision import Precision
-from paceline.strategies.state import drop_groups
+from paceline.strategies.state import drop_groups, options_of, set_options
 from paceline.strategies.structure import Structure
 from paceline.task import Task
 from paceline.training import cut_state, folder, resuming
+from paceline.training.between import LEFT, Between
 from paceline.training.between import SAVE as SAVE_CALL
-from paceline.training.between import Between
 from paceline.training.checks import (
     check_batch_size,
     check_clip,
@@ -388,6 +388,12 @@ class Run:
             self._taken_back = False
             if self._inside == phase:  # an iterator may be closed long after the next call began
                 self._inside = None
+                then = {
+                    "early": not self.ended,
+                    **self.loop_state.small(),
+                    **options_of(self.replica.optimizer),
+                }
+                self.between.note(phase, LEFT, then)
             if phase == self._calls - 1:
                 self.seed_loop("call", phase + 1)
             if feed is not data:
@@ -395,6 +401,7 @@ class Run:
 
     def _skip(self, phase: int) -> None:
         """Go by a call of `steps` that was done before the run was resumed, or before this worker joined it."""
+        self._be_as_then(phase)
         if self._catches_up:
             return
         self._skipped = True
@@ -440,6 +447,52 @@ class Run:
         self._freeze()
         self.guard.watch(self.replica)
 
+    def _be_as_then(self, phase: int) -> None:
+        """Have what a loop decides by be what it was behind a call that is gone by: its own small states, the rates."""
+        if self.between.holds(phase, LEFT):
+            then = self.between.next(phase, LEFT)
+            self.loop_state.give_known(then)
+            set_options(self.replica.optimizer, then)
+
+    def _check_taken_up(self, phase: int | None = None) -> None:
+        """Raise where the function has gone by the place that the run was saved at, and would do once more what it did before."""
+        saved_in = self.position.phase + 1
+        if phase is None and self._skipped:
+            raise InputError(
+                f"this run was saved in call {saved_in} of run.steps, and the function ended behind call {self._calls}: "
+                "it decides by something that is not as it was then. Decide by run.evaluate, a step's result, or what "
+                "run.register_state holds."
+            )
+        late = self._before if phase == 0 and not self._catches_up else self.between
+        call = -1 if phase == 0 else self.position.phase
+        if (phase is None or phase > call) and late.has_save(call) and not self._recovery.waiting_to_join:
+            raise InputError(
+                f"this run was saved by a run.save() {'before the first call' if call < 0 else f'behind call {saved_in}'} of "
+                "run.steps, and the function did not come to it again: it decides by something that is not as it was then. "
+                "Decide by run.evaluate, a step's result, or what run.register_state holds."
+            )
+
+    def _find_place(self, phase: int, *, more: bool) -> bool:
+        """Take up the state of a resumed run where its call of `steps` begins, or return that it was saved behind this call.
+
+        Then the state is taken up at that `run.save`. With `more` there are steps to take in the call that the run stands in.
+        """
+        resumed, self._resumed = self._resumed, None
+        self._check_taken_up(phase)
+        over = self.between.has_save(phase) and self.between.left_early(phase)
+        if phase == self.position.phase and more and not over:
+            self.between.drop(
+                phase
+            )  # it came to its end where the run was saved, and has been given more steps
+        if self.between.has_save(phase):
+            self._skipped = False
+            return True
+        if resumed is not None and not self._catches_up:
+            wrote = self._wrote(resumed)
+            if wrote or self._skipped or self._lacks_groups:
+                self._take_up_again()
+        return False
+
     def _goes_on(self, feed: Feed, epochs: int | None, steps: int | None) -> bool:
         """Return whether steps are left of the call of `steps` in which the run stands."""
         at, last = self.position, last_step(feed, epochs, steps)
@@ -474,24 +527,13 @@ class Run:
         self._begun = feed, clip
         self._catches_up |= self._recovery.waiting_to_join
         joined = self._catches_up
-        resumed, self._resumed = self._resumed, None
-        if phase == self.position.phase and self._goes_on(feed, epochs, steps):
-            self.between.drop(phase)  # it was over where the run was saved, and has been given more steps
-        if self.between.left(phase):
-            self._skipped = (
-                False  # the run was saved behind this call: its state is taken up at that run.save()
-            )
-        elif (
-            resumed is not None
-            and not joined
-            and (self._skipped or self._lacks_groups or self._wrote(resumed))
-        ):
-            self._take_up_again()
+        behind = self._find_place(phase, more=self._goes_on(feed, epochs, steps))
         self._freeze()
         self.loop_state.begin()
         self._recovery.begin()
         if phase < self.position.phase:
             self._aside = self._aside or PutAside(self.replica, self.loop_state)
+            self._be_as_then(phase)
             return  # the others are in a later call of `steps`
         if self._aside is not None:
             with self.guard.updating():
@@ -509,6 +551,10 @@ class Run:
         if not joined:  # who joins has done so with the others
             self.emit(self._announcement(feed, epochs, last))
             self._open_books(again=phase > 0)
+        if behind:
+            self._be_as_then(phase)
+            self.ended, self._inside = True, None
+            return
         stepping = Stepping(
             run=self,
             recovery=self._recovery,
@@ -544,6 +590,8 @@ class Run:
 
     def finish(self) -> None:
         """Save what a loop did that was left with `break`; for whoever started the run, when its function has returned."""
+        if self._calls and not self._catches_up:
+            self._check_taken_up()
         if self._begun is not None and not (self.ended or self._catches_up):
             self._note_left(self.position.phase)
             self._journal.settle()
@@ -907,7 +955,7 @@ class Run:
         """
         self._check_whole("run.save() was called")
         if self._inside is None and not (self._recovery.waiting_to_join or self._catches_up or self._skipped):
-            if self.outcomes.left(self._call):
+            if self.outcomes.has_save(self._call):
                 self._come_by_save()
                 return
             if self._resumed is not None:
@@ -924,7 +972,7 @@ class Run:
 
         if self.outcomes.holds(self._call, SAVE_CALL):
             self.outcomes.next(self._call, SAVE_CALL)
-            if not self.outcomes.left(self._call):
+            if not self.outcomes.has_save(self._call):
                 self._recovery.together(SAVE, load)
 
     def save_due(self, *, last: bool = False, called: str | None = None) -> None:

@@ -371,6 +371,93 @@ def test_a_save_before_the_first_call_is_its_place_or_is_gone_by(left: int | Non
     assert (resumed_rate, told) == (rate, book)
 
 
+def patient(run: Run, fail: int | None = None, *, odd: str = "") -> Any:
+    """End when the score, or the rate that follows it, says so; keep the best; leave the first call with break."""
+    model, optimizer = prepared(run, momentum=0.9, lr=0.2)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+    book = run.register_state("book", {"best": math.inf, "bad": 0, "steps": 0})
+    run.register_state("schedule", schedule)
+    large = run.register_state("large", {"seen": torch.zeros(5000)})
+    decided = []
+    for call in range(6):
+        for step in run.steps(data(24), batch_size=8, epochs=2):
+            if step.number == fail:
+                raise ValueError("the machine is needed elsewhere")
+            for batch in step:
+                step.backward(losses(model, batch))
+            step.apply()
+            book["steps"] += 1
+            large["seen"] += 1
+            if call == 0 and book["steps"] == 2:
+                break
+        score = run.evaluate(data(16), lambda made, one: {"loss": Mean(losses(made, one).sum(), 16)})["loss"]
+        schedule.step(score)
+        with torch.no_grad():
+            model.weight.mul_(0.9)
+        decided.append((score < book["best"], optimizer.param_groups[0]["lr"], book["steps"]))
+        if score < book["best"]:
+            book.update(best=score, bad=0)
+            if not odd or call < 1:
+                run.save()
+        else:
+            book["bad"] += 1
+        with torch.no_grad():
+            model.bias.add_(0.2)
+        if book["bad"] >= 3 or optimizer.param_groups[0]["lr"] < 0.01:
+            break
+        if odd == "ends" and large["seen"][0] > 7:  # too large to be kept for each call
+            return None
+    run.finish()
+    return model.state_dict(), dict(book), decided
+
+
+@pytest.mark.parametrize("fail", [3, 8, 14, 15, 20])
+@pytest.mark.parametrize("every", [None, "1"])
+def test_what_a_loop_decides_between_its_calls_it_decides_again_in_a_resumed_run(
+    every: str | None, fail: int, tmp_path: Path
+) -> None:
+    with opened(out=tmp_path / "whole") as run:
+        whole, book, decided = patient(run)
+    with (
+        opened(out=tmp_path / "run", save_every=every) as run,
+        pytest.raises(ValueError, match="elsewhere"),
+    ):
+        patient(run, fail)
+    with resumed(tmp_path / "run") as run:
+        again, told, told_decided = patient(run)
+    assert told_decided == decided
+    assert told == book
+    assert same(whole, again)
+
+
+def test_a_resumed_function_that_goes_by_the_place_it_was_saved_at_is_refused(tmp_path: Path) -> None:
+    for name, fail in (("saved", 3), ("in a call", 10)):
+        with (
+            opened(out=tmp_path / name, save_every="1" if fail > 3 else None) as run,
+            pytest.raises(ValueError, match="elsewhere"),
+        ):
+            patient(run, fail)
+
+    def odd(run: Run) -> None:
+        prepared(run, momentum=0.9, lr=0.2)
+        for name in ("book", "schedule", "large"):
+            run.register_state(name, {})
+        for _ in range(2):
+            for step in run.steps(data(24), batch_size=8, epochs=2):
+                step.compute(_loss)
+        raise AssertionError("trained")
+
+    with (
+        resumed(tmp_path / "saved") as run,
+        pytest.raises(InputError, match=r"saved by a run\.save\(\) behind call 1.*did not come to it"),
+    ):
+        odd(run)
+    with resumed(tmp_path / "in a call") as run:
+        patient(run, odd="ends")
+        with pytest.raises(InputError, match=r"saved in call 3 of run\.steps, .* ended behind call 1"):
+            run.finish()
+
+
 def growing(run: Run, leave: tuple[int, int] | None, kind: str) -> Any:
     """Give the optimizer a group between two calls, or before the first, and save behind that, or not."""
     torch.manual_seed(0)
@@ -417,7 +504,7 @@ def test_an_iterator_with_a_name_is_left_when_it_is_closed() -> None:
 
     def measure() -> int:
         run.evaluate(data(8), lambda made, batch: {"mean": Mean(made(batch[0]).sum(), len(batch[0]))})
-        return len(run.between.state())
+        return [asked for _, asked, _ in run.between.state()].count("run.evaluate")
 
     with opened() as run:
         model, _ = prepared(run)
