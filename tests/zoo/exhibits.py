@@ -20,7 +20,7 @@ NO_LINEAR = {"tp": "finds no layer to split"}
 NOT_FOLLOWED = {"pp": "cannot follow the forward pass"}
 ONLY_INSIDE = {"fsdp": "outside of that block's forward pass", "tp": "outside of its layer's forward pass"}
 ONLY_OUTPUT = {"pp": "sees only the model's output"}
-WRITTEN = dict.fromkeys(("dp", "ddp", "zero", "fsdp", "tp", "ps", "local-sgd"), "wrote to the weights")
+WRITTEN = dict.fromkeys(("ddp", "zero", "fsdp", "tp", "ps", "local-sgd"), "wrote to the weights")
 EXHIBITS: dict[str, Exhibit] = {}
 
 

@@ -104,7 +104,7 @@ def user_traceback(error: BaseException) -> str:
     # Where our own call of torch failed there is no such code, and the way there is what matters.
     if theirs and f"{os.sep}torch{os.sep}" not in theirs[0].filename:
         report.stack = traceback.StackSummary.from_list(theirs)
-    hint = next((hint for words, hint in _HINTS.items() if words in str(error)), "")
+    hint = next((hint for words, hint in _HINTS.items() if words in text_of(error)), "")
     return writable("".join(report.format()) + hint)
 
 

@@ -200,10 +200,11 @@ def on_one_rank(run: paceline.Run) -> nn.Module:
 
 
 def differently(run: paceline.Run) -> nn.Module:
-    """New parameters whose values were drawn: each worker's generator stands elsewhere."""
+    """New parameters whose values were drawn from another seed on each worker; the loop's own draws are alike."""
 
     def change(number: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         if number == 3:
+            torch.manual_seed(run.world.rank)
             model.more = nn.Linear(6, 3)
             optimizer.add_param_group({"params": model.more.parameters()})
 
