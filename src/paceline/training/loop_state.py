@@ -114,6 +114,18 @@ class LoopState:
                     kept[name] = copy.deepcopy(value)
         return {"states": kept}
 
+    def small_dicts(self) -> dict[str, Values]:
+        """Return copies of the dicts among them: cheap enough for each step, where a state_dict() of tensors is not."""
+        kept = {}
+        for name, value in self._objects.items():
+            if isinstance(value, dict) and _weight(value) <= SMALL:
+                kept[name] = copy.deepcopy(value)
+        return {"states": kept}
+
+    def objects(self) -> list[Any]:
+        """Return what was registered."""
+        return list(self._objects.values())
+
     def give_known(self, then: Mapping[str, Any]) -> None:
         """Give the objects what `small` returned for them."""
         for name, state in then["states"].items():

@@ -107,6 +107,11 @@ class Recovery:
         return int(self._run.world.generation)
 
     @property
+    def back(self) -> bool:
+        """Whether the last regrouping has taken the run back to an earlier step."""
+        return self._back
+
+    @property
     def waiting_to_join(self) -> bool:
         """Whether this worker was started to join a run, and has not yet."""
         return self._finished == NEWCOMER
@@ -191,6 +196,10 @@ class Recovery:
         self._finished += 1
         self._outcome = outcome.state() if isinstance(outcome, StepResult) else outcome
 
+    def start_over(self) -> None:
+        """Leave the run as it is: no state that is whole lacks nothing and holds nothing twice."""
+        raise RolledBackError(self._run.position.number)
+
     def settle(self) -> None:
         """Close the books of a recovery, if there was one, when a step has been finished after it."""
         if self._broken_at is not None:
@@ -224,7 +233,9 @@ class Recovery:
             except Exception as error:
                 broken = is_lost_peer(error) or run.world.interruption.raised
                 run.leave_group()
-                if not broken:
+                # Going back is decided, also where the others' end has broken this group by now: what this worker holds is
+                # another step's than the one it stands at.
+                if isinstance(error, RolledBackError) or not broken:
                     raise
                 continue
             self.stopping = place.stop

@@ -45,7 +45,7 @@ class Resumed:
 def open_saver(options: RunOptions, records: NoRecords, emit: Callable[[Event], None]) -> Saver:
     """Give what saves a run: one for its whole life, because a save may be under way between two calls."""
     if options.out is None:
-        raise InputError("run.save needs a folder. Give out= to paceline.launch, or --out.")
+        raise InputError("a run is saved in a folder. Give out= to paceline.launch, or --out.")
 
     def saved(made: Saved) -> None:
         records.after_save(made.step, made.weights_sha256)
@@ -70,11 +70,12 @@ def save(
     between: Between,
     *,
     last: bool = False,
+    unless_saved: bool = False,
 ) -> tuple[str, bool]:
     """Write a checkpoint with all workers. Gives what went wrong, the same on all, and whether it was the disk.
 
     All wait until it is there, or is not; where the run saves beside the training, only until it is copied. The `last`
-    one of a run is always waited for, and written only if the one before is not of this very step.
+    one of a run is always waited for; `unless_saved` it is written only if the one before is not of this very step.
     """
     background = options.save_async and not last
     records.before_save()
@@ -94,7 +95,7 @@ def save(
         held = replace(held, rest={**held.rest, KEY: loop_state.check_same(world)})
     if between:
         held = replace(held, rest={**held.rest, BETWEEN: between.state()})
-    fault = saver.save(world, held, moment, background=background, unless_saved=last)
+    fault = saver.save(world, held, moment, background=background, unless_saved=unless_saved)
     return fault.message, fault.disk
 
 

@@ -32,7 +32,8 @@ from paceline.strategies.precision import Precision
 from paceline.strategies.state import drop_groups, options_of, set_options
 from paceline.strategies.structure import Structure
 from paceline.task import Task
-from paceline.training import cut_state, folder, resuming
+from paceline.training import cut_state, folder, resuming, schedules
+from paceline.training.attempt import Attempt
 from paceline.training.between import LEFT, Between
 from paceline.training.between import SAVE as SAVE_CALL
 from paceline.training.checks import (
@@ -108,6 +109,8 @@ class Run:
     """What the others train on, for a worker that has joined them before its first call of `steps`."""
     _adopted: Values
     """The loop's own states, as this worker was given them when it joined."""
+    _schedules_seen = False
+    """Whether schedules of the loop's own were looked for: they are there by the end of the first step."""
     _doubted = False
     """Whether the user was told that a list may hold batches: once a run is enough."""
 
@@ -518,6 +521,7 @@ class Run:
         clip: float | None,
         after_epoch: Callable[[int], None] | None,
     ) -> Iterator[Step]:
+        self._saving.check_asked()
         if self._leaving.pending:
             self._recovery.together(SAVE, lambda: None)
             self._check_whole("the loop was left")
@@ -655,9 +659,25 @@ class Run:
 
     def end_step(self) -> None:
         """Note that the loop has done with a step, its own states included."""
+        if not self._schedules_seen:
+            self._schedules_seen = True
+            self._check_schedules()
         self.guard.end_step()
         if self.cut.due(self.position):
             self._copy()
+
+    def _check_schedules(self) -> None:
+        """Raise where the loop has a schedule that is lost with the process, and another process may go on with the run."""
+        several = self.world.size > 1 and self._recovery.membership.elastic
+        if self.task is None and (self.options.out is not None or several):
+            kept = [getattr(self.replica, "scheduler", None), *self.loop_state.objects()]
+            schedules.check_kept(self.replica.optimizer, kept)
+
+    def begin_attempt(self) -> Attempt | None:
+        """Note what a step begins with, should it be given once more; a Task's trainer changes nothing beside it."""
+        if self.task is not None or self.world.size == 1 or not self._recovery.membership.elastic:
+            return None
+        return Attempt(lambda: self.replica, self.loop_state)
 
     def note_begun(self, step: Step) -> None:
         """Enter a step in the books before any of it can reach another worker: others may finish it while this one is killed."""
@@ -951,6 +971,7 @@ class Run:
     def save(self) -> None:
         """Write a checkpoint of where the run stands. All workers must call it, at the same place of the loop.
 
+        In the body of a step, and in `after_epoch`, it is written when that ends: what the body does behind this belongs to it.
         With --save-async training goes on as soon as the state is copied.
         """
         self._check_whole("run.save() was called")
@@ -961,7 +982,10 @@ class Run:
             if self._resumed is not None:
                 return  # the run is further than this, and what it was saved with must stay
             self.outcomes.note(self._call, SAVE_CALL, None)
-        self.save_due(called=SAVE_CALL)
+        if self._inside is None:
+            self.save_due(called=SAVE_CALL)
+        else:
+            self._saving.ask(SAVE_CALL)
 
     def _come_by_save(self) -> None:
         """Be where the run was saved between two calls of `steps`, once the function has come there again."""

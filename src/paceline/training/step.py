@@ -13,6 +13,7 @@ from paceline.errors import InputError, NonFiniteLossError
 from paceline.strategies.base import LossFunction, OpenReplica, StepWork
 from paceline.strategies.result import StepResult
 from paceline.task import Loss, Weight
+from paceline.training.attempt import Attempt
 from paceline.training.checks import check_clip
 from paceline.training.hidden_state import HiddenState
 from paceline.training.loop_guard import LoopGuard
@@ -39,6 +40,7 @@ class Step:
         guard: LoopGuard,
         seed_loop: Callable[..., None],
         hidden: HiddenState,
+        attempt: Attempt | None = None,
     ) -> None:
         self.work = work
         self.epoch = epoch
@@ -51,6 +53,7 @@ class Step:
         self._guard = guard
         self._seed_loop = seed_loop
         self._hidden = hidden
+        self._attempt = attempt
         self._generation = world.generation
         self._broken = False
         self.again = False
@@ -85,6 +88,8 @@ class Step:
             )
         interruption = self._world.interruption
         interruption.discards = self._discards
+        if self._attempt is not None:
+            self._attempt.begin_batches()
         try:
             self._surviving(lambda: self._replica.begin(self.work))
             with self._hidden.passes(sys._getframe(1)):  # noqa: SLF001  (the loop, whose variables passes may be computed with)
@@ -213,6 +218,12 @@ class Step:
         self._applied(self)
         return self.result
 
+    def end(self) -> None:
+        """Note that the loop has done with this step, or with an attempt at it."""
+        if self.again and self._attempt is not None and self._attempt.end():
+            # The body has written to the weights in the attempt that broke, and would do so once more.
+            self._recovery.start_over()
+
     def _check_present(self) -> None:
         self._recovery.check_present(self.number)
 
@@ -225,6 +236,8 @@ class Step:
                 self._applied(self)
                 return self.result
         self.again = True
+        if self._attempt is not None:
+            self._attempt.give_up(back=self._recovery.back)
         totals = [total.detach().float().cpu().reshape(()) for _, total in self._replica.totals]
         share = sum(len(shard.samples) for shard in self.work.shards)
         entry = torch.tensor([float(sum(totals)), float(max(share, 1))])  # a worker may have had no sample

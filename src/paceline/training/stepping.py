@@ -57,9 +57,10 @@ class Stepping:
                     raise InputError(
                         f"step {step.number} was left without step.apply(), so its batch would be lost. Call apply once a step."
                     )
+                step.end()
                 run.end_step()
-                if not step.again and run.position.number < last and self.due.after_step(run.position.number):
-                    self.saving.on_the_way()
+                number = run.position.number
+                self.saving.after_body(again=step.again, due=self.due.after_step(number), last=number >= last)
             if run.position.number == last and run.position.step != self.feed.steps_per_epoch:
                 break
             if run.position == before and before.step == 0:
@@ -73,8 +74,9 @@ class Stepping:
                     self.after_epoch(run.position.epoch)
             except RolledBackError:
                 continue
-            if run.position.number < last and self.due.after_epoch(run.position.epoch):
-                self.saving.on_the_way()
+            self.saving.after_body(
+                again=False, due=self.due.after_epoch(run.position.epoch), last=run.position.number >= last
+            )
 
     def _epoch(self) -> Iterator[Step]:
         run, feed = self.run, self.feed
@@ -127,6 +129,7 @@ class Stepping:
             run.guard,
             run.seed_loop,
             run.hidden,
+            run.begin_attempt(),
         )
         run.note_begun(step)
         return step

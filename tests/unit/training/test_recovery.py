@@ -78,3 +78,30 @@ def test_an_error_of_the_user_s_code_is_not_the_break_it_came_with() -> None:
     told = ValueError("could not measure")
     told.__cause__ = InterruptedWaitError("the group is broken")
     assert recovery.survives(told)
+
+
+def test_going_back_is_final_also_where_the_next_group_broke_meanwhile() -> None:
+    """What was put together belongs to another step than the one this worker stands at: nobody may be offered it."""
+    interruption = Interruption()
+    left: list[bool] = []
+    run = SimpleNamespace(
+        world=SimpleNamespace(interruption=interruption, pulse=SimpleNamespace(enter=lambda _: None)),
+        replica_or_none=None,
+        position=Position(number=12),
+        leave_group=lambda: left.append(True),
+        laid_out=lambda world: world,
+    )
+    recovery = Recovery(
+        run,  # type: ignore[arg-type]
+        SimpleNamespace(newcomer=False, leaving=False, next_place=lambda _: SimpleNamespace(stop=False)),  # type: ignore[arg-type]
+    )
+
+    def agree(*_: object) -> None:
+        interruption.interrupt()  # another worker that goes back was faster, and its end has broken the group
+        raise RolledBackError(8)
+
+    recovery._connect = lambda _: run.world  # type: ignore[method-assign]
+    recovery._agree = agree  # type: ignore[method-assign,assignment]
+    with pytest.raises(RolledBackError):
+        recovery.regroup(STEP)
+    assert left == [True, True]

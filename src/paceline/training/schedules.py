@@ -1,0 +1,50 @@
+"""Finds a schedule that the loop steps itself and that no checkpoint holds: a resumed run would begin it anew, in silence."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.errors import InputError
+
+
+def check_kept(optimizer: Optimizer, kept: Iterable[Any]) -> None:
+    """Raise where a schedule of this optimizer is not among those that are saved and handed on."""
+    known = {id(one) for one in _with_parts(kept)}
+    for found in _schedules_of(optimizer):
+        if id(found) not in known:
+            name = type(found).__name__
+            raise InputError(
+                f"the loop has a {name} of its own that no checkpoint holds: a resumed run, and a worker that joins, would begin "
+                f"it anew. Give it to run.prepare(model, optimizer, scheduler) and leave scheduler.step() out, or keep it with "
+                f'run.register_state("schedule", scheduler) before run.steps.'
+            )
+
+
+def _schedules_of(optimizer: Optimizer) -> list[LRScheduler]:
+    """Return the schedules that hold this optimizer: torch keeps no list of them."""
+    found = []
+    for holder in gc.get_referrers(optimizer):
+        if isinstance(holder, LRScheduler):
+            found.append(holder)
+        elif isinstance(holder, dict) and holder.get("optimizer") is optimizer:
+            found += [one for one in gc.get_referrers(holder) if isinstance(one, LRScheduler)]
+    return [one for one in found if one.optimizer is optimizer]
+
+
+def _with_parts(schedules: Iterable[Any]) -> list[Any]:
+    """Return schedules with those that they are made of (SequentialLR, ChainedScheduler)."""
+    found = []
+    todo = [one for one in schedules if one is not None]
+    while todo:
+        one = todo.pop()
+        found.append(one)
+        if isinstance(one, LRScheduler):
+            for value in vars(one).values():
+                parts = value if isinstance(value, list | tuple) else [value]
+                todo += [part for part in parts if isinstance(part, LRScheduler)]
+    return found
