@@ -7,8 +7,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,30 +77,41 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-@contextmanager
-def discarding(partial: Path) -> Iterator[None]:
-    """Leave nothing of `partial` behind when the block fails."""
-    try:
-        yield
-    except BaseException as error:
-        try:
-            remove(partial)
-        except OSError:
-            error.add_note(f"{partial} could not be removed either")
-        raise
+class discarding:  # noqa: N801  (read as a word in a `with`)
+    """Leave nothing of `partial` behind when the block fails.
+
+    No generator: with Python 3.12 its frame and the exception that passes it hold each other, and all that a failed save held
+    waits for the garbage collector.
+    """
+
+    def __init__(self, partial: Path) -> None:
+        self._partial = partial
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        """Remove it if the block has failed."""
+        if error is not None:
+            try:
+                remove(self._partial)
+            except OSError:
+                error.add_note(f"{self._partial} could not be removed either")
 
 
-@contextmanager
-def committing(partial: Path, final: Path) -> Iterator[None]:
+class committing(discarding):  # noqa: N801
     """Do the same, and make a DiskFaultError of a failing disk."""
-    try:
-        with discarding(partial):
-            yield
-    except BaseException as error:
-        message = disk_fault(error, final)
-        if message is None:
-            raise
-        raise DiskFaultError(message) from error
+
+    def __init__(self, partial: Path, final: Path) -> None:
+        super().__init__(partial)
+        self._final = final
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        """Remove it if the block has failed, and say so if the disk has."""
+        super().__exit__(kind, error, _)
+        message = None if error is None else disk_fault(error, self._final)
+        if message is not None:
+            raise DiskFaultError(message) from error
 
 
 def disk_fault(error: BaseException, final: Path) -> str | None:

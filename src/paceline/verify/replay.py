@@ -19,8 +19,7 @@ def main(run: Run, spec: TrainSpec, horizon: int | None, points: tuple[int, ...]
     trainer.prepare()
     began_with = weights_sha256(run.replica.state()["model"])
     for step in run.steps(trainer.feed, steps=spec.steps, clip=trainer.clip):
-        # The step before has been applied only when the loop comes back here.
-        if run.position.number in points and run.position.number > run.started_at:
-            run.save()
         step.compute(task.loss)
+        if run.position.number in points:
+            run.save()
     return began_with
