@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,76 @@ def make() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
+class Centred(nn.Sequential):
+    """A model whose loop moves a buffer, as DINO moves its centre."""
+
+    def __init__(self) -> None:
+        super().__init__(*make().children())
+        self.register_buffer("centre", torch.ones(6))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        centre: Any = self.centre
+        return super().forward(features + centre)
+
+
+class Meter:
+    """Something of the user's own that is saved with the run."""
+
+    def __init__(self, size: int) -> None:
+        self.seen = torch.zeros(size)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"].clone()
+
+
+def train_hard(run: paceline.Run, folder: str, faults: Faults, kind: str) -> list[Any]:
+    """Change one thing that is hard to put back."""
+    model: Any
+    model, optimizer = run.prepare(
+        Centred, lambda made: torch.optim.AdamW(made.parameters(), lr=torch.tensor(0.05))
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    run.register_state("schedule", schedule)
+    small, large = run.register_state("small", Meter(3)), run.register_state("large", Meter(5_000))
+    changes = {
+        "data": lambda: [one.data.mul_(0.9) for one in model.parameters()],
+        "buffer": lambda: model.centre.mul_(0.9).add_(0.01),
+        "rate": lambda: optimizer.param_groups[0]["lr"].mul_(0.9),
+        "schedule": schedule.step,
+        "small": lambda: small.seen.add_(1.0),
+        "large": lambda: large.seen.add_(1.0),
+    }
+    what, where = kind.split()
+    for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS):
+        with torch.no_grad():
+            if where == "before":
+                changes[what]()
+        set_off(run, folder, faults, "loop")
+        for features, labels in step:
+            step.backward(F.cross_entropy(model(features), labels, reduction="none"))
+        step.apply()
+        with torch.no_grad():
+            if where == "behind":
+                changes[what]()
+        set_off(run, folder, faults, "behind")
+    rate = float(optimizer.param_groups[0]["lr"])
+    return [run.weights_sha256(), rate, schedule.last_epoch, float(small.seen.sum()), float(large.seen.sum())]
+
+
 def train(run: paceline.Run, folder: str, faults: Faults, kind: str) -> list[Any]:
     """Change what a loop can, before and behind `step.apply`, and never ask whether the step is given once more."""
+    if " " in kind and kind != "weights before":
+        return train_hard(run, folder, faults, kind)
     model, optimizer = run.prepare(make, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
     notes = run.register_state("notes", {"before": 0, "behind": 0})
     schedule = run.register_state("schedule", torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5))
     average = run.register_state("average", AveragedModel(model)) if run.choice.name != "fsdp" else None
     for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS):
+        if run.world.size < run.workers:
+            time.sleep(0.4)  # the one that is missing is on its way, and comes to a run that is steps further
         optimizer.param_groups[0]["lr"] *= 0.99
         notes["before"] += 1
         if kind == "weights before":
@@ -79,6 +143,73 @@ def test_what_a_body_does_is_done_once_a_step(
     for one in found:
         assert one[:3] == quiet[0][:3]
         assert one[3] in (quiet[0][3], None)
+
+
+HARD = ("data", "buffer", "rate", "schedule", "small", "large")
+
+
+@pytest.mark.parametrize("where", ["before", "behind"])
+@pytest.mark.parametrize("what", HARD)
+def test_so_is_what_is_hard_to_put_back(what: str, where: str, tmp_path: Path) -> None:
+    kind = f"{what} {where}"
+    quiet = launch(tmp_path / "quiet", [], kind, strategy="single", workers=1)
+    found = launch(tmp_path / "killed", [("loop", 5, 1, "kill")], kind, strategy="ddp")
+    assert set(tmp_path.glob("killed/fault-*"))
+    assert list(found) == [quiet[0]] * len(found)
+
+
+@pytest.mark.parametrize("kind", ["states", "weights before"])
+def test_a_worker_that_comes_while_a_step_breaks_begins_it_as_the_others_do(
+    kind: str, tmp_path: Path
+) -> None:
+    """An exception is tried once more by a replacement; and one that waits is let in when another worker is lost."""
+    quiet = launch(tmp_path / "quiet", [], kind, strategy="single", workers=1, shards=6)
+    raised = launch(tmp_path / "raised", [("loop", 5, 1, "raise")], kind, strategy="ddp", shards=6)
+    assert list(raised) == [quiet[0]] * 2
+    faults = [("loop", 3, 2, "kill"), ("loop", 4, 1, "kill")]
+    killed = launch(tmp_path / "killed", faults, kind, strategy="ddp", workers=3, shards=6)
+    assert len(set(tmp_path.glob("killed/fault-*"))) == 2
+    assert list(killed) == [quiet[0]] * len(killed)
+
+
+@pytest.mark.parametrize("rank", [1, 0])
+def test_what_the_function_does_before_its_steps_belongs_to_the_beginning(rank: int, tmp_path: Path) -> None:
+    """A run that goes back there, and one that is resumed: weights, rates, what trains and a schedule."""
+    options: Any = {"shards": 2, "threads": 1, "device": "cpu"}
+    (quiet,) = paceline.launch(set_up, str(tmp_path), [], 8, strategy="single", **options)
+    fault = [("loop", 4, rank, "kill")]
+    assert set(paceline.launch(set_up, str(tmp_path), fault, 8, strategy="fsdp", workers=2, **options)) == {
+        quiet
+    }
+    out = tmp_path / "run"
+    paceline.launch(set_up, str(tmp_path), [], 4, strategy="single", out=out, **options)
+    resumed = paceline.launch(
+        set_up, str(tmp_path), [], 8, strategy="fsdp", workers=2, out=out, resume=True, **options
+    )
+    assert set(resumed) == {quiet}
+
+
+def set_up(run: paceline.Run, folder: str, faults: Faults, steps: int) -> tuple[Any, ...]:
+    """Do to model and optimizer, between run.prepare and run.steps, what is not to be done to them twice."""
+    model, optimizer = run.prepare(make, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
+    optimizer.param_groups[0]["lr"] = 0.03
+    optimizer.param_groups[0]["weight_decay"] = 0.2
+    schedule = run.register_state(
+        "schedule", torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=6)
+    )
+    book = run.register_state("book", {"steps": 7})
+    book["steps"] = 0
+    shrink(model)
+    for step in run.steps(Samples(), batch_size=BATCH, steps=steps):
+        set_off(run, folder, faults, "loop")
+        for features, labels in step:
+            step.backward(F.cross_entropy(model(features), labels, reduction="none"))
+        step.apply()
+        schedule.step()
+        optimizer.param_groups[0]["weight_decay"] *= 0.9
+        book["steps"] += 1
+    group = optimizer.param_groups[0]
+    return run.weights_sha256(), group["lr"], group["weight_decay"], book["steps"]
 
 
 def test_what_a_body_does_behind_run_save_is_there_when_the_run_is_resumed(tmp_path: Path) -> None:

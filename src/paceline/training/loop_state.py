@@ -42,6 +42,9 @@ class LoopState:
         self._saved: Values | None = None
         """What the checkpoint held that this process resumed from, less what has been taken over."""
         self._beginning: Values | None = None
+        self._is_small: dict[str, bool] = {}
+        self._given: dict[str, str] = {}
+        """What each object held right after it took over its state of a checkpoint."""
 
     def register(self, name: str, value: Any) -> bool:
         """Keep an object's state from now on; return whether it took over that of a checkpoint."""
@@ -56,7 +59,7 @@ class LoopState:
             )
         self._objects[name] = value
         if self._saved is not None and name in self._saved:
-            self._give(name, self._saved.pop(name))
+            self._take_over(name, self._saved.pop(name))
             return True
         return False
 
@@ -65,8 +68,16 @@ class LoopState:
         self._saved = dict(saved)
         for name in self._objects:
             if name in self._saved:
-                self._give(name, self._saved.pop(name))
+                self._take_over(name, self._saved.pop(name))
         return [name for name in self._objects if name not in saved]
+
+    def _take_over(self, name: str, state: Any) -> None:
+        self._give(name, state)
+        self._given[name] = _digest(self._value(name))
+
+    def moved(self) -> bool:
+        """Return whether the loop has changed a state since it was taken over from a checkpoint."""
+        return any(_digest(self._value(name)) != given for name, given in self._given.items())
 
     def begin(self) -> None:
         """Raise if a checkpoint's state would be lost; remember the beginning, should the run go back there."""
@@ -114,13 +125,17 @@ class LoopState:
                     kept[name] = copy.deepcopy(value)
         return {"states": kept}
 
-    def small_dicts(self) -> dict[str, Values]:
-        """Return copies of the dicts among them: cheap enough for each step, where a state_dict() of tensors is not."""
-        kept = {}
-        for name, value in self._objects.items():
-            if isinstance(value, dict) and _weight(value) <= SMALL:
-                kept[name] = copy.deepcopy(value)
-        return {"states": kept}
+    def small_known(self) -> dict[str, Values]:
+        """Return copies of the states that were small when they were first looked at: cheap enough for each step."""
+        if self._is_small.keys() != self._objects.keys():
+            self._is_small = {name: name in self.small()["states"] for name in self._objects}
+        known = (name for name, small in self._is_small.items() if small)
+        return {"states": {name: copy.deepcopy(self._value(name)) for name in known}}
+
+    def large_digests(self) -> dict[str, str]:
+        """Return one number for each of the others."""
+        self.small_known()
+        return {name: _digest(self._value(name)) for name, small in self._is_small.items() if not small}
 
     def objects(self) -> list[Any]:
         """Return what was registered."""

@@ -59,6 +59,10 @@ class _Member:
     """Whether it holds only a part of the state."""
     redone: int
     """By how many steps it has gone back since the group broke, in attempts to form a new one."""
+    dirty: bool
+    """Whether the body of its loop has written to the model in a step that is to be given once more."""
+    moved: bool
+    """Whether the body has written to the model behind the last step that was applied."""
     outside: bool
     """Whether it is between two calls of `run.steps`, or behind the last: nothing there can be done once more."""
 
@@ -66,6 +70,16 @@ class _Member:
     def number(self) -> int:
         """Steps taken, from the beginning of the run."""
         return self.position.number
+
+
+def check_intact(members: Sequence[_Member]) -> None:
+    """Raise where what the furthest worker holds is the state of no step: its loop has changed it on the way."""
+    before = [member for member in members if member.finished != NEWCOMER]
+    furthest = max(member.finished for member in before)
+    ahead = [member for member in before if member.finished == furthest]
+    missed = len(ahead) < len(before)
+    if any(member.dirty or (missed and member.moved) for member in ahead):
+        raise RolledBackError(ahead[0].number)
 
 
 class RolledBackError(WorkerGoneError):
@@ -95,6 +109,8 @@ class Recovery:
         self._held: Held | None = None
         """What that replica holds, asked for once: preparing another one may take it apart."""
         self._source, self._redone = "", 0
+        self._dirty = self._moved = False
+        """What the body of the loop had done to the model where the group broke."""
         self._back = False
         """Whether the state of the new group is one of before: what this worker's loop did since then is not in it."""
         self.recoveries: list[dict[str, Any]] = []
@@ -105,11 +121,6 @@ class Recovery:
     def generation(self) -> int:
         """The group this worker is in."""
         return int(self._run.world.generation)
-
-    @property
-    def back(self) -> bool:
-        """Whether the last regrouping has taken the run back to an earlier step."""
-        return self._back
 
     @property
     def waiting_to_join(self) -> bool:
@@ -213,6 +224,7 @@ class Recovery:
         if not self.waiting_to_join:
             self._broken_at = self._broken_at or time.monotonic()
             run.leave_group()
+        self._dirty, self._moved = run.break_off(in_step=kind == STEP)
         self._left, self._held = run.replica_or_none, None
         if self._left is not None and not self._left.whole and self.membership.leaving:
             run.cut.bequeath(self._position(kind), self._left.held())
@@ -284,10 +296,11 @@ class Recovery:
         position = self._position(kind)
         cut = self._left is not None and not self._left.whole
         outside = not (run.takes_steps or run.repeatable) and not self.waiting_to_join
-        mine = _Member(self._finished, position, kind, cut, self._redone, outside)
+        mine = _Member(self._finished, position, kind, cut, self._redone, self._dirty, self._moved, outside)
         members: list[_Member] = all_gather_object(world.comm, mine)
         if run.cut.expected(world) or any(member.cut for member in members):
             return self._put_together(world, members)
+        check_intact(members)
         self._catch_up(world, members)
         return run.prepare_group(self._left)
 
@@ -306,6 +319,7 @@ class Recovery:
                 "state": run.replica.state()
                 if behind or NEWCOMER in {one.finished for one in members}
                 else None,
+                "options": run.options_then,
                 "outcome": self._outcome,
                 "run": run.shared_state(),
                 "recoveries": self.recoveries,
@@ -318,6 +332,8 @@ class Recovery:
         # From here to the end nothing can fail half-way: whoever has the state counts as having done the work.
         if mine.finished == NEWCOMER or mine.number != ahead.number:
             run.replica.load(got["state"])
+        if mine.finished != NEWCOMER and mine.number != ahead.number:
+            run.be_behind_step(got["options"])
         self._outcome, self._finished = got["outcome"], ahead.finished
         if mine.finished == NEWCOMER:
             run.adopt(ahead.position, got["run"])
@@ -334,8 +350,15 @@ class Recovery:
         held = self._held
         offers: list[Offer] = all_gather_object(world.comm, run.cut.offer(mine.finished, mine.position, held))
         source = choose(offers)
+        if source.kind == WORKERS:
+            check_intact(members)
         ahead = max(range(len(members)), key=lambda rank: (members[rank].finished, -rank))
-        sent = {"outcome": self._outcome, "run": run.shared_state(), "recoveries": self.recoveries}
+        sent = {
+            "outcome": self._outcome,
+            "options": run.options_then,
+            "run": run.shared_state(),
+            "recoveries": self.recoveries,
+        }
         got = broadcast_object(world.comm, sent if world.rank == ahead else None, ahead)
         reach(REGROUP)
         replica = run.prepare_group(self._left)
@@ -351,6 +374,8 @@ class Recovery:
             self.recoveries = got["recoveries"]
         self._stand(source, position, mine, members, got["outcome"])
         run.adopt_replica(replica)
+        if self._missed and source.kind == WORKERS:
+            run.be_behind_step(got["options"])
         run.cut.clear_up(world)
         return replica
 

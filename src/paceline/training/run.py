@@ -33,7 +33,7 @@ from paceline.strategies.state import drop_groups, options_of, set_options
 from paceline.strategies.structure import Structure
 from paceline.task import Task
 from paceline.training import cut_state, folder, resuming, schedules
-from paceline.training.attempt import Attempt
+from paceline.training.attempt import Attempt, Body, Options, put_options
 from paceline.training.between import LEFT, Between
 from paceline.training.between import SAVE as SAVE_CALL
 from paceline.training.checks import (
@@ -94,8 +94,8 @@ class Run:
     name = "run"
     _aside: PutAside | None = None
     """The state that this worker was given when it joined, while it goes by calls of `steps` that are over."""
-    _resumed: list[int] | None = None
-    """How often each parameter had been written to when the run was resumed, until its steps begin."""
+    _resumed = False
+    """Whether the run was resumed and its steps have not begun."""
     _skipped = False
     """Whether calls of `steps` have been gone by, and the one that the run was resumed in has not begun."""
     _lacks_groups = False
@@ -109,6 +109,14 @@ class Run:
     """What the others train on, for a worker that has joined them before its first call of `steps`."""
     _adopted: Values
     """The loop's own states, as this worker was given them when it joined."""
+    _calls = 0
+    """How often `steps` has been called."""
+    _taken_back = False
+    """Whether the run has gone back into a call of `steps` that had ended."""
+    _catches_up = False
+    """Whether this worker has joined a run that is in a later call of `steps`."""
+    _inside: int | None = None
+    """Which call of `steps` has the turn, None outside of them."""
     _schedules_seen = False
     """Whether schedules of the loop's own were looked for: they are there by the end of the first step."""
     _doubted = False
@@ -149,17 +157,11 @@ class Run:
         self._feeds: list[Feed] = []
         self._meta: dict[str, Any] = {}
         self._begun: tuple[Feed, float | None] | None = None
-        self._calls = 0
-        """How often `steps` has been called."""
-        self._taken_back = False
-        """Whether the run has gone back into a call of `steps` that had ended."""
-        self._catches_up = False
-        """Whether this worker has joined a run that is in a later call of `steps`."""
-        self._inside: int | None = None
-        """Which call of `steps` has the turn, None outside of them."""
         self.between, self._before = Between(), Between()  # before the first call: saved there alone
         self.loop_state = LoopState()
         """What the loop has registered beside model, optimizer and schedule."""
+        self._body = Body(lambda: self.replica, self.loop_state)
+        """What the body of the user's loop does to the state."""
         self._leaving = Leaving()
         self._states: Values = {}
         """What that was where the run goes on, should it go back."""
@@ -256,10 +258,12 @@ class Run:
             self._freeze()
             self._note_new(self.loop_state.resume(saved.states))
             self._tell_steps()
-            self._resumed = [one._version for one in replica.model.parameters()]  # noqa: SLF001
+            self._resumed = True
             if self.exactness is Exactness.STATISTICAL:
                 self.emit(Note(text=NO_BITS))
             self.guard.watch(replica)  # its schedule stands elsewhere now
+        if self.task is None:
+            self._body.note_made()
         self.cut.note_checkpoint(self.position, self._journal)
         return replica
 
@@ -431,14 +435,14 @@ class Run:
         if self.exactness is not Exactness.STATISTICAL:
             seeds.seed_everything(seeds.derive(self.options.seed, "update", self.position.number))
 
-    def _wrote(self, versions: list[int]) -> bool:
-        """Return whether some worker's loop has written to the weights since they were resumed: loaded others, say."""
-        mine = [one._version for one in self.replica.model.parameters()] != versions  # noqa: SLF001
+    def _changed(self) -> bool:
+        """Return whether some worker's loop has changed what was resumed: loaded other weights, set a rate, made a schedule."""
+        mine = self._body.beginning_changed or self.loop_state.moved()
         return any(all_gather_object(self.world.comm, mine))
 
     def _take_up_again(self) -> None:
         """Be where the run was saved: what stands between the calls that were skipped has been done to that state once more."""
-        self._skipped, self._resumed, self._lacks_groups = False, None, False
+        self._skipped, self._resumed, self._lacks_groups = False, False, False
         with self.guard.updating():
             saved = resuming.load(self.replica, self.options, self.world, self.emit)
         if saved.position != self.position:
@@ -480,7 +484,8 @@ class Run:
 
         Then the state is taken up at that `run.save`. With `more` there are steps to take in the call that the run stands in.
         """
-        resumed, self._resumed = self._resumed, None
+        resumed, self._resumed = self._resumed, False
+        self._body.note_beginning()
         self._check_taken_up(phase)
         over = self.between.has_save(phase) and self.between.left_early(phase)
         if phase == self.position.phase and more and not over:
@@ -490,9 +495,9 @@ class Run:
         if self.between.has_save(phase):
             self._skipped = False
             return True
-        if resumed is not None and not self._catches_up:
-            wrote = self._wrote(resumed)
-            if wrote or self._skipped or self._lacks_groups:
+        if resumed and not self._catches_up:
+            changed = self._changed()
+            if changed or self._skipped or self._lacks_groups:
                 self._take_up_again()
         return False
 
@@ -522,6 +527,8 @@ class Run:
         after_epoch: Callable[[int], None] | None,
     ) -> Iterator[Step]:
         self._saving.check_asked()
+        self._schedules_seen = False
+        self._body.attempt = None  # of a step that a call before this was left in the middle of
         if self._leaving.pending:
             self._recovery.together(SAVE, lambda: None)
             self._check_whole("the loop was left")
@@ -675,9 +682,28 @@ class Run:
 
     def begin_attempt(self) -> Attempt | None:
         """Note what a step begins with, should it be given once more; a Task's trainer changes nothing beside it."""
+        self._body.attempt = None
         if self.task is not None or self.world.size == 1 or not self._recovery.membership.elastic:
             return None
-        return Attempt(lambda: self.replica, self.loop_state)
+        return self._body.begin()
+
+    def break_off(self, *, in_step: bool) -> tuple[bool, bool]:
+        """Put back what a body did in a step that broke; return whether it wrote to the model in it, and behind the last."""
+        attempt = self._body.attempt
+        if self._replica is None or attempt is None or not in_step:
+            return False, self._replica is not None and self._body.moved
+        attempt.put_back()
+        return attempt.dirty, self._body.moved
+
+    @property
+    def options_then(self) -> Options | None:
+        """The optimizer's options right behind the last step that was applied."""
+        return self._body.options_then
+
+    def be_behind_step(self, options: Options | None) -> None:
+        """Take over the optimizer's options of right behind a step that others have finished, not those of further on."""
+        if options is not None:
+            put_options(self.replica.optimizer, options)
 
     def note_begun(self, step: Step) -> None:
         """Enter a step in the books before any of it can reach another worker: others may finish it while this one is killed."""
@@ -690,6 +716,11 @@ class Run:
         if self.task is not None:
             self.task.steps_done = self.position.number
 
+    def end_after_epoch(self) -> None:
+        """Note that the loop has done with the end of an epoch: a copy that was taken on the way is of no place to begin at."""
+        if self.cut.due(self.position):
+            self._copy()
+
     def end_epoch(self) -> None:
         """Stand at the beginning of the next epoch."""
         self.position = self.position.next_epoch()
@@ -698,6 +729,8 @@ class Run:
     def stand_behind(self, step: Step) -> None:
         """Stand behind a step that has just been applied."""
         self.position = self.position.after_step()
+        if step.attempt is not None:
+            self._body.applied(step.attempt)
         self._tell_steps()
         for text in self.hidden.check(step.number, several=self.world.size > 1):
             self.emit(Note(text=text))
@@ -761,6 +794,7 @@ class Run:
         """
         self._replica = replica
         self.guard.watch(replica)
+        self._body.enter_group()
         for feed in self._feeds:
             feed.own(self._owned)
         if self._listeners is not None:
@@ -785,6 +819,10 @@ class Run:
         self._states = self._gather_states(source)
         if source.kind != BEGINNING:
             self.cut.fill(replica, self.world, source, held)
+        elif self._body.beginning_changed:
+            raise RolledBackError(
+                0
+            )  # the function does what it did to it once more, when the run starts over
         elif self._parts is not None and not self._parts.remakes:
             raise InputError(
                 f"{STATE_LOST}, and no copy or checkpoint has it; the beginning cannot be made "
@@ -893,7 +931,7 @@ class Run:
         self._copy()
 
         def measure() -> dict[str, float]:
-            with self.guard.updating():
+            with self.guard.updating(), self._body.left_out():
                 return evaluate(feed, metrics, self.replica, self.world, self.options.seed)
 
         try:
@@ -979,7 +1017,7 @@ class Run:
             if self.outcomes.has_save(self._call):
                 self._come_by_save()
                 return
-            if self._resumed is not None:
+            if self._resumed:
                 return  # the run is further than this, and what it was saved with must stay
             self.outcomes.note(self._call, SAVE_CALL, None)
         if self._inside is None:

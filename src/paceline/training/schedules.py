@@ -11,6 +11,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import InputError
 
+DEPTH = 4
+
 
 def check_kept(optimizer: Optimizer, kept: Iterable[Any]) -> None:
     """Raise where a schedule of this optimizer is not among those that are saved and handed on."""
@@ -36,15 +38,19 @@ def _schedules_of(optimizer: Optimizer) -> list[LRScheduler]:
     return [one for one in found if one.optimizer is optimizer]
 
 
-def _with_parts(schedules: Iterable[Any]) -> list[Any]:
-    """Return schedules with those that they are made of (SequentialLR, ChainedScheduler)."""
-    found = []
-    todo = [one for one in schedules if one is not None]
+def _with_parts(kept: Iterable[Any]) -> list[Any]:
+    """Return what is kept with what that is made of: the schedules of a SequentialLR, or of an object of the user's own."""
+    found: list[Any] = []
+    todo = [(one, 0) for one in kept if one is not None]
     while todo:
-        one = todo.pop()
+        one, depth = todo.pop()
         found.append(one)
-        if isinstance(one, LRScheduler):
-            for value in vars(one).values():
-                parts = value if isinstance(value, list | tuple) else [value]
-                todo += [part for part in parts if isinstance(part, LRScheduler)]
+        for value in vars(one).values() if depth < DEPTH and hasattr(one, "__dict__") else ():
+            inside = value.values() if isinstance(value, dict) else value
+            parts = inside if isinstance(value, list | tuple | dict) else [value]
+            todo += [
+                (part, depth + 1)
+                for part in parts
+                if isinstance(part, LRScheduler) or hasattr(part, "state_dict")
+            ]
     return found

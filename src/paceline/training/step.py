@@ -75,6 +75,11 @@ class Step:
         return self.work.number
 
     @property
+    def attempt(self) -> Attempt | None:
+        """What the loop's body has done to the state in this step; None where nobody needs to know."""
+        return self._attempt
+
+    @property
     def left_open(self) -> bool:
         """Whether batches have gone through the model, and nothing came of them."""
         return self.result is None and (self._out or self._read or self._added > 0)
@@ -220,8 +225,15 @@ class Step:
 
     def end(self) -> None:
         """Note that the loop has done with this step, or with an attempt at it."""
-        if self.again and self._attempt is not None and self._attempt.end():
-            # The body has written to the weights in the attempt that broke, and would do so once more.
+        if self._attempt is None:
+            return
+        if not self.again:
+            self._attempt.end()
+            return
+        with self._guard.updating():
+            whole = self._attempt.release()
+        if not whole:
+            # The body has written to a part of the model behind an attempt that broke, and would do so once more.
             self._recovery.start_over()
 
     def _check_present(self) -> None:
@@ -233,11 +245,17 @@ class Step:
             missed, outcome = self._recovery.regroup(STEP)
             if missed:
                 self.result = StepResult.of(outcome)
+                if self._attempt is not None:
+                    self._attempt.put_forward()
                 self._applied(self)
                 return self.result
+        elif self._attempt is not None:  # the group broke in an evaluation before the batches, say
+            self._attempt.put_back()
+            if self._attempt.dirty:
+                self._recovery.start_over()
         self.again = True
         if self._attempt is not None:
-            self._attempt.give_up(back=self._recovery.back)
+            self._attempt.hold()
         totals = [total.detach().float().cpu().reshape(()) for _, total in self._replica.totals]
         share = sum(len(shard.samples) for shard in self.work.shards)
         entry = torch.tensor([float(sum(totals)), float(max(share, 1))])  # a worker may have had no sample

@@ -72,6 +72,7 @@ class Stepping:
                 if self.after_epoch is not None:
                     run.seed_loop("epoch", run.position.epoch)
                     self.after_epoch(run.position.epoch)
+                    run.end_after_epoch()
             except RolledBackError:
                 continue
             self.saving.after_body(

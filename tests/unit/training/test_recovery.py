@@ -9,12 +9,21 @@ import pytest
 from paceline.training.handover import Source
 from paceline.training.membership import EVALUATE, STEP, FixedMembership
 from paceline.training.position import Position
-from paceline.training.recovery import Recovery, RolledBackError, _Member
+from paceline.training.recovery import NEWCOMER, Recovery, RolledBackError, _Member, check_intact
 from paceline.world.interruption import InterruptedWaitError, Interruption
 
 
 def member(finished: int, number: int, kind: str = STEP, redone: int = 0) -> _Member:
-    return _Member(finished, Position(number=number), kind, cut=True, redone=redone, outside=False)
+    return _Member(
+        finished,
+        Position(number=number),
+        kind,
+        cut=True,
+        redone=redone,
+        dirty=False,
+        moved=False,
+        outside=False,
+    )
 
 
 def stand(recovery: Recovery, number: int, mine: _Member, *others: _Member) -> tuple[bool, int, int, bool]:
@@ -65,6 +74,18 @@ def test_nobody_goes_on_outside_of_the_steps_from_a_state_of_before() -> None:
     assert not gone
 
 
+def test_nobody_takes_over_half_of_what_a_body_does() -> None:
+    done, behind = member(8, 8), member(7, 7)
+    check_intact([done, behind, replace(member(NEWCOMER, 0), moved=True)])
+    check_intact([replace(done, moved=True), done])
+    check_intact([done, replace(behind, dirty=True)])  # what it has done is not what goes over
+    for ahead in (replace(done, dirty=True), replace(done, moved=True)):
+        with pytest.raises(RolledBackError):
+            check_intact([ahead, behind])
+    with pytest.raises(RolledBackError):
+        check_intact([replace(done, dirty=True), done])
+
+
 def test_an_error_of_the_user_s_code_is_not_the_break_it_came_with() -> None:
     interruption = Interruption()
     interruption.interrupt()
@@ -89,6 +110,7 @@ def test_going_back_is_final_also_where_the_next_group_broke_meanwhile() -> None
         replica_or_none=None,
         position=Position(number=12),
         leave_group=lambda: left.append(True),
+        break_off=lambda **_: (False, False),
         laid_out=lambda world: world,
     )
     recovery = Recovery(
