@@ -97,6 +97,10 @@ class LocalState:
         """Return the parts alone."""
         return (part.values for part in self.by_name.values())
 
+    def part_of(self, parameter: nn.Parameter) -> Part:
+        """Return what this worker holds of a parameter of the model."""
+        return self.by_name[self._first[id(parameter)]]
+
     def rewire(self, optimizer: Optimizer, originals: Mapping[int, str]) -> None:
         """Let an optimizer work on the parts; `originals` names whole parameters that it may have been made with."""
         names = {**originals, **self._first}

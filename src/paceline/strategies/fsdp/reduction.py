@@ -125,6 +125,11 @@ class Reduction:
         """Return the names of the blocks that are gathered for their own forward pass only."""
         return [wrap.name for wrap in self.wraps if wrap.name]
 
+    def check_slots(self) -> None:
+        """Raise where other tensors were put in the place of weights: they are neither trained nor saved."""
+        for wrap in self.wraps:
+            wrap.check_slots()
+
     def check_passes(self, when: str) -> None:
         """Raise if a pass has written to a gathered parameter, or told it to train: the next gathering undoes it."""
         for wrap in self.wraps:

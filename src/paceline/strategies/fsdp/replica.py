@@ -79,6 +79,8 @@ class FsdpReplica(SequentialReplica):
         self._terms: Auxiliary | None = None
         places = [[order[id(cut.parameter)] for cut in wrap.cuts] for wrap in made.wraps]
         self._reduction.attach(made.wraps, places, self.parameters)
+        for wrap in made.wraps:
+            wrap.watch(self.local)
         self._allow_unused = parts.allow_unused
         self._owned = owned_shards(data.rank, data.size, parts.shards, world.shares)
         self._schedule = Schedule(data)
@@ -350,6 +352,7 @@ class FsdpReplica(SequentialReplica):
 
     def held(self) -> Held:
         """Give this worker's rows; nobody is asked."""
+        self._reduction.check_slots()
         return self.local.held(
             self.optimizer,
             {

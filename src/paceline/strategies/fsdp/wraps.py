@@ -27,8 +27,10 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from paceline.errors import InputError
 from paceline.strategies.fsdp.gather import Gather
+from paceline.strategies.fsdp.replaced import Slot
 from paceline.strategies.refusals import refuse_copies, refuse_rows
 from paceline.strategies.second_order import check_order, check_transforms
+from paceline.strategies.sharded import LocalState
 from paceline.strategies.tuning import Tuning
 from paceline.strategies.writes import Samples, differing, place_of, sums_of
 
@@ -117,6 +119,18 @@ class Wrap:
         group.pre_backward = self._before_backward
         self._reshard: Callable[[], None] = group.reshard
         group.reshard = self._before_reshard
+        self._slots: list[Slot] = []
+
+    def watch(self, local: LocalState) -> None:
+        """Refuse, from now on, other tensors in the place of weights; `local` has the rows that are updated."""
+        self._slots = [
+            Slot(member, local.part_of(member.sharded_param)) for member in self._group.fsdp_params
+        ]
+
+    def check_slots(self) -> None:
+        """Raise where other tensors were put in the place of its weights."""
+        for slot in self._slots:
+            slot.check()
 
     @property
     def type(self) -> torch.dtype:
@@ -225,6 +239,7 @@ class Wrap:
 
     def join_gather(self) -> None:
         """Take part in gathering the weights without any use for them."""
+        self.check_slots()
         held = [part for member in self._group.fsdp_params for part in member.all_gather_inputs]
         if len({part.dtype for part in held}) > 1:
             held = [part.view(torch.uint8) for part in held]
@@ -274,6 +289,8 @@ class Wrap:
 
     def _before_forward(self, *args: Any) -> Any:
         check_transforms("fsdp")
+        if self.name and self._group.is_unsharded:
+            self.check_slots()  # its gradients leave before those of what was put in the place of its weights are there
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
             self._uses += 1
         made = self._pre_forward(*args)
@@ -281,6 +298,10 @@ class Wrap:
         return made
 
     def _after_backward(self, *_: Any) -> None:
+        # A loss may use what belongs to no block before and behind the model's own pass, so its gradients are complete only
+        # when no node is left; torch asks then once more.
+        if not self.name and torch._C._current_autograd_node() is not None:
+            return
         # A wrap that was used more than once in a pass is complete only at the end of it.
         self._group.reduce_grads = self._reduces and self._uses <= 1
         if self._group.reduce_grads and not self.reduced:

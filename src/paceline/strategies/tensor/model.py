@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import parallelize_module
@@ -92,12 +93,19 @@ class _Away:
         del function, types
         next(one for one in tree_leaves((args, kwargs)) if isinstance(one, cls)).refuse()
 
-    def refuse(self) -> NoReturn:
+    def refuse(self, *_: object) -> NoReturn:
         """Raise by name."""
         raise InputError(
             f"{self._name} is read outside of its layer's forward pass, but under tp each worker holds a part of it. Leave the "
             "layer out of the task's tensor_plan(), or use --strategy ddp."
         )
+
+
+for _operator in ("add", "sub", "mul", "truediv", "pow", "matmul"):  # which Python looks up past __getattr__
+    setattr(_Away, f"__{_operator}__", _Away.refuse)
+    setattr(_Away, f"__r{_operator}__", _Away.refuse)
+for _operator in ("neg", "abs", "getitem", "setitem", "len", "iter", "float"):
+    setattr(_Away, f"__{_operator}__", _Away.refuse)
 
 
 class ReadGuard:
@@ -125,6 +133,24 @@ class ReadGuard:
         if self._armed:
             vars(module).update(away)
 
+    def check_given(self, name: str, given: Tensor | None, part: nn.Parameter) -> None:
+        """Raise where a layer computes with another tensor than its part of a weight, or something detached from that."""
+        # Where fsdp gathers parts they are other objects, and it refuses what is put in their place.
+        own = given is part if self._armed else isinstance(given, nn.Parameter)
+        if own or (
+            given is not None and not is_functorch_wrapped_tensor(given) and _same_memory(given, part)
+        ):
+            return
+        raise InputError(
+            f"{name} was given another tensor for a call (torch.func.functional_call, a hook, an assignment), but under tp each "
+            "worker holds a part of it, and what was made of a part alone may be something else. Leave the layer out of the "
+            "task's tensor_plan(), or use --strategy ddp."
+        )
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
+
 
 def _hold_parts(
     path: str,
@@ -140,11 +166,13 @@ def _hold_parts(
         vars(part).update(notes[name])
         module.register_parameter(name, part)
     away = guard.watch(path, module, held)
+    own = {name: module.get_parameter(name) for name in held}
     compute = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         seen, parts = vars(module), module._parameters  # noqa: SLF001
         for name, (mesh, placements) in layouts.items():
+            guard.check_given(join(path, name), parts.get(name), own[name])
             seen[name] = DTensor.from_local(parts[name], mesh, placements, run_check=False)  # type: ignore[arg-type]
         try:
             made = compute(*map(_contiguous, args), **kwargs)
