@@ -11,6 +11,7 @@ state that holds half a body: the run goes back to its last checkpoint.
 from __future__ import annotations
 
 import copy
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,8 @@ from paceline.strategies.writes import checksum
 from paceline.training.loop_state import SMALL, LoopState, Values
 
 Options = list[dict[str, Any]]
+LARGE = 1 << 20
+"""Bytes from which torch's own sums are faster than one pass of Python's checksum."""
 
 
 class Body:
@@ -49,7 +52,7 @@ class Body:
         self._steps += 1
         looks = self._steps & (self._steps - 1) == 0
         if looks or not self._tensors:
-            self._tensors = _tensors(self.replica())
+            self._tensors = _counted(self.replica())
         self.attempt = Attempt(self, looks=looks)
         return self.attempt
 
@@ -60,7 +63,7 @@ class Body:
 
     def enter_group(self) -> None:
         """Know that all workers have one state again, in tensors that may be others."""
-        self._done, self._tensors = None, _tensors(self.replica())
+        self._done, self._tensors = None, _counted(self.replica())
 
     @property
     def moved(self) -> bool:
@@ -77,7 +80,7 @@ class Body:
 
     def writes(self) -> list[int]:
         """Return how often each tensor of the model was written to."""
-        return [0 if one.is_inference() else one._version for one in self._tensors]  # noqa: SLF001  (torch has no other name for it)
+        return [one._version for one in self._tensors]  # noqa: SLF001  (torch has no other name for it)
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
@@ -125,13 +128,13 @@ class Attempt:
     def _look(self) -> list[Any] | None:
         if not self._looks:
             return None
-        return [checksums(self._body.replica()), self._body.loop_state.large_digests()]
+        return [checksums(self._body.replica(), slots=False), self._body.loop_state.large_digests()]
 
     def is_unchanged(self) -> bool:
         """Return whether the model is as it was when it was looked at last."""
         if self._held is not None:
             return checksums(self._body.replica()) == self._held[2]
-        return self._values is not None and checksums(self._body.replica()) == self._values[0]
+        return self._values is not None and checksums(self._body.replica(), slots=False) == self._values[0]
 
     def leave_out(self, more: list[int], *, unchanged: bool) -> None:
         """Take so many writes to each tensor for none; look at an `unchanged` model once more."""
@@ -140,7 +143,7 @@ class Attempt:
         if unchanged and self._held is not None:
             self._held = (*self._held[:2], checksums(self._body.replica()), self._held[3])
         elif unchanged and self._values is not None:
-            self._values[0] = checksums(self._body.replica())
+            self._values[0] = checksums(self._body.replica(), slots=False)
 
     def begin_batches(self) -> None:
         """Note whether the body has written to the model by now; from here on a strategy may."""
@@ -174,7 +177,7 @@ class Attempt:
     def end(self) -> None:
         """Look whether the rest of the body wrote to the model where torch does not count it."""
         if self._values is not None:
-            values = checksums(self._body.replica())
+            values = checksums(self._body.replica(), slots=False)
             self._body.writes_behind |= values != self._values[0]
 
     def hold(self) -> None:
@@ -226,24 +229,35 @@ def put_options(optimizer: Optimizer, then: Options) -> None:
                 group[key] = value
 
 
-def checksums(replica: OpenReplica) -> list[int]:
-    """Return one number for each tensor of the model and the optimizer that lies here."""
-    slots = [
+def checksums(replica: OpenReplica, *, slots: bool = True) -> list[int]:
+    """Return one number for each tensor of the model that lies here, and of the optimizer's `slots`."""
+    kept = [
         value
-        for entry in replica.optimizer.state.values()
+        for entry in (replica.optimizer.state.values() if slots else ())
         for value in (entry.values() if isinstance(entry, dict) else ())
         if isinstance(value, Tensor)
     ]
-    found = []
-    for one in [*_tensors(replica), *slots]:
-        local = getattr(one, "_local_tensor", one)
-        dense = local.layout is torch.strided and not local.is_quantized and local.device.type != "meta"
-        found.append(checksum(local.detach()) if dense else 0)
-    return found
+    return [_checksum(one) for one in [*_tensors(replica), *kept]]
+
+
+def _checksum(tensor: Tensor) -> int:
+    local: Tensor = getattr(tensor, "_local_tensor", tensor).detach()
+    if local.layout is not torch.strided or local.is_quantized or local.device.type == "meta":
+        return 0
+    if local.device.type != "cpu" or local.nbytes > LARGE:
+        return checksum(local)
+    return zlib.crc32(
+        local.contiguous().view(-1).view(torch.uint8).numpy()
+    )  # a tenth of the time for small ones
 
 
 def _tensors(replica: OpenReplica) -> list[Tensor]:
     return [*replica.model.parameters(), *replica.model.buffers()]
+
+
+def _counted(replica: OpenReplica) -> list[Tensor]:
+    """Return those whose writes torch counts."""
+    return [one for one in _tensors(replica) if not one.is_inference()]
 
 
 def _plain(options: Options) -> Options:
