@@ -246,9 +246,8 @@ def _checksum(tensor: Tensor) -> int:
         return 0
     if local.device.type != "cpu" or local.nbytes > LARGE:
         return checksum(local)
-    return zlib.crc32(
-        local.contiguous().view(-1).view(torch.uint8).numpy()
-    )  # a tenth of the time for small ones
+    raw = local.contiguous().view(-1).view(torch.uint8).numpy()
+    return zlib.crc32(raw.data)  # a tenth of the time for small ones
 
 
 def _tensors(replica: OpenReplica) -> list[Tensor]:
