@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from operator import attrgetter, is_
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,10 +28,17 @@ _HOOKS = attrgetter("_post_accumulate_grad_hooks")
 _turns: WeakKeyDictionary[Comm, int] = WeakKeyDictionary()
 
 
+class HasParameters(Protocol):
+    """A model, or the part of one that a worker has."""
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """Yield the parameters."""
+
+
 class Trained:
     """Which parameters of a model require gradients and which the optimizer holds, as they were when they were wired up."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, model: HasParameters, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
         self.renew()
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from paceline.strategies.absent import is_absent
 from paceline.strategies.base import OpenReplica
 from paceline.strategies.writes import checksum
 from paceline.training.loop_state import SMALL, LoopState, Values
@@ -251,7 +252,7 @@ def _checksum(tensor: Tensor) -> int:
 
 
 def _tensors(replica: OpenReplica) -> list[Tensor]:
-    return [*replica.model.parameters(), *replica.model.buffers()]
+    return [one for one in (*replica.model.parameters(), *replica.model.buffers()) if not is_absent(one)]
 
 
 def _counted(replica: OpenReplica) -> list[Tensor]:

@@ -7,10 +7,11 @@ from itertools import chain as chained
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.data import to_device
 from paceline.errors import InputError
+from paceline.strategies.absent import StageParameters, present
 from paceline.strategies.base import (
     LossFunction,
     MetricsFunction,
@@ -62,7 +63,7 @@ class PipelineReplica:
         self._place = world.along("fsdp")
         """Those among them that share the parameters."""
         self._late = LateSum(self._data, parts.shards, parts.lane)
-        self.model = parts.model
+        self._model = parts.model
         refuse_sparse(self.model, "pp")
         self._writes: Writes | None = None
         self._trained = {name: one.dtype for name, one in self.model.named_parameters() if one.requires_grad}
@@ -86,10 +87,24 @@ class PipelineReplica:
         self._last = (self._stage_count - 1) % self._pipe.size
         """The worker that holds the last stage."""
         self._stages: dict[int, Stage] = {}
+        self._names: dict[int, frozenset[str]] = {}
+        """The tensors of each stage of this worker."""
         self._rows = NoRows()
         self.chain: Chain | None = None
         kept = getattr(parts.kept, "chain", None)
         self._agree_on_cut(kept)
+
+    @property
+    def model(self) -> nn.Module:
+        """The whole model; from the cut on it has the values of this worker's tensors alone."""
+        return self._model
+
+    @model.setter
+    def model(self, model: nn.Module) -> None:
+        """Work with the modules that a loop holds: they have become the ones that were made for this group."""
+        self._model = self._keeping.model = model
+        if self.chain is not None:
+            self._wire(self.chain)
 
     # The cut.
 
@@ -119,25 +134,35 @@ class PipelineReplica:
         """Keep this worker's stages and let go of the others."""
         starts = chain.cut(self._stage_count)
         places = chain.places(starts)
-        device, parts = self.world.device, self._parts
         mine = range(self._pipe.rank, self._stage_count, self._pipe.size)
-        names = {stage: frozenset(name for name, place in places.items() if place == stage) for stage in mine}
-        self._keeping.move(frozenset().union(*names.values()), device)
-        bodies = {stage: make_stage(self.model, chain, starts, stage, names[stage]) for stage in mine}
-        self._keeping.keep(frozenset().union(*names.values()))
+        self._names = {
+            stage: frozenset(name for name, place in places.items() if place == stage) for stage in mine
+        }
+        kept = frozenset().union(*self._names.values())
+        self._keeping.move(kept, self.world.device)
+        self._keeping.keep(kept, self.world.device)
+        if self._place.size > 1:
+            self._rows = CutRows(self._place, dict(present(self.model.named_parameters())))
+            self._keeping.cut_up(self._rows)
+            self._rows.let_go()
+        self._wire(chain)
+
+    def _wire(self, chain: Chain) -> None:
+        """Make what runs this worker's stages out of the model."""
+        starts, parts = chain.cut(self._stage_count), self._parts
+        bodies = {
+            stage: make_stage(self.model, chain, starts, stage, names) for stage, names in self._names.items()
+        }
         self._stages = {
-            stage: Stage(stage, self._stage_count, body, names[stage], parts, device)
+            stage: Stage(stage, self._stage_count, body, self._names[stage], parts, self.world.device)
             for stage, body in bodies.items()
         }
         for stage in self._stages.values():
             stage.attributes = StageAttributes(stage.body, list(bodies.values()))
-        if self._place.size > 1:
-            self._rows = CutRows(self._place, dict(self.model.named_parameters()))
-            self._keeping.cut_up(self._rows)
         self._sums = Sums(self._stages, self._late, parts, self._trained, self._pipe)
-        self._wired = Trained(self.model, self.optimizer)
-        kept, named = frozenset().union(*names.values()), self.model.named_parameters()
-        self._writes = Writes(((name, value) for name, value in named if name in kept))
+        share = StageParameters(self.model, frozenset().union(*self._names.values()))
+        self._wired = Trained(share, self.optimizer)
+        self._writes = Writes(share.named_parameters())
         self._conveyor = Conveyor(self._pipe, self._stages, self._on_batch)
 
     # One step.
@@ -324,7 +349,7 @@ class PipelineReplica:
             stage.own_buffers()
             stage.forget()
             stage.buffers.put_back()
-        for parameter in self.model.parameters():
+        for _, parameter in present(self.model.named_parameters()):
             parameter.grad = None
         self._rows.let_go()
         if self._stages:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from paceline.strategies.absent import hide, room_for, show
 from paceline.strategies.pieces import Box, Form
 from paceline.world import World
 
@@ -51,12 +52,12 @@ class CutRows(NoRows):
     """This worker's rows of each parameter."""
 
     def __init__(self, place: World, parameters: Mapping[str, nn.Parameter]) -> None:
-        """`place` holds the workers that share these parameters."""
+        """`place` holds the workers that share these parameters, which are whole until they are let go of."""
         self._place = place
         self._whole = dict(parameters)
         self._parts = {name: _part(parameter, place) for name, parameter in parameters.items()}
+        self._strides = {name: parameter.stride() for name, parameter in parameters.items()}
         self._types = list(dict.fromkeys(parameter.dtype for parameter in self._whole.values()))
-        self.let_go()
 
     def parts(self) -> dict[str, Part]:
         """Give what the optimizer works on, by name."""
@@ -65,6 +66,7 @@ class CutRows(NoRows):
     @torch.no_grad()
     def gather(self) -> None:
         """Make the parameters whole, with one message for each type of number."""
+        self._show()
         for dtype in self._types:
             names = [name for name, parameter in self._whole.items() if parameter.dtype == dtype]
             lengths = [_chunk(self._whole[name], self._place.size) for name in names]
@@ -74,13 +76,19 @@ class CutRows(NoRows):
                 room[: rows.numel()] = rows
             everybody = [torch.split(part, lengths) for part in self._place.comm.all_gather(mine)]
             for place, name in enumerate(names):
-                _fill(self._whole[name], [part[place] for part in everybody])
+                _fill(self._whole[name], self._strides[name], [part[place] for part in everybody])
 
     def let_go(self) -> None:
-        """Free the whole parameters; the rows stay."""
-        for parameter in self._whole.values():
+        """Free the whole parameters, and have them refuse to be read; the rows stay."""
+        self._show()
+        for name, parameter in self._whole.items():
             parameter.grad = None
-            parameter.untyped_storage().resize_(0)
+            parameter.data = room_for(parameter, parameter.device)
+            hide(parameter, name, is_elsewhere=False)
+
+    def _show(self) -> None:
+        for parameter in self._whole.values():
+            show(parameter)
 
     def hand_over(self) -> None:
         """Give the optimizer this worker's rows of the gradients."""
@@ -115,7 +123,8 @@ def _part(parameter: nn.Parameter, place: World) -> Part:
     return Part(made, box, Form(tuple(parameter.shape), parameter.dtype))
 
 
-def _fill(parameter: nn.Parameter, chunks: list[Tensor]) -> None:
-    parameter.untyped_storage().resize_(parameter.numel() * parameter.element_size())
+def _fill(parameter: nn.Parameter, strides: tuple[int, ...], chunks: list[Tensor]) -> None:
+    # Other memory, not the same resized: torch refuses that once anybody has looked at it through numpy.
+    parameter.data = parameter.data.new_empty_strided(parameter.shape, strides)
     flat = torch.cat(chunks) if parameter.dim() else chunks[0]
     parameter.copy_(flat[: parameter.numel()].view(parameter.shape))

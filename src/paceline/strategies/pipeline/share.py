@@ -340,13 +340,5 @@ def _refuse_change(name: str) -> NoReturn:
     )
 
 
-def drop(model: nn.Module, kept: frozenset[str]) -> None:
-    """Let go of all tensors of a model but the named ones."""
-    for path, module in model.named_modules():
-        for name, _ in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-            if _joined(path, name) not in kept:
-                setattr(module, name, None)
-
-
 def _joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from paceline.errors import InputError, UnknownNameError
+from paceline.strategies.absent import form_of
 from paceline.strategies.pipeline.model_copy import ModelCopy
 
 
@@ -275,9 +276,9 @@ def stand_ins(model: nn.Module, names: frozenset[str] = frozenset()) -> dict[int
         if name in names:
             memo[id(tensor)] = tensor
         elif isinstance(tensor, nn.Parameter):
-            memo[id(tensor)] = nn.Parameter(torch.empty_like(tensor, device="meta"), tensor.requires_grad)
+            memo[id(tensor)] = nn.Parameter(form_of(tensor), tensor.requires_grad)
         else:
-            memo[id(tensor)] = torch.empty_like(tensor, device="meta")
+            memo[id(tensor)] = form_of(tensor)
     return memo
 
 

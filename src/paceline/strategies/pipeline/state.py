@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import CheckpointError
+from paceline.strategies.absent import drop, is_absent, present
 from paceline.strategies.pieces import (
     MODEL,
     OPTIMIZER,
@@ -31,7 +32,6 @@ from paceline.strategies.pieces import (
     unite,
 )
 from paceline.strategies.pipeline.rows import NoRows, Part
-from paceline.strategies.pipeline.share import drop
 from paceline.strategies.state import load_optimizer_state, optimizer_state, plain
 from paceline.world import World, all_gather_object
 
@@ -59,14 +59,14 @@ class Keeping:
                 if f"{path}.{name}".lstrip(".") in names:
                     setattr(module, name, buffer.to(device))
 
-    def keep(self, names: frozenset[str]) -> None:
-        """Hold on to the named tensors alone."""
+    def keep(self, names: frozenset[str], device: torch.device) -> None:
+        """Hold on to the named tensors alone, which are on the device."""
         saved = self.held()
         known = {id(parameter): name for name, parameter in self.model.named_parameters()}
         for group in self.optimizer.param_groups:
             group["params"] = [one for one in group["params"] if known.get(id(one), "") in names]
-        drop(self.model, names)
-        self._parts = {name: Part.whole(one) for name, one in self.model.named_parameters()}
+        drop(self.model, names, device)
+        self._parts = {name: Part.whole(one) for name, one in present(self.model.named_parameters())}
         self.optimizer.state.clear()
         self._load_optimizer(
             {key: piece.form for key, piece in saved.pieces.items()},
@@ -118,14 +118,14 @@ class Keeping:
 
     def held(self) -> Held:
         """Give what this worker holds."""
-        pieces = {
-            f"{MODEL}/{name}": Piece.whole(value.detach()) for name, value in self.model.state_dict().items()
-        }
-        shared = {id(value): self._parts[name] for name, value in self.model.named_parameters()}
+        known = {id(value): name for name, value in self.model.named_parameters()}
+        pieces: dict[str, Piece] = {}
         for name, value in self.model.state_dict(keep_vars=True).items():
-            part = shared.get(id(value))
+            part = self._parts.get(known.get(id(value), ""))
             if part is not None:
                 pieces[f"{MODEL}/{name}"] = Piece(part.values.detach(), part.box, part.form)
+            elif not is_absent(value):
+                pieces[f"{MODEL}/{name}"] = Piece.whole(value.detach())
         described, others = self._described(), dict[str, dict[str, Any]]()
         for name, slots in described["state"].items():
             others[name] = {slot: value for slot, value in slots.items() if not isinstance(value, Tensor)}
