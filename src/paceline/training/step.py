@@ -176,6 +176,9 @@ class Step:
     def compute(self, loss: LossFunction) -> StepResult:
         """Do the whole step with a loss function, in whatever way the strategy does it best."""
 
+        if self._attempt is not None:
+            self._attempt.begin_batches()
+
         def taken() -> StepResult:
             with self._hidden.passes():
                 return self._replica.step(self.work, self._hidden.around(loss), self._clip)
