@@ -225,15 +225,22 @@ class DdpReplica(SequentialReplica):
         """Refuse to go on with gradients that were never reduced."""
         if not self._last_bucket_seen:
             self._check_unchanged()
+            known = {id(parameter) for parameter in self.parameters}
             apart = {id(parameter) for parameter in self.sparse}
-            self._refuse(
-                [
-                    name
-                    for name, value in self.model.named_parameters()
-                    if value.requires_grad and value.grad is None and id(value) not in apart
-                ],
-                "main loss" if self.auxiliary.names else "loss",
-            )
+            named = [(name, one) for name, one in self.model.named_parameters() if one.requires_grad]
+            replaced = [name for name, one in named if id(one) not in known]
+            unused = [name for name, one in named if one.grad is None and id(one) not in apart]
+            if replaced or not unused:
+                self._refuse_replaced(replaced)
+            self._refuse(unused, "main loss" if self.auxiliary.names else "loss")
+
+    def _refuse_replaced(self, names: list[str]) -> None:
+        """Raise for a parameter that has taken another's place: neither the optimizer nor torch's DDP knows of it."""
+        what = names[0] if names else "a parameter of the model"
+        raise InputError(
+            f"step {self._work.number}: {what} was replaced (an assignment, load_state_dict(assign=True), model.double()), and "
+            "what is there now is not trained. Change weights in place: p.copy_() under torch.no_grad()."
+        )
 
     def _refuse(self, unused: list[str], loss: str = "loss") -> None:
         raise InputError(

@@ -188,6 +188,46 @@ def test_a_worker_with_the_whole_model_takes_it(strategy: str, alone: dict[str, 
     assert [kind for kind in kinds if not same(found[kind], alone[kind])] == []
 
 
+def test_ddp_names_a_parameter_that_it_does_not_know() -> None:
+    for found in train("ddp", 2, ["parameter", "loaded"]):
+        assert "blocks.1.up.weight was replaced" in str(found["parameter"])
+        assert "blocks.0.up.weight was replaced" in str(found["loaded"])
+
+
+class Rows(nn.Module):
+    """A table that hybrid keeps on servers, looked up in some way."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.table, self.head = kind, nn.Embedding(16, 6, sparse=True), nn.Linear(6, 1)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Return one number for each row."""
+        rows = self.table(numbers)
+        if self.kind == "others":
+            rows = rows + functional_call(self.table, {"weight": torch.ones(16, 6)}, (numbers,))
+        elif self.kind == "read":
+            rows = rows + self.table.weight.detach().mean()
+        return self.head(rows)  # type: ignore[no-any-return]
+
+
+def look_up(run: paceline.Run, kind: str) -> None:
+    model: Any = run.prepare(Rows(kind), lambda model: torch.optim.SGD(model.parameters(), lr=0.05))[0]
+    for step in run.steps(TensorDataset(torch.arange(16)), batch_size=8, epochs=1):
+        step.compute(lambda model, batch: Loss.mean((model(batch[0]) - 1).square().sum(1)))
+        if kind == "memory":
+            model.table.weight.data = model.table.weight.data * 0.9
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("others", "was given another tensor"), ("memory", "was given another tensor"), ("read", "nan")],
+)
+def test_a_table_on_servers_is_not_replaced_in_silence(kind: str, words: str) -> None:
+    with pytest.raises(paceline.PacelineError, match=words):
+        paceline.launch(look_up, kind, strategy="hybrid", workers=2, shards=2, threads=1)
+
+
 def test_tp_refuses_what_was_made_of_a_part(alone: dict[str, Outcome]) -> None:
     kinds = ["scaled", "lent", "hook", "whole model", "average"]
     for found in train("tp", 2, [*kinds, "detached", "penalty"]):

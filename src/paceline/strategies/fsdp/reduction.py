@@ -128,7 +128,8 @@ class Reduction:
     def check_slots(self) -> None:
         """Raise where other tensors were put in the place of weights: they are neither trained nor saved."""
         for wrap in self.wraps:
-            wrap.check_slots()
+            wrap.check_slots(memory=False)
+            wrap.check_slots(memory=True)
 
     def check_passes(self, when: str) -> None:
         """Raise if a pass has written to a gathered parameter, or told it to train: the next gathering undoes it."""

@@ -39,13 +39,15 @@ class Slot:
         member._setattr_on_modules = self._replace
 
     def check(self) -> None:
-        """Raise where something else stands in its place, or it has other memory than the rows that are gathered."""
-        member = self._member
-        held = getattr(member, _HELD[member.sharded_state])
+        """Raise where something else stands in its place."""
+        held = getattr(self._member, _HELD[self._member.sharded_state])
         for module, name in self._places:
             if module._parameters.get(name) is not held:
                 self._refuse()
-        rows = member.sharded_param
+
+    def check_memory(self) -> None:
+        """Raise where it has other memory than the rows that are gathered and updated."""
+        rows = self._member.sharded_param
         if (
             rows.untyped_storage()._cdata != self._memory._cdata
             or rows._local_tensor.data_ptr() != self._rows

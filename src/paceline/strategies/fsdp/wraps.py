@@ -127,10 +127,10 @@ class Wrap:
             Slot(member, local.part_of(member.sharded_param)) for member in self._group.fsdp_params
         ]
 
-    def check_slots(self) -> None:
-        """Raise where other tensors were put in the place of its weights."""
+    def check_slots(self, *, memory: bool) -> None:
+        """Raise where other tensors were put in the place of its weights, or where those have other `memory`."""
         for slot in self._slots:
-            slot.check()
+            slot.check_memory() if memory else slot.check()
 
     @property
     def type(self) -> torch.dtype:
@@ -239,7 +239,6 @@ class Wrap:
 
     def join_gather(self) -> None:
         """Take part in gathering the weights without any use for them."""
-        self.check_slots()
         held = [part for member in self._group.fsdp_params for part in member.all_gather_inputs]
         if len({part.dtype for part in held}) > 1:
             held = [part.view(torch.uint8) for part in held]
@@ -290,7 +289,9 @@ class Wrap:
     def _before_forward(self, *args: Any) -> Any:
         check_transforms("fsdp")
         if self.name and self._group.is_unsharded:
-            self.check_slots()  # its gradients leave before those of what was put in the place of its weights are there
+            self.check_slots(
+                memory=False
+            )  # its gradients leave before those of what was put in the place of its weights are there
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
             self._uses += 1
         made = self._pre_forward(*args)
@@ -323,6 +324,7 @@ class _Gather(AllGather):
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Give memory for the weights of all workers."""
+        self._wrap.check_slots(memory=True)
         return self._listener.outlive(
             lambda: self._listener.gather.room(int(*size), dtype, device),
             lambda: torch.zeros(*size, dtype=dtype, device=device),

@@ -48,6 +48,7 @@ class FarEmbedding(nn.Embedding):
     """An `nn.Embedding` whose rows are on servers."""
 
     fetch: Fetch
+    memory: int
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (as torch calls it)
         """Give the rows of some ids."""
@@ -59,6 +60,7 @@ class FarEmbeddingBag(nn.EmbeddingBag):
     """An `nn.EmbeddingBag` whose rows are on servers."""
 
     fetch: Fetch
+    memory: int
 
     def forward(
         self,
@@ -86,6 +88,7 @@ _FAR = {near: far for far, near in _NEAR.items()}
 
 def _rows(table: FarEmbedding | FarEmbeddingBag, ids: Tensor) -> tuple[Tensor, Tensor, int | None]:
     """Fetch the rows that a batch names; gives them, the place of each id among them, and the place of the padding."""
+    check_own(table)
     padding = table.padding_idx
     if padding is None:
         numbers, places = torch.unique(ids, return_inverse=True)
@@ -102,6 +105,16 @@ def _rows(table: FarEmbedding | FarEmbeddingBag, ids: Tensor) -> tuple[Tensor, T
         )
     rows = _Fetched.apply(table.weight, numbers, table.fetch(numbers))  # type: ignore[no-untyped-call]
     return rows, places, padding
+
+
+def check_own(table: FarEmbedding | FarEmbeddingBag) -> None:
+    """Raise where another tensor was put in the place of the stand-in: the servers' rows would be used all the same."""
+    if table.weight.data_ptr() != table.memory:
+        raise InputError(
+            f"the weight of an embedding of shape {tuple(table.weight.shape)} was given another tensor "
+            "(torch.func.functional_call, an assignment to it or to its .data), and under hybrid its rows are on servers. "
+            "Use --strategy ddp."
+        )
 
 
 def check(model: nn.Module) -> None:
@@ -137,7 +150,12 @@ def send_away(table: nn.Embedding | nn.EmbeddingBag, fetch: Fetch, device: torch
     """Let a table's rows be elsewhere from now on."""
     table.__class__ = _FAR.get(type(table), type(table))
     table.fetch = fetch  # type: ignore[assignment]
-    table.weight.data = without_memory(table.weight.shape, table.weight.dtype, device)
+    stand_in = without_memory(table.weight.shape, table.weight.dtype, device)
+    stand_in[:1, :1] = float(
+        "nan"
+    )  # which is all of it: what is read here is no number, rather than a wrong one
+    table.weight.data = stand_in
+    table.memory = stand_in.data_ptr()  # type: ignore[assignment]
 
 
 def bring_back(model: nn.Module) -> None:
@@ -145,5 +163,5 @@ def bring_back(model: nn.Module) -> None:
     for table in sparse.tables(model).values():
         if type(table) in _NEAR:
             table.__class__ = _NEAR[type(table)]
-            del table.fetch
+            del table.fetch, table.memory
             table.weight.data = torch.zeros_like(table.weight, memory_format=torch.contiguous_format)
