@@ -30,7 +30,7 @@ from paceline.strategies.hosts import open_lanes
 from paceline.strategies.packing import as_real, dense_strides, memory_shape, nothing_like
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
-from paceline.strategies.trained import check_equal
+from paceline.strategies.trained import check_equal, refuse_replaced
 from paceline.strategies.tree import TreeSum
 from paceline.strategies.tuning import Tuning
 from paceline.strategies.writes import Writes
@@ -231,16 +231,8 @@ class DdpReplica(SequentialReplica):
             replaced = [name for name, one in named if id(one) not in known]
             unused = [name for name, one in named if one.grad is None and id(one) not in apart]
             if replaced or not unused:
-                self._refuse_replaced(replaced)
+                refuse_replaced(replaced[0] if replaced else "a parameter of the model")
             self._refuse(unused, "main loss" if self.auxiliary.names else "loss")
-
-    def _refuse_replaced(self, names: list[str]) -> None:
-        """Raise for a parameter that has taken another's place: neither the optimizer nor torch's DDP knows of it."""
-        what = names[0] if names else "a parameter of the model"
-        raise InputError(
-            f"step {self._work.number}: {what} was replaced (an assignment, load_state_dict(assign=True), model.double()), and "
-            "what is there now is not trained. Change weights in place: p.copy_() under torch.no_grad()."
-        )
 
     def _refuse(self, unused: list[str], loss: str = "loss") -> None:
         raise InputError(

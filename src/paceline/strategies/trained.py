@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from operator import attrgetter, is_
-from typing import Protocol
+from typing import NoReturn, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -105,6 +105,32 @@ class Trained:
         if len(groups) == 1:
             return list(groups[0]["params"])
         return [parameter for group in groups for parameter in group["params"]]
+
+
+class Places:
+    """The parameters in their modules, as they were wired up: one that takes another's place is trained by nobody."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places = [
+            (f"{path}.{key}" if path else key, module._parameters, key, value)  # noqa: SLF001  (the table that torch looks in)
+            for path, module in model.named_modules()
+            for key, value in module._parameters.items()  # noqa: SLF001
+            if value is not None
+        ]
+
+    def check(self) -> None:
+        """Raise where something else stands in the place of a parameter."""
+        for name, table, key, value in self._places:
+            if table.get(key) is not value:
+                refuse_replaced(name)
+
+
+def refuse_replaced(name: str) -> NoReturn:
+    """Raise for a parameter that has taken another's place: neither the optimizer nor what sums gradients knows of it."""
+    raise InputError(
+        f"{name} was replaced (an assignment, load_state_dict(assign=True), model.double()), and what is there now is not "
+        "trained. Change weights in place: p.copy_() under torch.no_grad()."
+    )
 
 
 def check_held(model: nn.Module, optimizer: Optimizer) -> None:

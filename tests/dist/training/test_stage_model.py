@@ -143,3 +143,17 @@ def test_an_exception_of_the_loop_is_tried_once_more_and_then_its_own(kind, tmp_
     with pytest.raises(WorkerFailedError, match="rank 1") as caught:
         paceline.launch(fail, kind, str(twice), 2, **options)
     assert "KeyError: 'of the loop'" in "".join(caught.value.__notes__)
+
+
+def replace(run):
+    """Put other parameters in the place of the model's, between two steps."""
+    model, _ = prepared(run, "rows")
+    for step in run.steps(DATA, batch_size=8, steps=3):
+        step.compute(loss)
+        if step.number == 1:
+            model.load_state_dict(copy.deepcopy(rows().state_dict()), assign=True)
+
+
+def test_a_parameter_in_the_place_of_another_is_refused():
+    with pytest.raises(InputError, match=r"0\.weight was replaced"):
+        paceline.launch(replace, strategy="pp", workers=2, shards=2, threads=1, device="cpu")

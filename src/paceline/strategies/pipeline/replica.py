@@ -41,7 +41,7 @@ from paceline.strategies.refusals import refuse_sparse
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import check_trainable
 from paceline.strategies.state import check_own_entries
-from paceline.strategies.trained import Trained, check_equal, check_held
+from paceline.strategies.trained import Places, Trained, check_equal, check_held
 from paceline.strategies.writes import Writes
 from paceline.task import Loss
 from paceline.world import World, all_gather_object, broadcast_object, seeds
@@ -161,7 +161,7 @@ class PipelineReplica:
             stage.attributes = StageAttributes(stage.body, list(bodies.values()))
         self._sums = Sums(self._stages, self._late, parts, self._trained, self._pipe)
         share = StageParameters(self.model, frozenset().union(*self._names.values()))
-        self._wired = Trained(share, self.optimizer)
+        self._wired, self._parameters = Trained(share, self.optimizer), Places(self.model)
         self._writes = Writes(share.named_parameters())
         self._conveyor = Conveyor(self._pipe, self._stages, self._on_batch)
 
@@ -180,6 +180,7 @@ class PipelineReplica:
         self._partial_update.check()
         self._wired.check("pp")
         self._wired.check_hooks()
+        self._parameters.check()
         self.totals = []
         self._rows.gather()
         self._sums.begin(work, self.totals)
@@ -336,7 +337,9 @@ class PipelineReplica:
             check_equal(named.items(), self._data)
 
     def held(self) -> Held:
-        """Give the tensors of this worker's stages."""
+        """Return the tensors of this worker's stages."""
+        if self.chain is not None:
+            self._parameters.check()
         return self._keeping.held()
 
     def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
