@@ -31,6 +31,11 @@ def tables(model: nn.Module) -> dict[str, nn.Embedding | nn.EmbeddingBag]:
     }
 
 
+def weight_of(table: str) -> str:
+    """Return the name of a table's weight; a model may be a table itself."""
+    return f"{table}.weight" if table else "weight"
+
+
 def sparse_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Give the parameters of a model whose gradients are rows, each once."""
     weights = (cast("nn.Parameter", table.weight) for table in tables(model).values())

@@ -229,3 +229,21 @@ class Own(nn.Embedding):
 def test_a_model_that_servers_cannot_serve_is_refused(model: nn.Module, says: str) -> None:
     with pytest.raises(InputError, match=says):
         check(model)
+
+
+def train_table(run: paceline.Run) -> str:
+    """Train a model that is a table itself."""
+    torch.manual_seed(5)
+    model, _ = run.prepare(
+        lambda: nn.Embedding(11, 3, sparse=True), lambda made: torch.optim.SGD(made.parameters(), lr=0.3)
+    )
+    for step in run.steps(torch.utils.data.TensorDataset(torch.arange(22) % 11), batch_size=7, epochs=2):
+        for (rows,) in step:
+            step.backward(model(rows).pow(2).sum(1))
+        step.apply()
+    return run.weights_sha256()
+
+
+def test_a_model_that_is_a_table_itself() -> None:
+    (alone,) = launch("single", 1, function=train_table)
+    assert set(launch("hybrid", 2, function=train_table, servers=2)) == {alone}

@@ -54,7 +54,7 @@ class ServerReplica(KeptReplica):
         cut = {}
         for name, table in sparse.tables(self.model).items():
             edges = bounds(table.num_embeddings, servers)
-            cut[f"{name}.weight"] = part_of(table.weight, edges[place], edges[place + 1], world.device)
+            cut[sparse.weight_of(name)] = part_of(table.weight, edges[place], edges[place + 1], world.device)
         self._kept = KeptState(self.model, (), cut)
         self._parts = list(cut.values())
         self._kept.wire(self.optimizer)

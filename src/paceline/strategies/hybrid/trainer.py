@@ -166,7 +166,7 @@ class _Trainer(KeptReplica, SequentialReplica):
         self.everybody = everybody
         check_held(self.model, self.optimizer)
         tables = sparse.tables(self.model)
-        apart = {f"{name}.weight" for name in tables}
+        apart = {sparse.weight_of(name) for name in tables}
         dense = [name for name, _ in self.model.named_parameters() if name not in apart]
         self._kept = KeptState(self.model, dense, {})
         self._kept.let_go(self.optimizer)
