@@ -9,7 +9,7 @@ from typing import Any
 
 
 def names(package: str, table: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Give a package's `__getattr__` and `__dir__` for a table of name to module."""
+    """Return a package's `__getattr__` and `__dir__` for a table of name to module."""
 
     def load(name: str) -> Any:
         if name not in table:

@@ -69,7 +69,7 @@ class Loss:
 
     @classmethod
     def tokens(cls, logits: Tensor, targets: Tensor, *, ignore_index: int = -100, **auxiliary: Loss) -> Loss:
-        """Give the mean cross-entropy over the tokens whose target is not `ignore_index`."""
+        """Return the mean cross-entropy over the tokens whose target is not `ignore_index`."""
         total = F.cross_entropy(
             logits.reshape(-1, logits.shape[-1]),
             targets.reshape(-1),
@@ -144,7 +144,7 @@ class Task:
         return None
 
     def buffers(self) -> Mapping[str, Any]:
-        """Say how buffers that shards make differ are combined: name or pattern -> "mean", "sum", "max", "min", "first".
+        """Return how buffers that shards make differ are combined: name or pattern -> "mean", "sum", "max", "min", "first".
 
         A function of (value before, values of the shards) does too. BatchNorm's are known already.
         """
@@ -155,7 +155,7 @@ class Task:
         return None
 
     def tensor_plan(self) -> Mapping[str, Any] | None:
-        """Say how layers are split (tp): name or pattern -> "columns", "rows" or a ParallelStyle; None proposes a plan."""
+        """Return how layers are split (tp): name or pattern -> "columns", "rows" or a ParallelStyle; None proposes a plan."""
         return None
 
     def pipeline_stages(self) -> Sequence[str] | None:
@@ -163,11 +163,11 @@ class Task:
         return None
 
     def train_data(self) -> Any:
-        """Give the training set: a map-style or an iterable dataset."""
+        """Return the training set: a map-style or an iterable dataset."""
         raise NotImplementedError(f"{type(self).__name__} needs a method train_data(self)")
 
     def eval_data(self) -> Any | None:
-        """Give the evaluation set, or None for a run without evaluation."""
+        """Return the evaluation set, or None for a run without evaluation."""
         return None
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
@@ -195,5 +195,5 @@ def _left_out(mean: Tensor, weight: Weight) -> Tensor:
 
 
 def as_float(value: Weight) -> float:
-    """Give a weight or a total as a Python number."""
+    """Return a weight or a total as a Python number."""
     return float(value.item()) if isinstance(value, torch.Tensor) else float(value)

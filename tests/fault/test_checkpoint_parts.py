@@ -14,7 +14,7 @@ import paceline
 from paceline.checkpoint import Checkpoints, Saver, load
 from paceline.checkpoint.compare import same
 from paceline.errors import WorkerFailedError
-from paceline.strategies.pieces import unite
+from paceline.state.chunks import unite
 from tests.dist.checkpoint.cut import REST, held, moment, whole
 from tests.unit.checkpoint.states import refuse, run_state
 

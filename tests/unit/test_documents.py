@@ -16,8 +16,9 @@ from paceline.checkpoint.manifest import MANIFEST, Manifest, _digest
 from paceline.checkpoint.store import Checkpoints
 from paceline.cli import main as command_line
 from paceline.errors import InputError
-from paceline.training import folder, ledger
-from paceline.training.receipt import Receipt
+from paceline.records import ledger
+from paceline.records.receipt import Receipt
+from paceline.training import folder
 from paceline.verify.audit import audit
 from tests.unit.checkpoint.states import run_state
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.checkpoint.fingerprint import raw_bytes
 from paceline.errors import CheckpointError
-from paceline.strategies.pieces import Form
+from paceline.state.chunks import Form
 
 _MOST_NAMED = 5
 
@@ -37,7 +37,7 @@ def check_fits(model_state: Mapping[str, Tensor | Form], saved: Mapping[str, Ten
 
 
 def same(left: Any, right: Any) -> bool:
-    """Tell whether two nested states are equal to the bit, a NaN being equal to itself."""
+    """Return whether two nested states are equal to the bit, a NaN being equal to itself."""
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         return (
             left.dtype == right.dtype

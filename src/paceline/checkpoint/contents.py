@@ -17,7 +17,7 @@ from paceline.checkpoint.parts import Parts
 from paceline.checkpoint.planning import Offer, Plan, make_plan
 from paceline.checkpoint.tensors import apart, dense, plain
 from paceline.errors import CheckpointError
-from paceline.strategies.pieces import MODEL, OPTIMIZER, Piece, hold
+from paceline.state.chunks import MODEL, OPTIMIZER, Piece, hold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Contents:
     rest: Mapping[str, Any]
 
     def manifest(self, files: Mapping[str, FileRecord], weights: str) -> Manifest:
-        """Give the manifest of these files; `weights` is the fingerprint."""
+        """Return the manifest of these files; `weights` is the fingerprint."""
         return Manifest(
             step=self.moment.step,
             position=dict(self.moment.position),
@@ -61,7 +61,7 @@ class Contents:
         )
 
     def fingerprint(self, folder: Path) -> str:
-        """Give the sha256 of the weights, whose parts are all written into a folder."""
+        """Return the sha256 of the weights, whose parts are all written into a folder."""
         # In memory only where this worker is the one that writes: servers, which hold everything, are not the first.
         if len(self.plan.writers) == 1 and self.plan.tensors.keys() <= self.tensors.keys():
             keys = {key: key for key in self.tensors} | self.plan.aliases
@@ -94,12 +94,12 @@ def contents_of(step: int, state: Mapping[str, Any]) -> Contents:
 
 
 def written(pieces: Mapping[str, Piece], keys: tuple[str, ...]) -> dict[str, Tensor]:
-    """Give the values of some pieces; what is no dense tensor is refused."""
+    """Return the values of some pieces; what is no dense tensor is refused."""
     return {key: dense(pieces[key].values, key.partition("/")[2]) for key in keys}
 
 
 def own_slots(rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what an optimizer keeps for its parameters that is no tensor: in a pipeline each worker knows only its own."""
+    """Return what an optimizer keeps for its parameters that is no tensor: in a pipeline each worker knows only its own."""
     slots = rest.get(OPTIMIZER, {}).get("state", {})
     return {name: one for name, one in slots.items() if one}
 
@@ -112,5 +112,5 @@ def with_slots(rest: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str,
 
 
 def plain_rest(rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the rest of a state as a checkpoint can hold it."""
+    """Return the rest of a state as a checkpoint can hold it."""
     return {key: plain(value, key) for key, value in rest.items()}

@@ -35,13 +35,13 @@ from torch.futures import Future
 from paceline.checkpoint.manifest import Manifest, Stored
 from paceline.checkpoint.parts import Parts, dtype_named
 from paceline.errors import CheckpointError
-from paceline.strategies.pieces import Box, Form
+from paceline.state.chunks import Box, Form
 
 
 def deal(
     forms: Mapping[str, Form], wanted: Sequence[Mapping[str, Box]], *, spread: bool
 ) -> list[dict[str, Box]]:
-    """Give each worker those of its pieces that it is to write, every piece to one; `spread` evens out their sizes."""
+    """Return for each worker those of its pieces that it is to write, every piece to one; `spread` evens out their sizes."""
     plans = [SavePlan([_item(key, forms[key], box) for key, box in boxes.items()]) for boxes in wanted]
     planner = DefaultSavePlanner(
         flatten_state_dict=False, flatten_sharded_tensors=False, dedup_save_to_lowest_rank=not spread
@@ -104,7 +104,7 @@ class PartsReader(StorageReader):
         """Stay with the folder that was given."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Give what the checkpoint holds, from its manifest."""
+        """Return what the checkpoint holds, from its manifest."""
         del args, kwargs
         stored = self._manifest.tensors
         names = {key: stored[target] for key, target in self._manifest.aliases.items()}
@@ -139,5 +139,5 @@ class PartsReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Say whether a folder is a checkpoint of ours."""
+        """Return whether a folder is a checkpoint of ours."""
         return (Path(checkpoint_id) / "manifest.json").exists()

@@ -39,7 +39,7 @@ class Fault:
 
     @classmethod
     def of(cls, error: CheckpointError) -> Fault:
-        """Say what an error was."""
+        """Return what an error was."""
         return cls(str(error), isinstance(error, DiskFaultError))
 
     def error(self) -> CheckpointError:
@@ -106,7 +106,7 @@ class Draft:
         sync(self.partial)
 
     def sealed(self) -> dict[int, FileRecord]:
-        """Give the parts that are on the disk; raise what a writer says went wrong."""
+        """Return the parts that are on the disk; raise what a writer says went wrong."""
         found = {}
         for name in os.listdir(self.partial):  # noqa: PTH208  (asks a network disk anew, where exists() may not)
             if name.startswith("part-") and name.endswith(".json"):

@@ -40,7 +40,7 @@ def seal(path: Path) -> FileRecord:
 
 
 def hash_file(path: Path) -> FileRecord:
-    """Say what a finished file is."""
+    """Return what a finished file is."""
     with open_regular(path) as file:
         return FileRecord(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
@@ -115,7 +115,7 @@ class committing(discarding):  # noqa: N801
 
 
 def disk_fault(error: BaseException, final: Path) -> str | None:
-    """Say in one line that the disk did not take a checkpoint, if that is what an exception is about."""
+    """Return one line that says that the disk did not take a checkpoint, if that is what an exception is about."""
     reason = _disk_reason(error)
     if reason is None:
         return None

@@ -184,7 +184,7 @@ def _publish(partial: Path, target: Path, names: list[str], before: list[Path]) 
 
 
 def _find(place: Path, skipped: list[tuple[Path, str]]) -> tuple[Path, Manifest]:
-    """Give a checkpoint whose files are all undamaged."""
+    """Return a checkpoint whose files are all undamaged."""
     if (place / MANIFEST).exists() or place.name.startswith("step-"):
         if not place.is_dir():
             raise CheckpointError(

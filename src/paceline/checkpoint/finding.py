@@ -30,7 +30,7 @@ class Found:
 
 
 def find_newest(world: World, checkpoints: Checkpoints, report: Callable[[Path, str], None]) -> Found | None:
-    """Give every worker the same newest whole checkpoint; each damaged one above it goes to `report` on the first worker."""
+    """Return the same newest whole checkpoint on every worker; each damaged one above it goes to `report` on the first worker."""
     damaged: set[str] = set()
     while True:
         names = (

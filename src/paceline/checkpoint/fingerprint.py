@@ -13,7 +13,7 @@ from paceline.errors import CheckpointError
 
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
-    """Give the sha256 over name, type, shape and raw bytes of every tensor, sorted by name."""
+    """Return the sha256 over name, type, shape and raw bytes of every tensor, sorted by name."""
     return digest((name, state[name]) for name in sorted(state))
 
 
@@ -31,6 +31,6 @@ def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def raw_bytes(tensor: Tensor) -> Tensor:
-    """Give the bytes of any tensor, wherever it is, as a flat uint8 tensor on the CPU."""
+    """Return the bytes of any tensor, wherever it is, as a flat uint8 tensor on the CPU."""
     bare = tensor.detach().resolve_conj().resolve_neg().to("cpu")
     return bare.contiguous().reshape(-1).view(torch.uint8)

@@ -31,11 +31,11 @@ class Inspection:
         return {name: self.manifest.files[name] for name in self.manifest.parts}
 
     def tensors(self) -> list[tuple[str, Stored]]:
-        """Give all tensors, the largest first."""
+        """Return all tensors, the largest first."""
         return sorted(self.manifest.tensors.items(), key=lambda item: (-item[1].bytes, item[0]))
 
     def as_json(self, most: int | None) -> dict[str, Any]:
-        """Give it as plain values, with so many tensors."""
+        """Return it as plain values, with so many tensors."""
         manifest = self.manifest
         return {
             "path": str(self.path),

@@ -139,7 +139,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> int | None:
-    """Tell when a process started, since a number alone is soon another's; None if it has ended."""
+    """Return when a process started, since a number alone is soon another's; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -149,7 +149,7 @@ def _started(pid: int) -> int | None:
 
 
 def _answers(pid: int) -> bool:
-    """Tell whether a process is there, on a system that says no more than that."""
+    """Return whether a process is there, on a system that says no more than that."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -50,12 +50,12 @@ class Stored:
 
     @property
     def values(self) -> int:
-        """Give how many numbers it has."""
+        """Return how many numbers it has."""
         return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Give how much it is."""
+        """Return how much it is."""
         return self.values * self.itemsize
 
     @property

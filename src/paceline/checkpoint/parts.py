@@ -13,11 +13,11 @@ from torch import Tensor
 
 from paceline.checkpoint.manifest import MODEL_PREFIX, Manifest, Stored, StoredBox, part_name
 from paceline.errors import CheckpointError
-from paceline.strategies.pieces import Box, Form
+from paceline.state.chunks import Box, Form
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """Give torch's type of a name in a manifest."""
+    """Return torch's type of a name in a manifest."""
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise CheckpointError(f"the type {name} of a tensor is not known to torch {torch.__version__}")
@@ -55,7 +55,7 @@ class Parts:
                 self._piece(key, one)
 
     def read(self, key: str, box: Box) -> Tensor:
-        """Give the values of a part of a tensor, in memory of their own."""
+        """Return the values of a part of a tensor, in memory of their own."""
         stored, target = self._stored[key], self.manifest.aliases.get(key, key)
         for one in stored.boxes:
             if (one.offset, one.shape) == (box.offset, box.shape):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from paceline.checkpoint.manifest import Stored, StoredBox
 from paceline.checkpoint.tensors import tied
 from paceline.errors import CheckpointError
-from paceline.strategies.pieces import Box, Form, Piece
+from paceline.state.chunks import Box, Form, Piece
 
 ALONE = 16 << 20
 """Bytes that one worker writes sooner than several could agree on the end of it: 0.05 s, hash included."""
@@ -28,7 +28,7 @@ class Offer:
 
     @classmethod
     def of(cls, host: str, pieces: Mapping[str, Piece]) -> Offer:
-        """Say it of the pieces that a worker holds; an empty piece of something is nothing."""
+        """Return it for the pieces that a worker holds; an empty piece of something is nothing."""
         held = {
             key: (piece.form, piece.box)
             for key, piece in pieces.items()
@@ -49,7 +49,7 @@ class Plan:
     """What each part holds."""
 
     def part_of(self, rank: int) -> int | None:
-        """Give the number of the part that a worker writes, if it writes one."""
+        """Return the number of the part that a worker writes, if it writes one."""
         return self.writers.index(rank) if rank in self.writers else None
 
 
@@ -99,7 +99,7 @@ def _forms(offers: Sequence[Offer]) -> dict[str, Form]:
 
 
 def _aliases(offers: Sequence[Offer]) -> dict[str, str]:
-    """Give the tied weights on which all that hold them agree; others are stored as they are."""
+    """Return the tied weights on which all that hold them agree; others are stored as they are."""
     agreed: dict[str, str] = {}
     for offer in offers:
         agreed.update(offer.aliases)
@@ -113,7 +113,7 @@ def _aliases(offers: Sequence[Offer]) -> dict[str, str]:
 def _wanted(
     offer: Offer, forms: Mapping[str, Form], aliases: Mapping[str, str], offers: Sequence[Offer]
 ) -> dict[str, Box]:
-    """Give what a worker could write: of a tensor that somebody holds whole, nobody's smaller pieces."""
+    """Return what a worker could write: of a tensor that somebody holds whole, nobody's smaller pieces."""
     wanted = {}
     for key, (form, box) in offer.pieces.items():
         whole = Box.whole(forms[key].shape)

@@ -12,7 +12,7 @@ from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.parts import Parts, dtype_named
 from paceline.checkpoint.rest import read_rest
 from paceline.errors import CheckpointError
-from paceline.strategies.pieces import Box, unite
+from paceline.state.chunks import Box, unite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def check_files(path: Path, manifest: Manifest, hashed: Collection[str] | None =
 
 
 def dealt(files: Mapping[str, FileRecord], rank: int, size: int) -> set[str]:
-    """Give the files that one of so many workers is to hash: each goes to one, the largest first to whom has least."""
+    """Return the files that one of so many workers is to hash: each goes to one, the largest first to whom has least."""
     loads = [0] * size
     mine = set()
     for name in sorted(files, key=lambda name: (-files[name].size, name)):
@@ -86,7 +86,7 @@ def dealt(files: Mapping[str, FileRecord], rank: int, size: int) -> set[str]:
 
 
 def seems_whole(path: Path) -> bool:
-    """Tell whether the files of a checkpoint are there in full length, without reading what they hold."""
+    """Return whether the files of a checkpoint are there in full length, without reading what they hold."""
     try:
         check_files(path, Manifest.read(path), hashed=())
     except CheckpointError:

@@ -23,7 +23,7 @@ from paceline.checkpoint.store import Checkpoints
 from paceline.checkpoint.tensors import dense
 from paceline.checkpoint.writing import GivenUpError, Saved, Writing
 from paceline.errors import CheckpointError
-from paceline.strategies.pieces import Held
+from paceline.state.chunks import Held
 from paceline.world import Comm, World, all_gather_object, broadcast_object
 
 Value = TypeVar("Value")
@@ -275,5 +275,5 @@ def _tidy(world: World, draft: Draft) -> AbstractContextManager[None]:
 
 
 def _worst(faults: Iterable[Fault]) -> Fault:
-    """Give what is no fault of the disk before what is, and that before nothing."""
+    """Return what is no fault of the disk before what is, and that before nothing."""
     return max(faults, key=lambda one: (bool(one), not one.disk))

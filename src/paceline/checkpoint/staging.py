@@ -34,7 +34,7 @@ class Staging:
         return dict(zip(tensors, self._places, strict=True))
 
     def _laid_out(self, tensors: Mapping[str, Tensor], *, pinned: bool) -> list[Tensor]:
-        """Give each tensor a place in the slabs."""
+        """Return a place for each tensor in the slabs."""
         needed = sum(_room(tensor) for tensor in tensors.values())
         places: list[Tensor] = []
         slab, start = 0, 0
@@ -52,5 +52,5 @@ class Staging:
 
 
 def _room(tensor: Tensor) -> int:
-    """Give a tensor's bytes, up to the next place where any type may begin."""
+    """Return a tensor's bytes, up to the next place where any type may begin."""
     return -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT

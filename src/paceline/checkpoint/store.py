@@ -26,7 +26,7 @@ from paceline.checkpoint.parts import Parts
 from paceline.checkpoint.read import Loaded, check_files, read, seems_whole
 from paceline.checkpoint.rest import read_rest
 from paceline.errors import CheckpointError, DiskFaultError, InputError
-from paceline.strategies.pieces import Box
+from paceline.state.chunks import Box
 
 _COMMITTED = r"step-(\d+)"
 # What a rename says whose target is a folder with something in it, or a file.
@@ -45,7 +45,7 @@ class Checkpoints:
         """The steps that this run saved itself, or was resumed from: saved once more, they are replaced."""
 
     def committed(self) -> list[Path]:
-        """Give the folders of all committed checkpoints, the oldest step first, whole or damaged."""
+        """Return the folders of all committed checkpoints, the oldest step first, whole or damaged."""
         try:
             names = [path.name for path in self.folder.iterdir()]
         except FileNotFoundError:

@@ -15,14 +15,14 @@ from safetensors.torch import save, save_file
 from torch import Tensor
 
 from paceline.errors import CheckpointError
-from paceline.strategies.pieces import MODEL, Piece
+from paceline.state.chunks import MODEL, Piece
 
 # Schedules of torch keep these two in their state, and torch's restricted unpickler knows them.
 _KNOWN_MAPPINGS: tuple[type, ...] = (dict, OrderedDict, Counter)
 
 
 def dense(value: Any, where: str) -> Tensor:
-    """Give the bare tensor if it has all of its values in memory of its own."""
+    """Return the bare tensor if it has all of its values in memory of its own."""
     bare = value.detach() if isinstance(value, Tensor) else value
     if type(bare) is not Tensor or bare.layout is not torch.strided or bare.is_quantized or bare.is_meta:
         kind = f"{bare.layout} tensor on {bare.device}" if type(bare) is Tensor else type(bare).__name__
@@ -34,7 +34,7 @@ def dense(value: Any, where: str) -> Tensor:
 
 
 def whole(bare: Tensor) -> Tensor:
-    """Give a dense tensor contiguous, on the CPU and without the rest of a larger storage."""
+    """Return a dense tensor contiguous, on the CPU and without the rest of a larger storage."""
     bare = bare.resolve_conj().resolve_neg().to("cpu").contiguous()
     if bare.untyped_storage().nbytes() != bare.numel() * bare.element_size():
         return bare.clone()
@@ -56,7 +56,7 @@ def tied(pieces: Mapping[str, Piece]) -> dict[str, str]:
 
 
 def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give tensors on the CPU that share no memory, as safetensors wants them."""
+    """Return tensors on the CPU that share no memory, as safetensors wants them."""
     made: dict[str, Tensor] = {}
     taken: set[int] = set()
     for name, tensor in tensors.items():
@@ -86,7 +86,7 @@ def plain(value: Any, where: str) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    """Give the bare value that an enum or a number of some library stands for."""
+    """Return the bare value that an enum or a number of some library stands for."""
     bare = value.item() if isinstance(value, np.generic) else value
     if isinstance(bare, bool):
         return bare

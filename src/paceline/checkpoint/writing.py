@@ -49,7 +49,7 @@ class PartWriting:
     """What gives the record of the file; None where this worker has no part."""
 
     def record(self) -> tuple[FileRecord | None, Fault]:
-        """Say what the file is, or why it is not there."""
+        """Return what the file is, or why it is not there."""
         if self.fault or self._hashed is None:
             return None, self.fault
         try:
@@ -140,7 +140,7 @@ class Writing:
         return self._saved(weights)
 
     def fingerprint(self) -> str:
-        """Give that of the weights, once all parts are written."""
+        """Return that of the weights, once all parts are written."""
         return self.contents.fingerprint(self.draft.partial)
 
     def commit(self, records: Mapping[int, FileRecord], fingerprint: Callable[[], str]) -> Saved:

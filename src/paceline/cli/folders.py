@@ -10,7 +10,7 @@ from paceline.world import env
 
 
 def new_folder(name: str) -> Path:
-    """Give runs/NAME-TIME, with a number behind it when that is taken."""
+    """Return runs/NAME-TIME, with a number behind it when that is taken."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")
     identity = env.identity()
     if identity is not None:

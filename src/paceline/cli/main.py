@@ -22,7 +22,7 @@ def run() -> NoReturn:
 
 
 def _without_output(error: OSError) -> int:
-    """Say in one line that standard output takes nothing, if that is what an error is about: what was done is done.
+    """Return one line that says that standard output takes nothing, if that is what an error is about: what was done is done.
 
     To a reader who went away (`| head`) there is nothing to say.
     """

@@ -9,7 +9,7 @@ from paceline.tasks import GAMES, TASKS
 
 
 def resolve(text: str) -> tuple[str, str]:
-    """Give the reference and the name to show: a built-in name, `path.py:Class` or `package.module:Class`."""
+    """Return the reference and the name to show: a built-in name, `path.py:Class` or `package.module:Class`."""
     if text in TASKS:
         return TASKS[text][0], text
     if text in GAMES:

@@ -60,7 +60,7 @@ def rollouts(
 
 
 def describe(result: Mapping[str, Any]) -> str:
-    """Say in a few lines what came of it."""
+    """Return in a few lines what came of it."""
     last = formats.plural(min(100, result["episodes"]), "episode")
     asked = "batched" if result["batched"] else "one call a step"
     lost = f", lost: {', '.join(result['lost'])}" if result["lost"] else ""

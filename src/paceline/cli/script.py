@@ -116,7 +116,7 @@ def _roles(text: str | None, workers: int | None, interface: str | None) -> Role
 
 
 def _told(roles: Roles, interface: str | None, where: Meeting | None) -> dict[str, Any]:
-    """Give what workers with roles are told and need, as parts of a launch."""
+    """Return what workers with roles are told and need, as parts of a launch."""
     from paceline.launch import machines
     from paceline.launch.role_call import MODULES
     from paceline.launch.roles import role_variables, secret_variable

@@ -324,7 +324,7 @@ def show(result: dict[str, Any], *, typed: str, as_json: bool) -> None:
 
 
 def show_follower(leader: str, workers: int, *, as_json: bool) -> None:
-    """Say on a machine that another one led that the run is done; the result is printed there."""
+    """Report, on a machine that another one led, that the run is done; the result is printed there."""
     if as_json:
         print_json({"led_by": leader, "workers": workers})
     else:

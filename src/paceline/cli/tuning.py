@@ -98,7 +98,7 @@ def given(strategy: str, before: dict[str, Any], **said: Any) -> dict[str, Any]:
 
 
 def said_for(strategies: tuple[str, ...], said: dict[str, Any]) -> dict[str, Any]:
-    """Give the options that were said, each of which must mean something to one of the strategies."""
+    """Return the options that were said, each of which must mean something to one of the strategies."""
     now = {one.name: said[one.name] for one in fields(Tuning) if said.get(one.name) is not None}
     chosen = {text: choice(text) for text in strategies}
     check_use(now, {text: (one.name, dict(one.sizes)) for text, one in chosen.items()})

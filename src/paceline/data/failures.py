@@ -40,7 +40,7 @@ class Failure:
         return cls(pickle.dumps(lost))
 
     def unpack(self) -> Exception:
-        """Give the exception."""
+        """Return the exception."""
         error: Exception | _Parts = pickle.loads(self.pickled)  # noqa: S301 - written by our own loading process
         return error.assemble() if isinstance(error, _Parts) else error
 

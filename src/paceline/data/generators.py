@@ -43,7 +43,7 @@ class GeneratorsAside:
         return self
 
     def drawn(self) -> bool:
-        """Tell whether any generator moved since the block began."""
+        """Return whether any generator moved since the block began."""
         # The twin makes the same moves as our own generator, so they disagree once anybody else made one.
         own, twin = self._own.random_raw(4), self._twin.random_raw(4)
         self._untouched = (

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from paceline.compat.parent_death import die_with_parent
 from paceline.data.failures import Failure
 from paceline.data.order import Indices
 from paceline.data.reading import Reader
-from paceline.world.lifeline import die_with_parent
 
 WorkerInit = Callable[[int], None]
 Piece = tuple[int, Indices]

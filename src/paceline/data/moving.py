@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def to_device(batch: Any, device: torch.device | str, non_blocking: bool = False) -> Any:
-    """Give the batch with everything that can move on the device: tensors, and objects with a method `to`.
+    """Return the batch with everything that can move on the device: tensors, and objects with a method `to`.
 
     Looks into tuples, lists, dicts, namedtuples and dataclasses; anything else is handed on as it is.
     """
@@ -26,7 +26,7 @@ def to_device(batch: Any, device: torch.device | str, non_blocking: bool = False
 
 
 def pinned(batch: Any) -> Any:
-    """Give the batch with its tensors in pinned memory, from where copies to a device need not block."""
+    """Return the batch with its tensors in pinned memory, from where copies to a device need not block."""
 
     def pin(part: Any) -> Any:
         return part.pin_memory() if callable(getattr(part, "pin_memory", None)) else _NOT_A_LEAF

@@ -34,15 +34,15 @@ class Order:
         self._keys: tuple[int, list[_Key]] = (-1, [])
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
-        """Give the samples at the positions [start, stop) of an epoch."""
+        """Return the samples at the positions [start, stop) of an epoch."""
         return self.at(epoch, np.arange(start, stop, dtype=np.int64))
 
     def at(self, epoch: int, positions: Indices) -> Indices:
-        """Give the samples at any positions of an epoch."""
+        """Return the samples at any positions of an epoch."""
         return self._walk(positions, self._round_keys(epoch), inverse=False)
 
     def position(self, epoch: int, index: int) -> int:
-        """Give the position of an epoch at which a sample is read."""
+        """Return the position of an epoch at which a sample is read."""
         return int(self._walk(np.array([index], dtype=np.int64), self._round_keys(epoch), inverse=True)[0])
 
     def _round_keys(self, epoch: int) -> list[_Key]:

@@ -30,7 +30,7 @@ class Reader(Protocol):
     """Turns the sample ids of some micro-batches into collated batches."""
 
     def read(self, epoch: int, pieces: Sequence[Indices]) -> list[Any]:
-        """Give one collated batch for each piece."""
+        """Return one collated batch for each piece."""
         ...
 
 
@@ -52,7 +52,7 @@ class TensorReader:
         self._on_cpu = all(tensor.device.type == "cpu" for tensor in dataset.tensors)
 
     def read(self, epoch: int, pieces: Sequence[Indices]) -> list[Any]:  # noqa: ARG002
-        """Give one batch for each piece: a list of tensors, as default_collate makes of tuples."""
+        """Return one batch for each piece: a list of tensors, as default_collate makes of tuples."""
         return [self._gather(torch.from_numpy(piece)) for piece in pieces]
 
     def _gather(self, rows: Tensor) -> list[Tensor]:
@@ -72,7 +72,7 @@ class SampleReader:
         self._setters = epoch_setters(dataset)
 
     def read(self, epoch: int, pieces: Sequence[Indices]) -> list[Any]:
-        """Give one collated batch for each piece."""
+        """Return one collated batch for each piece."""
         if self._setters:
             tell_epoch(self._setters, epoch)
         with self._aside:

@@ -17,17 +17,17 @@ def steps_per_epoch(samples: int, batch_size: int) -> int:
 
 
 def batch_bounds(step: int, batch_size: int, samples: int) -> tuple[int, int]:
-    """Give the positions of an epoch that make up the global batch of a step."""
+    """Return the positions of an epoch that make up the global batch of a step."""
     return min(step * batch_size, samples), min((step + 1) * batch_size, samples)
 
 
 def shard_bounds(shard: int, shards: int, size: int) -> tuple[int, int]:
-    """Give the part of a global batch of `size` samples that a shard holds."""
+    """Return the part of a global batch of `size` samples that a shard holds."""
     return shard * size // shards, (shard + 1) * size // shards
 
 
 def owned_shards(rank: int, workers: int, shards: int, shares: Sequence[int] | None = None) -> range:
-    """Give the contiguous shards that a worker carries; every worker carries at least one.
+    """Return the contiguous shards that a worker carries; every worker carries at least one.
 
     `shares` says how many each carries, where they are not dealt out evenly. One behind the last, a server, carries none.
     """

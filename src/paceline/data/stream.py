@@ -31,7 +31,7 @@ from paceline.world.seeds import derive
 
 
 def is_stream(dataset: Any) -> bool:
-    """Tell whether a data set can only be iterated over."""
+    """Return whether a data set can only be iterated over."""
     # torch's IterableDataset has a __getitem__ too: one that raises NotImplementedError.
     return isinstance(dataset, IterableDataset) or (
         hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")

@@ -35,7 +35,7 @@ class Announcements:
         self._waiting.clear()
 
     def tell_all(self) -> None:
-        """Tell everything that waits."""
+        """Emit everything that waits."""
         for _, event in self._waiting:
             self._tell(event)
         self._waiting.clear()

@@ -67,7 +67,7 @@ def start(
 
 
 def choose(console: Console | None = None) -> Launcher:
-    """Give the launcher whose hands this process is in."""
+    """Return the launcher whose hands this process is in."""
     joined = JoinedLauncher()
     return joined if joined.detect() else LocalLauncher(console)
 
@@ -82,7 +82,7 @@ def plan(
     threads: int | None = None,
     record: dict[str, Any] | None = None,
 ) -> LaunchPlan:
-    """Say what would be started."""
+    """Return what would be started."""
     options = launcher.adopt(options)
     if threads is not None:
         threads = ranges.THREADS.read("--threads", threads)

@@ -68,7 +68,7 @@ class LaunchPlan:
         return self.jobs[0].identity.master_address
 
     def describe(self) -> str:
-        """Give one line a worker."""
+        """Return one line a worker."""
         lines = [f"{self.launcher}: {len(self.jobs)} worker(s), {self.jobs[0].threads} thread(s) each"]
         if self.policy.trains:
             lines[0] += f", {self.policy.shards} shard(s)"
@@ -106,13 +106,13 @@ class Outcome:
 
     @property
     def status(self) -> int:
-        """Give the exit status of a command that ends with this outcome."""
+        """Return the exit status of a command that ends with this outcome."""
         if self.interrupted is not None:
             return 128 + self.interrupted
         return self.failure.status if self.failure else 0
 
     def value(self) -> tuple[Any, ...]:
-        """Give the results, or raise what went wrong."""
+        """Return the results, or raise what went wrong."""
         if self.interrupted is not None:
             raise KeyboardInterrupt
         if self.failure is None:
@@ -131,7 +131,7 @@ class Launcher(Protocol):
     name: str
 
     def detect(self) -> bool:
-        """Say whether this process is in this launcher's hands."""
+        """Return whether this process is in this launcher's hands."""
 
     def adopt(self, options: RunOptions) -> RunOptions:
         """Let the world that is there already have its say about the options."""
@@ -140,7 +140,7 @@ class Launcher(Protocol):
         """Return what a call returns in a process that joins no group; None where it fails."""
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
-        """Say what would be started, and start nothing."""
+        """Return what would be started, and start nothing."""
 
     def launch(self, plan: LaunchPlan) -> Outcome:
         """Start it, and stay until it has ended."""

@@ -40,7 +40,7 @@ class ControlSocket:
         partial.replace(self._record)
 
     def fileno(self) -> int:
-        """Give the descriptor that becomes readable when an order comes."""
+        """Return the descriptor that becomes readable when an order comes."""
         return self._socket.fileno()
 
     def serve(self) -> None:
@@ -68,7 +68,7 @@ class ControlSocket:
 
 
 def order(folder: Path, request: dict[str, Any]) -> str:
-    """Give an order to the launcher of the run in `folder`, and what it answered."""
+    """Return an order to the launcher of the run in `folder`, and what it answered."""
     try:
         found = read_object(folder / NAME)
     except (OSError, ValueError):

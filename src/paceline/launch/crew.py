@@ -138,12 +138,12 @@ class Crew:
         self._shown = number
 
     def pid(self, number: int) -> int | None:
-        """Give a worker's process id, once it is there."""
+        """Return a worker's process id, once it is there."""
         process = self._processes.get(number)
         return None if process is None else process.pid
 
     def reading(self, number: int) -> Reading | None:
-        """Say what a running worker is at; None for one that is not there."""
+        """Return what a running worker is at; None for one that is not there."""
         member = self._member(number, rank=-1, host="")
         if member is None:
             return None
@@ -179,7 +179,7 @@ class Crew:
         return first is not None and first.open_pipes > 0
 
     def alive(self) -> bool:
-        """Say whether the fork server is there."""
+        """Return whether the fork server is there."""
         return self._server.alive()
 
     def kill(self, *, spared: tuple[int, ...] = ()) -> None:

@@ -45,14 +45,14 @@ class HangWatch:
         self._longest_s = 0.0
 
     def limit_s(self, reading: Reading) -> float:
-        """Say how long a worker may stay silent where it is."""
+        """Return how long a worker may stay silent where it is."""
         limit = max(self._timeout_s, STEPS * self._longest_s)
         unusual = reading.steps == 0 or Kind.SAVE is reading.kind or reading.phase is Phase.STARTING
         # One that is stopped will not be done any sooner for being waited for.
         return limit * PATIENCE if unusual and not reading.stopped else limit
 
     def overdue(self, readings: Mapping[int, Reading], now: float) -> bool:
-        """Say whether the run hangs: give the readings of all ranks that are known, once a second or so.
+        """Return whether the run hangs: give the readings of all ranks that are known, once a second or so.
 
         Whoever waits for the others may wait for as long as one of those others is within its own limit.
         """
@@ -91,7 +91,7 @@ def look(members: Sequence[Member], send: Send, watch: HangWatch) -> tuple[Evide
 
 
 def process_state(pid: int) -> str:
-    """Give the state of a process as /proc tells it, one letter; X for one that is gone."""
+    """Return the state of a process as /proc tells it, one letter; X for one that is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -100,7 +100,7 @@ def process_state(pid: int) -> str:
 
 
 def _catches(pid: int) -> bool:
-    """Say whether a process has a handler for our signal yet: without one, the signal would end it."""
+    """Return whether a process has a handler for our signal yet: without one, the signal would end it."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

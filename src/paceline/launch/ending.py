@@ -64,7 +64,7 @@ class Ending:
         self.deadline = time.monotonic() + wait
 
     def signals(self) -> tuple[signal.Signals, signal.Signals]:
-        """Give the signal that is due for a worker and for one in training; the next is stronger."""
+        """Return the signal that is due for a worker and for one in training; the next is stronger."""
         plain, self._next = self._next, signal.SIGKILL
         self.deadline = time.monotonic() + TERMINATE_WAIT_S
         # In training SIGTERM is a notice; these are to go now.

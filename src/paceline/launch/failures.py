@@ -46,7 +46,7 @@ class Failure:
 
     @property
     def status(self) -> int:
-        """Give the exit status that the command line ends with."""
+        """Return the exit status that the command line ends with."""
         return 2 if self.kind == "input" else 1
 
     @property
@@ -55,7 +55,7 @@ class Failure:
         return self.kind in ("code", "exit")
 
     def cause(self) -> str:
-        """Say in one clause what happened."""
+        """Return in one clause what happened."""
         if self.kind in ("signal", "exit", "hang"):
             return self.message
         return "failed" if self.trace else f"stopped: {self.message}"

@@ -40,7 +40,7 @@ class ForkServer:
         self._owner = os.getpid()
 
     def fileno(self) -> int:
-        """Give the descriptor that becomes readable when `reports` has something."""
+        """Return the descriptor that becomes readable when `reports` has something."""
         return self._channel.fileno()
 
     def request(self, job: object, descriptors: Sequence[int], modules: Sequence[str] = ()) -> int:
@@ -74,7 +74,7 @@ class ForkServer:
             self._channel.send(json.dumps({"do": "signal", "pid": pid, "signal": int(number)}).encode())
 
     def report(self) -> dict[str, Any]:
-        """Give the next report: a worker that started or ended."""
+        """Return the next report: a worker that started or ended."""
         try:
             message = self._channel.recv(MAX_MESSAGE)
         except ConnectionResetError:
@@ -85,7 +85,7 @@ class ForkServer:
         return report
 
     def alive(self) -> bool:
-        """Say whether this process started it and it still runs."""
+        """Return whether this process started it and it still runs."""
         return self._owner == os.getpid() and self._process.poll() is None
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class ForkServer:
 
 
 def shared() -> ForkServer:
-    """Give this process's fork server, started on first use and kept warm until the process ends."""
+    """Return this process's fork server, started on first use and kept warm until the process ends."""
     global _shared  # noqa: PLW0603  (one a process, like the import of torch that it saves)
     with _shared_lock:
         if _shared is None or not _shared.alive():
@@ -122,5 +122,5 @@ def shared() -> ForkServer:
 
 
 def search_path() -> list[str]:
-    """Give `sys.path` with the empty entry spelled out, for a worker that may start elsewhere."""
+    """Return `sys.path` with the empty entry spelled out, for a worker that may start elsewhere."""
     return [entry or str(Path.cwd()) for entry in sys.path]

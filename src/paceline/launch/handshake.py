@@ -28,7 +28,7 @@ class Handshake:
         """The other end has not: nothing it says counts."""
 
     def opening(self) -> dict[str, str] | None:
-        """Give what this end says first, if it is the one to begin."""
+        """Return what this end says first, if it is the one to begin."""
         return {"challenge": self._ours} if self._leads else None
 
     def take(self, greeting: dict[str, Any]) -> dict[str, str] | None:

@@ -35,7 +35,7 @@ class ReachedLaunch(BaseException):
 
 
 def importing() -> bool:
-    """Say whether a worker is importing the user's script right now."""
+    """Return whether a worker is importing the user's script right now."""
     return _importing
 
 
@@ -123,11 +123,11 @@ class FunctionCall:
         return pickle.loads(self.payload)  # type: ignore[no-any-return]  # noqa: S301  (made by this user's own launcher)
 
     def resumed(self) -> FunctionCall:
-        """Give the same call, going on from the last checkpoint."""
+        """Return the same call, going on from the last checkpoint."""
         return replace(self, options={**self.options, "resume": True})
 
     def resolve(self) -> Callable[..., Any]:
-        """Give the function itself, importing the user's script under an alias when it is defined there."""
+        """Return the function itself, importing the user's script under an alias when it is defined there."""
         value: Any = (
             _import_script(self.main_path) if self.main_path else importlib.import_module(self.module)
         )
@@ -185,7 +185,7 @@ def _unbound(
 
 
 def _address(function: Callable[..., Any]) -> tuple[str, str, str | None]:
-    """Give where another process finds a function: module, name, and the script when that is the module."""
+    """Return where another process finds a function: module, name, and the script when that is the module."""
     name = getattr(function, "__qualname__", "")
     module = getattr(function, "__module__", None)
     if not name:

@@ -247,7 +247,7 @@ class _Keeping:
         )
 
     def _roll_call(self, store: Store, rank: int, size: int) -> list[dict[str, Any]]:
-        """Say who this machine is and hear the others of the round, by rank; one that has died since is left out."""
+        """Return who this machine is and hear the others of the round, by rank; one that has died since is left out."""
         leads = self._offer is not None
         card = {**asdict(self._local), "rank": rank, "rounds": self._rounds, "leads": leads}
         store.set(f"card/{rank}", json.dumps(card))
@@ -276,7 +276,7 @@ class _Keeping:
 
 
 def _differences(leading: Mapping[str, str], other: Mapping[str, str], where: str) -> str:
-    """Say what differs, by name: `lr is 0.2 here and 0.1 where it leads`."""
+    """Return what differs, by name: `lr is 0.2 here and 0.1 where it leads`."""
     names = sorted(name for name in {*leading, *other} if leading.get(name) != other.get(name))
     return ", ".join(
         f"{name} is {other.get(name, 'not set')} {where} and {leading.get(name, 'not set')} at the leader"
@@ -285,13 +285,13 @@ def _differences(leading: Mapping[str, str], other: Mapping[str, str], where: st
 
 
 def _words(error: OSError) -> str:
-    """Give the kernel's own words, or the resolver's, without what Python adds to them."""
+    """Return the kernel's own words, or the resolver's, without what Python adds to them."""
     if error.errno is None or isinstance(error, socket.gaierror):
         return error.strerror or str(error)
     return os.strerror(error.errno)
 
 
 def _line(error: BaseException) -> str:
-    """Give an error of torch's as one line; theirs may carry a C++ stack."""
+    """Return an error of torch's as one line; theirs may carry a C++ stack."""
     first = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -73,7 +73,7 @@ def install() -> None:
 
 
 def load() -> ModuleType:
-    """Give the real `torch._dynamo`, loading it when the stand-in is still there."""
+    """Return the real `torch._dynamo`, loading it when the stand-in is still there."""
     if isinstance(sys.modules.get(_NAME), _StandIn):
         del sys.modules[_NAME]
         del torch._dynamo  # noqa: SLF001

@@ -84,7 +84,7 @@ class Leading:
         self._is_open = True
 
     def gathered(self) -> bool:
-        """Say whether all machines that met have come, or have had their time to; from then on each may come and go."""
+        """Return whether all machines that met have come, or have had their time to; from then on each may come and go."""
         if self._met is not None and not self._gathered:
             here = 1 + len(self.present())
             late = time.monotonic() >= self._give_up_at
@@ -92,7 +92,7 @@ class Leading:
         return self._gathered
 
     def present(self) -> list[Follower]:
-        """Give the machines that take orders."""
+        """Return the machines that take orders."""
         return [one for one in self._followers if one.crew is not None]
 
     def tick(self) -> float:
@@ -200,5 +200,5 @@ def _farewell(outcome: Outcome) -> Message:
 
 
 def unmet(reason: str) -> Failure:
-    """Say that the machines did not come together: nothing has run, and the command line is to be corrected."""
+    """Return the error that the machines did not come together: nothing has run, and the command line is to be corrected."""
     return Failure(rank=0, host=env.host(), kind="input", message=reason)

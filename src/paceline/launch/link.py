@@ -64,16 +64,16 @@ class Link:
 
     @property
     def is_open(self) -> bool:
-        """Say whether both ends have proved themselves and the connection stands."""
+        """Return whether both ends have proved themselves and the connection stands."""
         return self._handshake.done and self._ended is None
 
     @property
     def wants_to_write(self) -> bool:
-        """Say whether `on_writable` has something to do."""
+        """Return whether `on_writable` has something to do."""
         return self._ended is None and bool(self._outgoing)
 
     def fileno(self) -> int:
-        """Give the descriptor to select on; -1 once the link is over, so unregister it before you call on it."""
+        """Return the descriptor to select on; -1 once the link is over, so unregister it before you call on it."""
         return self._channel.fileno()
 
     def send(self, message: Message) -> None:
@@ -135,7 +135,7 @@ class Link:
         return max(0.0, due - now)
 
     def lost(self, now: float) -> str | None:
-        """Say in one sentence why this link is over, or None while it is not."""
+        """Return in one sentence why this link is over, or None while it is not."""
         if self._ended is not None or now - self._heard <= self._timeout_s:
             return self._ended
         if not self._handshake.done:
@@ -221,11 +221,11 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """Give the port that it listens on."""
+        """Return the port that it listens on."""
         return int(self._listening.getsockname()[1])
 
     def fileno(self) -> int:
-        """Give the descriptor that becomes readable when somebody comes."""
+        """Return the descriptor that becomes readable when somebody comes."""
         return self._listening.fileno()
 
     def accept(self) -> Link | None:

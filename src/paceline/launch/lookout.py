@@ -41,7 +41,7 @@ class Lookout:
         self._watch.regrouped()
 
     def describe(self, change: Straggler | CaughtUp) -> Straggling:
-        """Say for everybody that a worker has fallen behind, or has caught up."""
+        """Report for everybody that a worker has fallen behind, or has caught up."""
         entry = next(one for one in self._roster.running() if one.rank == change.rank)
         host, times, waits_for = self._sites[entry.site].host, 1.0, ""
         if isinstance(change, Straggler):

@@ -33,7 +33,7 @@ _EACH_HAS_ITS_OWN = (
 def meeting(
     endpoint: str | None, nodes: str, *, join_timeout: float, machine_timeout: int
 ) -> Rendezvous | None:
-    """Give where this machine meets others; None where it is not to."""
+    """Return where this machine meets others; None where it is not to."""
     join_timeout = SECONDS.read("--join-timeout", join_timeout)
     machine_timeout = MACHINE_SECONDS.read("--machine-timeout", machine_timeout)
     if endpoint is None:
@@ -54,12 +54,12 @@ def meeting(
 
 
 def interface(rendezvous: Rendezvous | None) -> str | None:
-    """Give the interface of this machine that leads to the others, if there are others."""
+    """Return the interface of this machine that leads to the others, if there are others."""
     return None if rendezvous is None else interfaces.reaching(rendezvous.host).interface
 
 
 def taken(named: str | None, rendezvous: Rendezvous | None) -> str:
-    """Give the interface on which calls are taken: as named, or what leads to the other machines, or the loopback one."""
+    """Return the interface on which calls are taken: as named, or what leads to the other machines, or the loopback one."""
     if rendezvous is None:
         return reach.chosen(named)
     if named == reach.LOOPBACK and not interfaces.is_loopback(rendezvous.host):
@@ -70,7 +70,7 @@ def taken(named: str | None, rendezvous: Rendezvous | None) -> str:
 
 
 def share(workers: int, rendezvous: Rendezvous | None) -> int:
-    """Give how many of some workers the machine that leads has: all have as many, or one less."""
+    """Return how many of some workers the machine that leads has: all have as many, or one less."""
     if rendezvous is None:
         return workers
     if rendezvous.min_nodes != rendezvous.max_nodes:
@@ -87,7 +87,7 @@ def share(workers: int, rendezvous: Rendezvous | None) -> int:
 def agreed(
     function: Callable[..., Any] | str, options: RunOptions, record: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Give all that must be the same on every machine, by the names that the user knows."""
+    """Return all that must be the same on every machine, by the names that the user knows."""
     facts: dict[str, Any] = {
         name: value for name, value in record.items() if name not in ("options", "overrides")
     }

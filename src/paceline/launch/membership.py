@@ -78,19 +78,19 @@ class Policy:
         return self.choice.servers if self.choice is not None else 0
 
     def hands(self, size: int) -> int:
-        """Give how many of a group's workers data is dealt out to."""
+        """Return how many of a group's workers data is dealt out to."""
         return self._mesh(size).size(*DATA)
 
     def owned(self, rank: int, size: int, shares: tuple[int, ...] | None) -> range:
-        """Give the shards that a worker carries in a group of some size."""
+        """Return the shards that a worker carries in a group of some size."""
         return owned_shards(self._mesh(size).index(rank, *DATA), self.hands(size), self.shards, shares)
 
     def servers(self, size: int) -> range:
-        """Give the ranks of a group's servers: its last ones."""
+        """Return the ranks of a group's servers: its last ones."""
         return range(self._mesh(size).trainers, size)
 
     def trainers(self, size: int) -> int:
-        """Give how many of a group's workers train."""
+        """Return how many of a group's workers train."""
         return size - len(self.servers(size))
 
     def _mesh(self, size: int) -> Mesh:
@@ -296,7 +296,7 @@ class Membership:
         return self._changing
 
     def group(self) -> list[Member]:
-        """Give those who train together now; nobody while a change is under way, or once some have come to the end."""
+        """Return those who train together now; nobody while a change is under way, or once some have come to the end."""
         group = self._in_group()
         whole = [one.rank for one in group] == list(range(len(group)))
         return (
@@ -306,7 +306,7 @@ class Membership:
         )
 
     def carried(self) -> list[int]:
-        """Give how many shards each of them carries, by rank."""
+        """Return how many shards each of them carries, by rank."""
         size = len(self._in_group())
         return [len(self.policy.owned(rank, size, self._dealt)) for rank in range(size)]
 
@@ -327,7 +327,7 @@ class Membership:
         return sorted(group, key=lambda one: (one.rank, one.number))
 
     def _planned(self) -> bool:
-        """Say whether the change that is due is only one of somebody joining or leaving."""
+        """Return whether the change that is due is only one of somebody joining or leaving."""
         return bool(self._reasons) and not self._failures
 
     def _tell(self, *, at_once: bool) -> list[Action]:

@@ -74,11 +74,11 @@ class RemoteCrew:
     # What is known.
 
     def pid(self, number: int) -> int | None:
-        """Give a worker's process id, once it is there."""
+        """Return a worker's process id, once it is there."""
         return self._pids.get(number)
 
     def reading(self, number: int) -> Reading | None:
-        """Say what a running worker is at; None for one of whom nothing was heard yet."""
+        """Return what a running worker is at; None for one of whom nothing was heard yet."""
         known = self._pulses.get(number)
         return None if known is None else travel.unpack_reading(known[0], time.monotonic())
 

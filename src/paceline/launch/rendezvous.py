@@ -112,7 +112,7 @@ class Rendezvous:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def is_here(self) -> bool:
-        """Say whether this machine is the one that holds it, and so leads."""
+        """Return whether this machine is the one that holds it, and so leads."""
         return interfaces.is_here(self.host)
 
 
@@ -211,11 +211,11 @@ class Keeper:
         return cls(ours, ticket)
 
     def fileno(self) -> int:
-        """Give the descriptor that becomes readable when `on_readable` has something."""
+        """Return the descriptor that becomes readable when `on_readable` has something."""
         return self._channel.fileno()
 
     def on_readable(self) -> list[Report]:
-        """Give what was reported since; the last report of all is a `Failed`."""
+        """Return what was reported since; the last report of all is a `Failed`."""
         if self._failed:
             return []
         try:
@@ -237,7 +237,7 @@ class Keeper:
 
 
 def write_report(report: Report) -> bytes:
-    """Give a report as a line."""
+    """Return a report as a line."""
     return json.dumps({"kind": type(report).__name__, **dataclasses.asdict(report)}).encode() + b"\n"
 
 

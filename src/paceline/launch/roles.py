@@ -94,19 +94,19 @@ def launch_roles(
 
 
 def role_variables(roles: Roles, interface: str) -> dict[str, str]:
-    """Give what the workers of a script find in their environment, for `remote.join`."""
+    """Return what the workers of a script find in their environment, for `remote.join`."""
     return {ROLES: str(roles), INTERFACE: interface}
 
 
 def secret_variable(secret: bytes | None = None) -> dict[str, str]:
-    """Give the secret by which the workers of one launch know each other, as they find it in their environment."""
+    """Return the secret by which the workers of one launch know each other, as they find it in their environment."""
     return {SECRET: (secret or secrets.token_bytes(_SECRET_BYTES)).hex()}
 
 
 def _agreed(
     roles: Mapping[str, Role], named: Roles, calls: Sequence[job.FunctionCall | None]
 ) -> dict[str, str]:
-    """Give what must be the same on every machine; arguments may differ, and each machine's workers get its own."""
+    """Return what must be the same on every machine; arguments may differ, and each machine's workers get its own."""
     program = next(call for call in calls if call is not None)
     functions = " ".join("-" if call is None else call.name for call in calls)
     required = " ".join(name for name, role in roles.items() if role.required)
@@ -155,7 +155,7 @@ def _policy(roles: Mapping[str, Role], named: Roles) -> Policy:
 
 
 def _by_role(named: Roles, outcome: Outcome) -> dict[str, tuple[Any, ...]]:
-    """Give the results by role; those of lost workers are None."""
+    """Return the results by role; those of lost workers are None."""
     if outcome.led_by is not None:
         return {}
     try:

@@ -64,11 +64,11 @@ class Roster:
         self._entries.clear()
 
     def running(self) -> list[Entry]:
-        """Give those that run."""
+        """Return those that run."""
         return [one for one in self if one.running]
 
     def on(self, site: int) -> list[Entry]:
-        """Give those that run on one machine."""
+        """Return those that run on one machine."""
         return [one for one in self.running() if one.site == site]
 
     def counts(self) -> Counter[int]:
@@ -76,7 +76,7 @@ class Roster:
         return Counter(one.site for one in self.running())
 
     def results(self) -> tuple[Any, ...]:
-        """Give what those that ended well returned, by rank."""
+        """Return what those that ended well returned, by rank."""
         returned = sorted((one.rank, one.number) for one in self if one.returned)
         return tuple(self[number].result for _, number in returned)
 

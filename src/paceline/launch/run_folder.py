@@ -153,7 +153,7 @@ class RunFolder:
                 place.rmdir()
 
     def _written(self) -> set[Path]:
-        """Give the files of a launch that are there."""
+        """Return the files of a launch that are there."""
         return {
             path
             for name, patterns in _FILES.items()

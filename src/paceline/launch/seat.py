@@ -54,7 +54,7 @@ class Seat:
             self._launcher.send_bytes(message)
 
     def begin(self) -> None:
-        """Say that training begins, and start to listen; from here on SIGTERM is a notice to leave."""
+        """Report that training begins, and start to listen; from here on SIGTERM is a notice to leave."""
         if self._listens:
             return
         self._listens = True
@@ -74,11 +74,11 @@ class Seat:
             interruption.interrupt()
 
     def report_error(self, error: Exception, step: int) -> None:
-        """Tell of an exception of the user's code, in an evaluation that all are to do once more."""
+        """Report an exception of the user's code, in an evaluation that all are to do once more."""
         self.tell("raised", failures.from_exception(error, -1, env.host(), step))
 
     def next_place(self, standing: Standing | None) -> Place:
-        """Say where this worker stands, and wait for its place in the next group."""
+        """Return where this worker stands, and wait for its place in the next group."""
         self.tell("ready") if standing is None else self.tell("broken", asdict(standing))
         place = self._places.get()
         if place is None:

@@ -31,10 +31,10 @@ class Hands(Protocol):
         """Show what this worker writes: it has rank 0."""
 
     def pid(self, number: int) -> int | None:
-        """Give a worker's process id, once it is there."""
+        """Return a worker's process id, once it is there."""
 
     def reading(self, number: int) -> Reading | None:
-        """Say what a running worker is at; None for one that is not there."""
+        """Return what a running worker is at; None for one that is not there."""
 
     def look(self, ranks: Mapping[int, int], host: str, watch: HangWatch) -> tuple[Evidence, ...] | None:
         """Have workers, given with their ranks, show what they are at; None while they have yet to answer."""
@@ -77,7 +77,7 @@ class Sites:
         return self._sites[index]
 
     def get(self, index: int) -> Site | None:
-        """Give a machine, or None for one that is gone."""
+        """Return a machine, or None for one that is gone."""
         return self._sites.get(index)
 
     def add(self, site: Site) -> None:

@@ -161,7 +161,7 @@ class Staffing:
         self._roster.write(folder, self._membership.generation, where)
 
     def _address_for(self, host: int) -> str:
-        """Give where a machine's workers reach the store; one that is gone will not."""
+        """Return where a machine's workers reach the store; one that is gone will not."""
         return (self._sites.get(host) or self._sites.own).store_address
 
     def _show(self, number: int) -> None:

@@ -127,7 +127,7 @@ class Supervisor:
         return any(not self._only_waits(one) for one in self._roster.running()) or self._crew.unheard
 
     def _only_waits(self, entry: Entry) -> bool:
-        """Say whether a worker is none of the group's yet: nobody waits for one when the run ends meanwhile."""
+        """Return whether a worker is none of the group's yet: nobody waits for one when the run ends meanwhile."""
         member = self._membership.members.get(entry.number)
         return member is not None and member.newcomer
 
@@ -172,7 +172,7 @@ class Supervisor:
         return self._plan.out is not None and self._membership.policy.elastic
 
     def _say_unsaved(self) -> None:
-        """Say that a run with a folder is left at once, where its workers cannot end behind a step."""
+        """Report that a run with a folder is left at once, where its workers cannot end behind a step."""
         trains = any(one.trains for one in self._roster.running())
         if self._ending.interrupted is None or self._can_stop or self._plan.out is None or not trains:
             return
@@ -356,7 +356,7 @@ class Supervisor:
         self._ending.begin(failure)
 
     def remark(self, text: str) -> None:
-        """Tell the user; a folder that has events before its workers have seen it would be another run's to them."""
+        """Print for the user; a folder that has events before its workers have seen it would be another run's to them."""
         if any(one.trains for one in self._roster):
             self._tell(Note(text=text))
         else:
@@ -434,11 +434,11 @@ class Supervisor:
         return f"{before} -> {workers} workers"
 
     def _say(self, text: str) -> None:
-        """Tell the user, whether or not there is a progress line."""
+        """Print for the user, whether or not there is a progress line."""
         self._console.output("err", f"{text}\n".encode(errors="backslashreplace"))
 
     def _tell(self, event: Event) -> None:
-        """Say something about the run that no worker can say."""
+        """Report something about the run that no worker can say."""
         self._console.event(event)
         if self._plan.out is not None:
             append_event(self._plan.out / run_folder.EVENTS, event)

@@ -65,7 +65,7 @@ class Watch:
     def _stragglers(
         self, readings: Readings, carried: Sequence[int], now: float
     ) -> list[Straggler | CaughtUp]:
-        """Tell who has fallen behind the others, and who has caught up; by the shard, as some carry more than others."""
+        """Return who has fallen behind the others, and who has caught up; by the shard, as some carry more than others."""
         measured = {}
         for rank, reading in readings.items():
             shards = carried[rank]
@@ -77,7 +77,7 @@ class Watch:
         return self._pace.follow(measured, now)
 
     def _better_shares(self, carried: Sequence[int]) -> tuple[int, ...] | None:
-        """Give shares with which the slowest worker ends earlier, where that is worth a change."""
+        """Return shares with which the slowest worker ends earlier, where that is worth a change."""
         seen = self._pace.own_s()
         if sorted(seen) != list(range(len(carried))):
             return None

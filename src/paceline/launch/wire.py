@@ -23,7 +23,7 @@ class Wire:
 
     @property
     def is_open(self) -> bool:
-        """Say whether both ends have proved themselves and the connection stands."""
+        """Return whether both ends have proved themselves and the connection stands."""
         return self._link.is_open
 
     @property
@@ -47,7 +47,7 @@ class Wire:
         return due
 
     def lost(self, now: float) -> str | None:
-        """Say in one sentence why the link is over, or None while it is not."""
+        """Return in one sentence why the link is over, or None while it is not."""
         reason = self._link.lost(now)
         self._settle()
         return reason

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from paceline.compat.parent_death import die_with_parent
 from paceline.launch import failures
 from paceline.launch.job import Job
 from paceline.launch.seat import Seat
@@ -27,7 +28,6 @@ from paceline.training.options import RunOptions
 from paceline.training.run import Run
 from paceline.world import env, stacks
 from paceline.world.env import Identity
-from paceline.world.lifeline import die_with_parent
 from paceline.world.pulse import NoPulse, Pulse
 
 _STEP, _UNFINISHED = "paceline_step", "paceline_unfinished"
@@ -175,6 +175,6 @@ def open_run(worker: Worker, options: Mapping[str, Any]) -> Iterator[Run]:
 
 
 def _step_of(error: BaseException) -> int | None:
-    """Give the step in which an exception ended a run."""
+    """Return the step in which an exception ended a run."""
     step: int | None = vars(error).get(_STEP)
     return step

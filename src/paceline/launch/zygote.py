@@ -20,7 +20,7 @@ import sys
 import weakref
 from typing import Any, NoReturn
 
-from paceline.world.lifeline import die_with_parent, outlive_parent
+from paceline.compat.parent_death import die_with_parent, outlive_parent
 
 MAX_MESSAGE = 4096
 MAX_DESCRIPTORS = 8

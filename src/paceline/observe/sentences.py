@@ -23,7 +23,7 @@ GAP = "  "
 
 
 def describe(event: Event, pace: Pace) -> str | None:  # noqa: PLR0911 - one return for each event
-    """Say what happened in one line; None for events that need no line of their own."""
+    """Return what happened in one line; None for events that need no line of their own."""
     match event:
         case RunStarted():
             return _started(event)
@@ -73,7 +73,7 @@ def _handed_over(event: Regrouped) -> str:
 
 
 def fields(pace: Pace) -> dict[str, str]:
-    """Give the parts of the progress line that are known, in reading order."""
+    """Return the parts of the progress line that are known, in reading order."""
     last, run = pace.last, pace.run
     if last is None:
         return {"step": "waiting for the first step"}

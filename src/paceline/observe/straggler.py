@@ -74,7 +74,7 @@ class StragglerWatch:
         return [change for change in found if change is not None]
 
     def own_s(self) -> dict[int, float]:
-        """Give each worker's own seconds a step just now; only workers whose pace is known."""
+        """Return each worker's own seconds a step just now; only workers whose pace is known."""
         paces = {rank: self._pace(rank) for rank in sorted(self._marks)}
         return {rank: sum(pace) for rank, pace in paces.items() if pace is not None}
 
@@ -88,7 +88,7 @@ class StragglerWatch:
             marks.popleft()
 
     def _pace(self, rank: int) -> tuple[float, float] | None:
-        """Give the seconds of data and of compute a step, over the shortest stretch that is long enough."""
+        """Return the seconds of data and of compute a step, over the shortest stretch that is long enough."""
         marks = self._marks[rank]
         first, last = marks[0], marks[-1]
         if not _is_enough(first, last):

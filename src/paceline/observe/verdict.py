@@ -90,7 +90,7 @@ class Evidence:
 
     @property
     def waits(self) -> bool:
-        """Say whether it waits for the others: by its own account, or in an operation that the user's code called."""
+        """Return whether it waits for the others: by its own account, or in an operation that the user's code called."""
         main = self.threads[0] if self.threads else ()
         return self.reading.phase is Phase.COMMUNICATION or any(
             frame.file.endswith(_OPERATIONS) for frame in main
@@ -98,7 +98,7 @@ class Evidence:
 
     @property
     def trains(self) -> bool:
-        """Say whether it takes part in training."""
+        """Return whether it takes part in training."""
         return self.reading.phase not in (Phase.QUIET, Phase.ENDED)
 
 
@@ -136,7 +136,7 @@ def parse_stacks(text: str) -> tuple[tuple[Frame, ...], ...]:
 
 
 def is_users(frame: Frame) -> bool:
-    """Say whether a call is in the user's code: not in paceline, an installed package, or the standard library."""
+    """Return whether a call is in the user's code: not in paceline, an installed package, or the standard library."""
     if frame.file.startswith(_TASKS):
         return True
     return not frame.file.startswith(_LIBRARIES) and not _LIBRARY_FOLDERS.search(frame.file)

@@ -55,7 +55,7 @@ class BackwardPass:
         self._done = True
 
     def gradients(self) -> dict[Tensor, Tensor]:
-        """Give the gradients of this worker's own parameters."""
+        """Return the gradients of this worker's own parameters."""
         return get_gradients(self.identity)
 
     def step(self) -> None:

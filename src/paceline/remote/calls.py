@@ -32,7 +32,7 @@ class Future(Generic[Result]):
             self._answer.add_done_callback(lambda _: held)
 
     def done(self) -> bool:
-        """Say whether the answer is there."""
+        """Return whether the answer is there."""
         return bool(self._answer.done())
 
     def when_done(self, action: Callable[[], None]) -> None:
@@ -40,7 +40,7 @@ class Future(Generic[Result]):
         self._answer.add_done_callback(lambda _: action())
 
     def wait(self) -> Result:
-        """Give the answer when it is there, or raise what the call came to."""
+        """Return the answer when it is there, or raise what the call came to."""
         try:
             value = self._answer.wait()
         except RuntimeError as error:
@@ -49,7 +49,7 @@ class Future(Generic[Result]):
 
 
 def wait_all(futures: Iterable[Future[Result]]) -> list[Result]:
-    """Give all answers, in the order of the calls; the first failure is raised when all have ended."""
+    """Return all answers, in the order of the calls; the first failure is raised when all have ended."""
     answers: list[Result] = []
     first: Exception | None = None
     for future in futures:
@@ -100,7 +100,7 @@ class Method(Generic[Parameters, Result]):
         return cast("Result", taken(value))
 
     def _ready(self) -> tuple[Session, float]:
-        """Give the session and how long to wait; a worker that is gone is not called."""
+        """Return the session and how long to wait; a worker that is gone is not called."""
         session = current()
         session.check(self._worker, self._name)
         return session, session.timeout_s if self._timeout_s is None else self._timeout_s
@@ -130,7 +130,7 @@ class Method(Generic[Parameters, Result]):
             raise problem(session, error, self._worker, self._name, timeout_s) from None
 
     def options(self, *, timeout: float | None = None, retries: int = 0) -> Method[Parameters, Result]:
-        """Give the same with a time-out in seconds of its own; only what is idempotent may be tried again."""
+        """Return the same with a time-out in seconds of its own; only what is idempotent may be tried again."""
         if retries and not registry.is_idempotent(self._described):
             raise InputError(
                 f"{self._name} may not be tried again: nobody knows whether a lost call was carried out. "
@@ -156,7 +156,7 @@ class Method(Generic[Parameters, Result]):
 
 
 def method(bound: Callable[Parameters, Result]) -> Method[Parameters, Result]:
-    """Give a service's method with its `.future`, `.remote` and `.options`, for a type checker: it is one already."""
+    """Return a service's method with its `.future`, `.remote` and `.options`, for a type checker: it is one already."""
     if not isinstance(bound, Method):
         raise InputError(f"{bound!r} is not a method of a remote service. Create one with remote.create.")
     return bound

@@ -76,7 +76,7 @@ class Reference(Generic[Value]):
         return cast("Value", taken(value))
 
     def local(self) -> Value:
-        """Give the value itself, on the worker that owns it."""
+        """Return the value itself, on the worker that owns it."""
         session = self._checked()
         if self.owner != session.name:
             raise InputError(
@@ -94,7 +94,7 @@ class Reference(Generic[Value]):
         return cast("Value", taken(value))
 
     def _checked(self) -> Session:
-        """Give the session, if it is still the one that this reference is of."""
+        """Return the session, if it is still the one that this reference is of."""
         session = current()
         if session is not self._session:
             raise InputError(f"the session in which {self._what} was made has ended, and the value with it.")
@@ -133,7 +133,7 @@ def rebuild(owner: str, number: Number, token: Token, what: str) -> Reference[An
 
 
 def reference(value: Value) -> Reference[Value]:
-    """Give a reference to a value of this worker, for others to hold."""
+    """Return a reference to a value of this worker, for others to hold."""
     session = current()
     number, token = new_hold(session)
     kept.hold(number, token, session.name)
@@ -187,7 +187,7 @@ def send(
 
 
 def new_hold(session: Session) -> Hold:
-    """Give names for a new value and for the first hold on it."""
+    """Return names for a new value and for the first hold on it."""
     return (session.rank, next(session.numbers)), (session.rank, next(session.numbers))
 
 
@@ -197,7 +197,7 @@ def let_go(owner: str, hold: Hold) -> None:
 
 
 def held_here() -> list[tuple[str, str, str]]:
-    """Give identity, description and owner of all that this worker holds."""
+    """Return identity, description and owner of all that this worker holds."""
     with _lock:
         held = list(_here)
     return sorted({(one.identity, one.what, one.owner) for one in held})
@@ -218,7 +218,7 @@ def _take_back(session: Session, given: list[Return]) -> None:
 
 
 def taken(value: Any) -> Any:
-    """Give the value of an answer, or raise what the call came to instead."""
+    """Return the value of an answer, or raise what the call came to instead."""
     if type(value) is Failure:
         raise value.exception()
     if (refused := refusal(value)) is not None:
@@ -227,7 +227,7 @@ def taken(value: Any) -> Any:
 
 
 def problem(session: Session, error: RuntimeError, worker: str, what: str, timeout_s: float) -> Exception:
-    """Give what torch said of a call in our words; a worker that it says is gone is known to be from then on."""
+    """Return what torch said of a call in our words; a worker that it says is gone is known to be from then on."""
     found = translate(error, worker, what, timeout_s)
     if isinstance(found, WorkerGoneError):
         session.note_lost(worker)

@@ -33,14 +33,14 @@ class _Instance:
         self.lock = threading.Lock()
 
     def method(self, name: str) -> Callable[..., Any]:
-        """Give a public method, bound."""
+        """Return a public method, bound."""
         if name not in self.description.methods:
             kind = self.description.made_by.__qualname__
             raise CallRefusedError(f"{kind} offers no method {name!r} to other workers.")
         return getattr(self.made, name)  # type: ignore[no-any-return]
 
     def batcher(self, name: str) -> Batcher:
-        """Give what collects the calls of a batched method."""
+        """Return what collects the calls of a batched method."""
         with self.lock:
             if name not in self.batchers:
                 found = self.method(name)
@@ -70,7 +70,7 @@ class Lease:
 
 
 def instance(number: Number) -> Any:
-    """Give a service that lives on this worker."""
+    """Return a service that lives on this worker."""
     return _find(number).made
 
 

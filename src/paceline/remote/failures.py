@@ -72,7 +72,7 @@ class Failure:
 
 
 def translate(error: RuntimeError, worker: str, what: str, timeout_s: float) -> Exception:
-    """Give what torch's transport said in our words; what it did not say of the transport stays as it is."""
+    """Return what torch's transport said in our words; what it did not say of the transport stays as it is."""
     text = str(error)
     if _TIMED_OUT in text:
         return CallTimeoutError(
@@ -92,5 +92,5 @@ def translate(error: RuntimeError, worker: str, what: str, timeout_s: float) -> 
 
 
 def gone(worker: str, what: str) -> WorkerGoneError:
-    """Say that a worker cannot answer any more."""
+    """Return the error that a worker cannot answer any more."""
     return WorkerGoneError(f"{what} failed: {worker} is gone. Call another worker, or start the run again.")

@@ -29,7 +29,7 @@ _open: tuple[Store, Session] | None = None
 
 
 def open_group(world: World) -> Session:
-    """Give the session of a group that has formed; all its workers call it, and it ends with the world.
+    """Return the session of a group that has formed; all its workers call it, and it ends with the world.
 
     `trainer:0` is rank 0; servers follow behind the last trainer. A second run in the same world has the same session.
     """

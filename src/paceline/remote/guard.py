@@ -113,7 +113,7 @@ class UnregisteredError(AttributeError):
 
 
 def refusal(value: Any) -> CallRefusedError | None:
-    """Give what is wrong with an answer that torch could not read, which it hands on as if it were the value."""
+    """Return what is wrong with an answer that torch could not read, which it hands on as if it were the value."""
     if type(value) is AttributeError and isinstance(value.__cause__, UnregisteredError):
         return CallRefusedError(str(value.__cause__))
     return None
@@ -123,7 +123,7 @@ class Guard(pickle.Unpickler):
     """An unpickler that knows only what it may."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Give what a message names, if it may."""
+        """Return what a message names, if it may."""
         found = _known.get((module, name))
         if found is None:
             found = _known[module, name] = self._look_up(module, name)

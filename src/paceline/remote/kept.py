@@ -67,7 +67,7 @@ def put(number: Number, value: Any) -> None:
 
 
 def local(number: Number, timeout_s: float) -> Any:
-    """Give a value of this worker; none within the time raises TimeoutError."""
+    """Return a value of this worker; none within the time raises TimeoutError."""
     entry = _entry(number)
     if not entry.made.wait(timeout_s):
         raise TimeoutError
@@ -133,7 +133,7 @@ def drop(holds: list[Hold]) -> None:
 @own
 @functions.async_execution  # type: ignore[untyped-decorator]
 def fetch(number: Number, caller: str) -> Future[Any]:
-    """Give a value to another worker when it is there; no thread waits with it."""
+    """Return a value to another worker when it is there; no thread waits with it."""
     entry = _entry(number)
 
     def give(_: Any = None) -> Any:

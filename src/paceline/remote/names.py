@@ -62,11 +62,11 @@ class Roles:
         return len(self.names)
 
     def role(self, rank: int) -> str:
-        """Give the role that a worker has."""
+        """Return the role that a worker has."""
         return self.sizes[self.index(rank)][0]
 
     def index(self, rank: int) -> int:
-        """Give the place of a worker's role among the roles."""
+        """Return the place of a worker's role among the roles."""
         return [index for index, (_, size) in enumerate(self.sizes) for _ in range(size)][rank]
 
     def workers(self, role: str) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ class Roles:
         return found
 
     def resolve(self, name: str) -> str:
-        """Give a worker's own name for what a user calls it: `server:0`, `servers:0`, or `server` where there is one."""
+        """Return a worker's own name for what a user calls it: `server:0`, `servers:0`, or `server` where there is one."""
         role, _, index = name.partition(":")
         known = f"{_single(role)}:{index or 0}"
         if known not in self.names or (not index and len(self.workers(role)) > 1):
@@ -89,5 +89,5 @@ class Roles:
 
 
 def _single(role: str) -> str:
-    """Give the name of one of several: `servers` is made of a `server`."""
+    """Return the name of one of several: `servers` is made of a `server`."""
     return role[:-1] if role.endswith("s") and len(role) > 1 else role

@@ -12,7 +12,7 @@ _number: int | None = None
 
 
 def number(store: Store, rank: int, size: int) -> int:
-    """Give this process a number that no other of the session has; all of them ask together."""
+    """Return a number that no other process of the session has; all of them ask together."""
     global _number  # noqa: PLW0603  (torch keeps it for the process, too)
     store.set(f"number/{rank}", "none" if _number is None else str(_number))
     kept = [bytes(store.get(f"number/{one}")).decode() for one in range(size)]

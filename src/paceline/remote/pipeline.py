@@ -55,11 +55,11 @@ class Stage:
         return output
 
     def parameters(self) -> list[Reference[Tensor]]:
-        """Give references to what is trained here."""
+        """Return references to what is trained here."""
         return [reference(one) for one in self.module.parameters() if one.requires_grad]
 
     def state(self) -> dict[str, Tensor]:
-        """Give a copy of the weights and buffers."""
+        """Return a copy of the weights and buffers."""
         return {name: value.detach().clone() for name, value in self.module.state_dict().items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -117,12 +117,12 @@ class Pipeline:
         return sum(task.result() for task in tasks) / size
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Give the model's output for some inputs, outside of training."""
+        """Return the model's output for some inputs, outside of training."""
         with torch.no_grad():
             return self._chain(inputs)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Give all weights, named by stage: `0.weight`."""
+        """Return all weights, named by stage: `0.weight`."""
         states = wait_all([method(stage.state).future() for stage in self.stages])
         return {
             f"{place}.{name}": value for place, state in enumerate(states) for name, value in state.items()

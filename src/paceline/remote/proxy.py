@@ -103,19 +103,19 @@ def create(
 
 
 def call(worker: str, called: Callable[Parameters, Result]) -> Method[Parameters, Result]:
-    """Give a registered function as it is on a worker: `remote.call("server:0", add)(1, 2)`."""
+    """Return a registered function as it is on a worker: `remote.call("server:0", add)(1, 2)`."""
     address = registry.check_function(called)
     name = current().roles.resolve(worker)
     return Method(name, dispatch.run_function, (address,), called)
 
 
 def peer(worker: str) -> str:
-    """Give a worker's own name, or say which there are."""
+    """Return a worker's own name, or say which there are."""
     return current().roles.resolve(worker)
 
 
 def service_of(proxy: Service) -> Service:
-    """Give the service itself, on the worker where it lives."""
+    """Return the service itself, on the worker where it lives."""
     if not isinstance(proxy, Proxy):
         return proxy
     if proxy._owner != current().name:  # noqa: SLF001

@@ -12,7 +12,7 @@ LOOPBACK = "lo"
 
 
 def check(interface: str) -> str:
-    """Give an interface of this machine; refuse what is none."""
+    """Return an interface of this machine; refuse what is none."""
     known = [name for _, name in socket.if_nameindex()]
     if interface not in known:
         raise InputError(f"there is no network interface {interface!r} here. Known: {', '.join(known)}.")
@@ -20,7 +20,7 @@ def check(interface: str) -> str:
 
 
 def of_group() -> str:
-    """Give the interface on which the workers of a group reach each other, now and when another machine has come.
+    """Return the interface on which the workers of a group reach each other, now and when another machine has come.
 
     torch looks once in a process's life which address an interface has.
     """
@@ -31,7 +31,7 @@ def of_group() -> str:
 
 
 def chosen(interface: str | None) -> str:
-    """Give the interface that a user has named, with a warning of what that means; else the loopback one."""
+    """Return the interface that a user has named, with a warning of what that means; else the loopback one."""
     if interface is None or interface == LOOPBACK:
         return LOOPBACK
     check(interface)

@@ -34,7 +34,7 @@ _values: dict[tuple[str, str], Any] = {}
 
 
 def address_of(thing: Any) -> str:
-    """Give the name under which all workers know a class or a function: `module:name`."""
+    """Return the name under which all workers know a class or a function: `module:name`."""
     module = "__main__" if thing.__module__ in _MAIN else thing.__module__
     return f"{module}:{thing.__qualname__}"
 
@@ -72,18 +72,18 @@ def allow(made_by: Class) -> Class:
 
 
 def idempotent(called: Function) -> Function:
-    """Say that a method may be called once more when nobody knows whether the first call arrived."""
+    """Mark that a method may be called once more when nobody knows whether the first call arrived."""
     setattr(called, _IDEMPOTENT, True)
     return called
 
 
 def is_idempotent(called: Callable[..., Any]) -> bool:
-    """Say whether a method was marked so."""
+    """Return whether a method was marked so."""
     return getattr(called, _IDEMPOTENT, False)
 
 
 def described(made_by: type) -> Description:
-    """Give what a class offers, or refuse one that was not registered."""
+    """Return what a class offers, or refuse one that was not registered."""
     found = _services.get(address_of(made_by))
     if found is None:
         raise InputError(
@@ -93,7 +93,7 @@ def described(made_by: type) -> Description:
 
 
 def find_service(address: str) -> Description:
-    """Give a registered service by its address, for a call that came in."""
+    """Return a registered service by its address, for a call that came in."""
     _load_own(address)
     if address not in _services:
         raise CallRefusedError(f"{address} is not registered as a service on this worker.")
@@ -101,7 +101,7 @@ def find_service(address: str) -> Description:
 
 
 def find_function(address: str) -> Callable[..., Any]:
-    """Give a registered function by its address, for a call that came in."""
+    """Return a registered function by its address, for a call that came in."""
     _load_own(address)
     if address not in _functions:
         raise CallRefusedError(f"{address} is not registered as a function on this worker.")
@@ -109,7 +109,7 @@ def find_function(address: str) -> Callable[..., Any]:
 
 
 def check_function(called: Callable[..., Any]) -> str:
-    """Give a function's address, or say what is missing."""
+    """Return a function's address, or say what is missing."""
     address = address_of(called)
     if _functions.get(address) is None:
         raise InputError(
@@ -119,12 +119,12 @@ def check_function(called: Callable[..., Any]) -> str:
 
 
 def value_type(module: str, name: str) -> Any | None:
-    """Give a class whose values may travel, if it was registered."""
+    """Return a class whose values may travel, if it was registered."""
     return _values.get((module, name))
 
 
 def exception_type(address: str) -> type[Exception] | None:
-    """Give the class of an exception that comes from another worker: Python's own, ours, or a registered one."""
+    """Return the class of an exception that comes from another worker: Python's own, ours, or a registered one."""
     module, _, name = address.partition(":")
     if module in ("builtins", "paceline.errors"):
         found = getattr(importlib.import_module(module), name, None)

@@ -38,7 +38,7 @@ class Returns:
             pass
 
     def _take(self, first: Return | None) -> bool:
-        """Tell of one and of all that wait behind it; nothing of them is kept, for what they hold is to go. No more: False."""
+        """Report one and all that wait behind it; nothing of them is kept, for what they hold is to go. No more: False."""
         if first is not None:
             time.sleep(GATHER_S)
         more = [self._queue.get_nowait() for _ in range(self._queue.qsize())]  # nobody else takes any
@@ -70,7 +70,7 @@ _lock = threading.RLock()
 
 
 def returns(session: Session) -> Returns:
-    """Give what takes the returns of a session."""
+    """Return what takes the returns of a session."""
     global _telling, _session
     with _lock:
         if _telling is None or _session is not session:

@@ -23,7 +23,7 @@ class Player(Protocol[Result]):
     """A service that does pieces of work by their numbers."""
 
     def play(self, numbers: list[int]) -> list[Result]:
-        """Give one result for each number, in their order."""
+        """Return one result for each number, in their order."""
 
 
 class Rollouts(Generic[Result]):

@@ -212,7 +212,7 @@ def at_open(action: Callable[[Session], None]) -> Callable[[Session], None]:
 
 
 def current() -> Session:
-    """Give the session that this worker is in."""
+    """Return the session that this worker is in."""
     if _current is None:
         raise InputError(
             "this worker is in no session, so there is nobody to call. Start it with --roles or paceline.launch_roles."

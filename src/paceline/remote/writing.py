@@ -26,5 +26,5 @@ def end(before: Message) -> None:
 
 
 def written() -> Message:
-    """Give what this thread is writing."""
+    """Return what this thread is writing."""
     return _messages.get(get_ident(), NOTHING)

@@ -145,7 +145,7 @@ class Choice:
         return replace(made, servers=self.servers)
 
     def pinned(self, workers: int) -> Choice:
-        """Give the same with every size filled in."""
+        """Return the same with every size filled in."""
         return replace(self, sizes=self.mesh(workers).sizes)
 
     def fitted(self, workers: int) -> Mesh:
@@ -171,7 +171,7 @@ class Choice:
         return replace(made, servers=servers)
 
     def strategy(self, mesh: Mesh) -> str:
-        """Give the name of the strategy that computes on such a mesh: another one where too few workers are left."""
+        """Return the name of the strategy that computes on such a mesh: another one where too few workers are left."""
         side = STRATEGIES[self.name].side
         if side in dict(mesh.sizes):
             return self.name
@@ -236,12 +236,12 @@ def several(text: str) -> tuple[str, ...]:
 
 
 def entry(text: str) -> Entry:
-    """Give what is known of a strategy, named or given as a mesh."""
+    """Return what is known of a strategy, named or given as a mesh."""
     return STRATEGIES[choice(text).name]
 
 
 def load(text: str) -> Strategy:
-    """Give the strategy itself."""
+    """Return the strategy itself."""
     module, _, attribute = entry(text).reference.partition(":")
     strategy: Strategy = getattr(importlib.import_module(module), attribute)()
     return strategy

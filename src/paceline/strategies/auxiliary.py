@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import InputError
+from paceline.reduce.packing import Packing
+from paceline.reduce.tree import Gradients, add
 from paceline.strategies.gradients import ledger_entry, own
-from paceline.strategies.packing import Packing
-from paceline.strategies.tree import Gradients, add
 from paceline.task import Loss
 
 
@@ -77,7 +77,7 @@ class Auxiliary:
         return [[one is not None for one in row] or [False] * (stride - 1) for row in rows]
 
     def take(self) -> Gradients:
-        """Give the flat list gathered since the last call."""
+        """Return the flat list gathered since the last call."""
         held, self._held = self._held, []
         return held
 
@@ -113,7 +113,7 @@ class Auxiliary:
         ]
 
     def entries(self) -> dict[str, Tensor]:
-        """Give (total, weight) of each term that had any part in this step."""
+        """Return (total, weight) of each term that had any part in this step."""
         stride = len(self._parameters) + 1
         ends = zip(self.names, self._held[stride - 1 :: stride], strict=False)
         return {name: entry for name, entry in ends if entry is not None}

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.state.chunks import Catalogue, Held, Read
 from paceline.strategies.buffers import Rule
 from paceline.strategies.guards import check_optimizer, check_scheduler
-from paceline.strategies.pieces import Catalogue, Held, Read
 from paceline.strategies.precision import Precision
 from paceline.strategies.result import StepResult
 from paceline.strategies.structure import Structure
@@ -89,7 +89,7 @@ class Parts:
         return self.kept.model if self.kept is not None and self.kept.whole else self.make_model()
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """Give the optimizer over the model's parameters."""
+        """Return the optimizer over the model's parameters."""
         made = (
             self.kept.optimizer if self.kept is not None and self.kept.whole else self.make_optimizer(model)
         )
@@ -97,7 +97,7 @@ class Parts:
         return made
 
     def scheduler(self, optimizer: Optimizer) -> LRScheduler | None:
-        """Give the schedule over the optimizer."""
+        """Return the schedule over the optimizer."""
         if self.kept is not None and self.kept.whole:
             return self.kept.scheduler
         made = self.make_scheduler(optimizer)
@@ -147,7 +147,7 @@ class Replica(Protocol):
         """Measure this worker's shards."""
 
     def state(self) -> dict[str, Any]:
-        """Give model, optimizer, schedule and scaler by name, whole, independent of the strategy.
+        """Return model, optimizer, schedule and scaler by name, whole, independent of the strategy.
 
         Where the state is cut up, all workers must ask together.
         """
@@ -159,7 +159,7 @@ class Replica(Protocol):
         """Bring the workers to one state, where each goes its own way for a while; all workers call it."""
 
     def held(self) -> Held:
-        """Give what this worker holds of the state, without asking anybody."""
+        """Return what this worker holds of the state, without asking anybody."""
 
     def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over this worker's part of a state of which all tensors are known and can be read in parts."""
@@ -190,7 +190,7 @@ class OpenReplica(Replica, Protocol):
         """Start a step."""
 
     def shard(self, work: ShardWork) -> Iterable[Any]:
-        """Give the batches of one shard, on the device, with its random streams set."""
+        """Return the batches of one shard, on the device, with its random streams set."""
 
     def backward(self, loss: Loss) -> None:
         """Add one batch's gradients."""
@@ -214,7 +214,7 @@ class Strategy(Protocol):
     """Whether --workers counts threads of one process instead of processes."""
 
     def level(self, tuning: Tuning) -> Exactness:
-        """Give the level that it can promise with this tuning: its own, or less."""
+        """Return the level that it can promise with this tuning: its own, or less."""
 
     def prepare(self, parts: Parts, world: World) -> OpenReplica:
         """Place the model and wire up its gradients."""

@@ -12,7 +12,7 @@ from paceline.strategies.structure import Structure
 
 
 def find_blocks(model: nn.Module, structure: Structure) -> dict[str, nn.Module]:
-    """Give the blocks by name: those the task names, else those that repeat."""
+    """Return the blocks by name: those the task names, else those that repeat."""
     return repeated_blocks(model) if structure.blocks is None else named_blocks(model, structure.blocks)
 
 

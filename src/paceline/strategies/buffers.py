@@ -17,8 +17,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from paceline.data import owned_shards
 from paceline.errors import InputError, UnknownNameError
+from paceline.reduce.tree import TreeSum
 from paceline.strategies.same_values import same_numbers
-from paceline.strategies.tree import TreeSum
 from paceline.strategies.unsaved import unsaved
 from paceline.strategies.writes import digest
 from paceline.world import World
@@ -185,7 +185,7 @@ class Buffers:
         self._before = {}
 
     def like(self) -> Row:
-        """Give tensors of the shapes and types that a row has."""
+        """Return tensors of the shapes and types that a row has."""
         return [self._before[name] for name in self.names or []]
 
     def _one(self, name: str, values: list[Tensor]) -> Tensor:
@@ -258,7 +258,7 @@ def _unpack(raw: Tensor, like: Row) -> Row:
 
 
 def _batch_norm(model: nn.Module) -> dict[str, Rule]:
-    """Give the rules of torch's own normalisation layers; shards in unequal micro-batches count differently."""
+    """Return the rules of torch's own normalisation layers; shards in unequal micro-batches count differently."""
     found: dict[str, Rule] = {}
     for path, module in model.named_modules():
         if isinstance(module, _NormBase) and module.running_mean is not None:

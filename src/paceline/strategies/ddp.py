@@ -17,21 +17,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.data import owned_shards
 from paceline.errors import InputError
-from paceline.strategies import compress, gradients, sparse
+from paceline.reduce.combination import Combination
+from paceline.reduce.compress import CompressedExchange, Span
+from paceline.reduce.exchange import Exchange, Layout, SocketExchange, TorchExchange, over_sockets
+from paceline.reduce.hosts import open_lanes
+from paceline.reduce.packing import as_real, dense_strides, memory_shape, nothing_like
+from paceline.reduce.tree import TreeSum
+from paceline.strategies import compression, gradients, sparse
 from paceline.strategies.base import Exactness, OpenReplica, Parts, ShardWork, StepWork
 from paceline.strategies.batchnorm import synchronise
 from paceline.strategies.buffers import Rows as BufferRows
 from paceline.strategies.buffers import gather_rows
-from paceline.strategies.combination import Combination
-from paceline.strategies.compress import CompressedExchange, Span
-from paceline.strategies.exchange import Exchange, Layout, SocketExchange, TorchExchange, over_sockets
 from paceline.strategies.hooks import silenced
-from paceline.strategies.hosts import open_lanes
-from paceline.strategies.packing import as_real, dense_strides, memory_shape, nothing_like
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.trained import check_equal, refuse_replaced
-from paceline.strategies.tree import TreeSum
 from paceline.strategies.tuning import Tuning
 from paceline.strategies.writes import Writes
 from paceline.world import World, all_gather_object
@@ -56,8 +56,8 @@ class Ddp:
     threaded = False
 
     def level(self, tuning: Tuning) -> Exactness:
-        """Give what is left of the promise when gradients are made smaller on their way."""
-        return compress.level(tuning.compress)
+        """Return what is left of the promise when gradients are made smaller on their way."""
+        return compression.level(tuning.compress)
 
     def prepare(self, parts: Parts, world: World) -> OpenReplica:
         """Wrap the model; a world of one has nobody to sum with."""
@@ -348,7 +348,7 @@ class DdpReplica(SequentialReplica):
             self._refuse([names[id(self.parameters[place])] for place in places])
 
     def _result(self, entry: Tensor) -> StepResult:
-        """Give what the step came to, apart from its bucket: the next step writes there, and torch lays buckets out anew."""
+        """Return what the step came to, apart from its bucket: the next step writes there, and torch lays buckets out anew."""
         return super()._result(entry.clone())
 
     def _agree_on_buffers(self, names: list[str]) -> list[str]:
@@ -362,7 +362,7 @@ class DdpReplica(SequentialReplica):
 def _open_exchange(parts: Parts, world: World) -> Exchange:
     """Choose how sums travel; all workers choose alike."""
     if parts.tuning.compress != "none":
-        return compress.open_compressed(parts, world)
+        return compression.open_compressed(parts, world)
     if parts.exactness is not Exactness.BITWISE:
         return TorchExchange(world.comm)
     made = open_lanes(world, parts.shards) if parts.lane != "gloo" else None

@@ -156,7 +156,7 @@ class _Recording(TorchDispatchMode):
         return _Constant(leaf, leaf._version) if isinstance(leaf, Tensor) else leaf
 
     def _covers(self, tensor: Tensor, others: tuple[Any, ...]) -> bool:
-        """Say whether a write to this tensor leaves nothing of what its storage held."""
+        """Return whether a write to this tensor leaves nothing of what its storage held."""
         storage = tensor.untyped_storage()
         whole = tensor.is_contiguous() and tensor.numel() * tensor.element_size() == storage.nbytes()
         read = {leaf.untyped_storage()._cdata for leaf in tree_leaves(others) if isinstance(leaf, FakeTensor)}
@@ -228,7 +228,7 @@ class _Memory:
         self._count()
 
     def tensor(self, view: _View) -> Tensor:
-        """Give a window on a storage, which gets memory if it has none."""
+        """Return a window on a storage, which gets memory if it has none."""
         if view.storage not in self._held:
             size = self._recording.storages[view.storage].nbytes()
             self._held[view.storage] = torch.empty(size, dtype=torch.uint8).untyped_storage()
@@ -288,7 +288,7 @@ def _trunc_normal(function: Callable[..., Tensor]) -> Iterator[None]:
 
 
 def _ends(operations: list[_Operation]) -> dict[int, list[tuple[int, bool]]]:
-    """Give for each operation the storages whose values end with it: for good, or until they are written anew."""
+    """Return for each operation the storages whose values end with it: for good, or until they are written anew."""
     last: dict[int, int] = {}
     ends: dict[int, list[tuple[int, bool]]] = defaultdict(list)
     for number, operation in enumerate(operations):
@@ -302,7 +302,7 @@ def _ends(operations: list[_Operation]) -> dict[int, list[tuple[int, bool]]]:
 
 
 def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Give the tensors that an operation writes to in place."""
+    """Return the tensors that an operation writes to in place."""
     found: list[Tensor] = []
     for place, argument in enumerate(function._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:

@@ -27,12 +27,12 @@ from torch.func import functional_call
 
 from paceline.data import to_device
 from paceline.errors import InputError
+from paceline.reduce.tree import Gradients, Node
 from paceline.strategies import gradients
 from paceline.strategies.base import Exactness, LossFunction, OpenReplica, Parts, ShardWork, StepWork
 from paceline.strategies.hooks import HOOKS, share
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica, check_loss
-from paceline.strategies.tree import Gradients, Node
 from paceline.strategies.tuning import Tuning
 from paceline.strategies.writes import Writes
 from paceline.task import Loss

@@ -25,7 +25,7 @@ def finish(gradients: Sequence[Tensor], factor: Tensor | float, clip: float | No
 def coefficient(
     measured: Sequence[Tensor], factor: Tensor | float, clip: float | None
 ) -> tuple[Tensor | None, Tensor | float]:
-    """Give the norm of what is `measured`, once multiplied by `factor`, and the factor that clips it as well."""
+    """Return the norm of what is `measured`, once multiplied by `factor`, and the factor that clips it as well."""
     norm: Tensor | None = None
     if clip is not None:
         # CUDA's norm adds in an order that depends on where a tensor lies in memory; fresh copies all lie alike.

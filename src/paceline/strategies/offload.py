@@ -20,7 +20,7 @@ BUNCH = 256 << 20
 
 
 def without_memory(shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Give a tensor of a shape that stands for values elsewhere: all its places are one number."""
+    """Return a tensor of a shape that stands for values elsewhere: all its places are one number."""
     return torch.empty((), dtype=dtype, device=device).expand(tuple(shape))
 
 
@@ -127,7 +127,7 @@ class HostRows:
         return [(slot, value) for slot, value in state.items() if isinstance(value, Tensor)]
 
     def _home_of(self, parameter: nn.Parameter, slot: str, value: Tensor) -> Tensor:
-        """Give host memory for one piece of optimizer state, the same in every step."""
+        """Return host memory for one piece of optimizer state, the same in every step."""
         key = (parameter, slot)
         if key not in self._slots:
             pinned = value.device.type != "cpu"

@@ -26,11 +26,11 @@ class Precision:
             raise InputError("--precision fp16 needs a CUDA device. Use bf16, which works everywhere.")
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Give the context for one forward pass and its loss."""
+        """Return the context for one forward pass and its loss."""
         if self.name == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=_TYPES[self.name])
 
     def scaler(self) -> torch.amp.GradScaler | None:
-        """Give what keeps small fp16 gradients from vanishing; None where none is needed."""
+        """Return what keeps small fp16 gradients from vanishing; None where none is needed."""
         return torch.amp.GradScaler(self.device.type) if self.name == "fp16" else None

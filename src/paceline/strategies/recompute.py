@@ -150,7 +150,7 @@ def _policy(_: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPoli
 
 
 def _draws(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Say whether an operation draws random numbers: kept, it would not draw them again, and all later ones would shift."""
+    """Return whether an operation draws random numbers: kept, it would not draw them again, and all later ones would shift."""
     names = [argument.name for argument in operation._schema.arguments]  # noqa: SLF001
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     return bool(given.get("dropout_p", 0.0))

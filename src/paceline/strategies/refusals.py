@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NoReturn
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from paceline.errors import InputError
@@ -21,15 +20,6 @@ def refuse_sparse(model: nn.Module, strategy: str) -> None:
         raise InputError(
             f"{name} is an embedding with sparse=True, whose gradient is a few rows, but --strategy {strategy} adds up whole "
             "gradients. Use --strategy hybrid or ddp, or leave sparse=True out."
-        )
-
-
-def refuse_rows(gradients: Iterable[Tensor | None], strategy: str) -> None:
-    """Raise for gradients that turn out to be a few rows, as those of F.embedding(..., sparse=True) are."""
-    if any(one is not None and one.layout is not torch.strided for one in gradients):
-        raise InputError(
-            f"a gradient of the model is sparse (F.embedding(..., sparse=True)?), but --strategy {strategy} adds up whole "
-            "gradients. Use nn.Embedding(sparse=True) with --strategy hybrid or ddp, or leave sparse=True out."
         )
 
 

@@ -51,7 +51,7 @@ class StepResult:
         return coming.get(name, number)
 
     def state(self) -> dict[str, Any]:
-        """Give it as tensors and numbers, for a worker that missed the end of the step."""
+        """Return it as tensors and numbers, for a worker that missed the end of the step."""
         return {
             "number": self.number,
             "size": self.size,

@@ -17,7 +17,10 @@ from torch import Tensor, nn
 
 from paceline.data import to_device
 from paceline.errors import InputError
+from paceline.reduce.tree import Gradients, TreeSum, add
 from paceline.reduction import is_mean
+from paceline.state.chunks import Box, Catalogue, Held, Read, hold, unite
+from paceline.state.optimizer_state import check_own_entries, load_optimizer_state, optimizer_state, plain
 from paceline.strategies import gradients, sparse
 from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import Leaves, LossFunction, MetricsFunction, Parts, Rows, ShardWork, StepWork
@@ -25,12 +28,9 @@ from paceline.strategies.buffer_snapshot import BufferSnapshot
 from paceline.strategies.buffers import Buffers
 from paceline.strategies.buffers import Rows as BufferRows
 from paceline.strategies.partial_update import PartialUpdate, Scope
-from paceline.strategies.pieces import Box, Catalogue, Held, Read, hold, unite
 from paceline.strategies.recompute import check_passes, recompute_blocks
 from paceline.strategies.result import StepResult
-from paceline.strategies.state import check_own_entries, load_optimizer_state, optimizer_state, plain
 from paceline.strategies.trained import Trained, agree_on_change, check_held
-from paceline.strategies.tree import Gradients, TreeSum, add
 from paceline.strategies.unsaved import moved_unsaved, note_unsaved, put_unsaved
 from paceline.task import Loss
 from paceline.world import World, seeds
@@ -123,7 +123,7 @@ class SequentialReplica:
             parameter.grad = None
 
     def shard(self, work: ShardWork) -> Iterator[Any]:
-        """Give the batches of one shard, on the device, with its random streams set."""
+        """Return the batches of one shard, on the device, with its random streams set."""
         self._open = work.index
         if work.batches:
             versions = self.buffers.open_shard(self.model)
@@ -244,7 +244,7 @@ class SequentialReplica:
         return Scope.ALL if self.whole else Scope.ROWS
 
     def _on_device(self, model: nn.Module) -> nn.Module:
-        """Give the model with its values where they are computed with."""
+        """Return the model with its values where they are computed with."""
         return model.to(self.world.device)
 
     def _reduces_now(self) -> bool:
@@ -270,11 +270,11 @@ class SequentialReplica:
                 parameter.grad = sparse.coalesced(parameter.grad)
 
     def _result(self, entry: Tensor) -> StepResult:
-        """Give what the step came to, from the combined ledger."""
+        """Return what the step came to, from the combined ledger."""
         return StepResult(self._work.number, self._work.size, entry, self.auxiliary.entries())
 
     def _factor(self, result: StepResult) -> Tensor | float:
-        """Give what the gradients, which are over the number of samples, are to be multiplied by."""
+        """Return what the gradients, which are over the number of samples, are to be multiplied by."""
         return result.factor
 
     def _normalise(self, held: list[Tensor], factor: Tensor | float, clip: float | None) -> Tensor | None:
@@ -288,11 +288,11 @@ class SequentialReplica:
         result.check_norm()
 
     def _agree_on_buffers(self, names: list[str]) -> list[str]:
-        """Give the buffers that change on any worker, in the model's order."""
+        """Return the buffers that change on any worker, in the model's order."""
         return names
 
     def _gather_buffers(self, rows: BufferRows) -> BufferRows:
-        """Give the rows of all workers' shards."""
+        """Return the rows of all workers' shards."""
         return rows
 
     # Small parts.
@@ -306,7 +306,7 @@ class SequentialReplica:
             )
 
     def _take(self) -> Gradients:
-        """Give the gradients gathered since the last call, auxiliary ones behind the main ones."""
+        """Return the gradients gathered since the last call, auxiliary ones behind the main ones."""
         taken: Gradients = [parameter.grad for parameter in self.tracked]
         for parameter in self.tracked:
             parameter.grad = None
@@ -318,11 +318,11 @@ class SequentialReplica:
         self.auxiliary.give(summed[len(self.tracked) :])
 
     def _placed(self, batch: Any) -> Any:
-        """Give a batch on the device; from pinned memory the copy does not keep this process waiting."""
+        """Return a batch on the device; from pinned memory the copy does not keep this process waiting."""
         return to_device(batch, self.world.device, non_blocking=self.world.device.type == "cuda")
 
     def _scale(self, dtype: torch.dtype) -> Tensor:
-        """Give the gradient that the backward pass starts from: one over the samples of the global batch."""
+        """Return the gradient that the backward pass starts from: one over the samples of the global batch."""
         key = (self._work.size, dtype)
         if key not in self._seeds:
             self._seeds[key] = torch.tensor(1.0 / self._work.size, dtype=dtype, device=self.world.device)
@@ -372,7 +372,7 @@ class SequentialReplica:
         """Bring all workers to one state, where they have gone their own ways: before a checkpoint, all together."""
 
     def state(self) -> dict[str, Any]:
-        """Give everything by name, independent of the strategy."""
+        """Return everything by name, independent of the strategy."""
         moved = moved_unsaved(self.model)
         return {
             **({"buffers": moved} if moved else {}),
@@ -400,7 +400,7 @@ class SequentialReplica:
             self.scaler.load_state_dict(state["scaler"])
 
     def held(self) -> Held:
-        """Give everything: this worker holds it all."""
+        """Return everything: this worker holds it all."""
         return hold(self.state())
 
     def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:

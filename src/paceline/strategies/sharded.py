@@ -18,8 +18,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.optim import Optimizer
 
 from paceline.errors import CheckpointError
-from paceline.strategies.offload import HostRows, without_memory
-from paceline.strategies.pieces import (
+from paceline.state.chunks import (
     MODEL,
     OPTIMIZER,
     Box,
@@ -31,11 +30,12 @@ from paceline.strategies.pieces import (
     check_saved,
     slots_of,
 )
-from paceline.strategies.state import load_optimizer_state, optimizer_state, plain
+from paceline.state.optimizer_state import load_optimizer_state, optimizer_state, plain
+from paceline.strategies.offload import HostRows, without_memory
 
 
 def box_of(tensor: DTensor) -> Box:
-    """Give the part of a distributed tensor that this worker holds."""
+    """Return the part of a distributed tensor that this worker holds."""
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return Box(tuple(offset), tuple(shape))
 
@@ -63,7 +63,7 @@ class Part:
 
     @classmethod
     def of(cls, parameter: nn.Parameter) -> Part:
-        """Give the part of a parameter, in the very memory that it has; one that is not cut up is a part too."""
+        """Return the part of a parameter, in the very memory that it has; one that is not cut up is a part too."""
         if isinstance(parameter.data, DTensor):
             rows = parameter.data.to_local().detach()
             device = torch.device(parameter.data.device_mesh.device_type)
@@ -90,7 +90,7 @@ class LocalState:
         self.host: HostRows | None = None
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Give the parts as an optimizer sees them."""
+        """Return the parts as an optimizer sees them."""
         return ((name, part.values) for name, part in self.by_name.items())
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -116,7 +116,7 @@ class LocalState:
         self.host = HostRows(homes, optimizer) if homes else None
 
     def held(self, optimizer: Optimizer, rest: Mapping[str, Any]) -> Held:
-        """Give what this worker holds of model and optimizer; `rest` is what is no tensor beside them."""
+        """Return what this worker holds of model and optimizer; `rest` is what is no tensor beside them."""
         buffers = dict(self._model.named_buffers(remove_duplicate=False))
         pieces: dict[str, Piece] = {}
         for name, first in self.saved.items():

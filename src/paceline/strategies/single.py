@@ -18,7 +18,7 @@ class Single:
     threaded = False
 
     def level(self, tuning: Tuning) -> Exactness:  # noqa: ARG002
-        """Give its own level: no tuning changes it."""
+        """Return its own level: no tuning changes it."""
         return self.exactness
 
     def prepare(self, parts: Parts, world: World) -> OpenReplica:

@@ -15,15 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import InputError
-from paceline.strategies import gradients, tree
-from paceline.strategies.tree import Gradients, Node
+from paceline.reduce import tree
+from paceline.reduce.tree import Gradients, Node
+from paceline.strategies import gradients
 from paceline.world import World, all_gather_object
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
 def tables(model: nn.Module) -> dict[str, nn.Embedding | nn.EmbeddingBag]:
-    """Give the modules of a model whose gradients are rows, by name."""
+    """Return the modules of a model whose gradients are rows, by name."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -37,7 +38,7 @@ def weight_of(table: str) -> str:
 
 
 def sparse_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Give the parameters of a model whose gradients are rows, each once."""
+    """Return the parameters of a model whose gradients are rows, each once."""
     weights = (cast("nn.Parameter", table.weight) for table in tables(model).values())
     found = list({id(weight): weight for weight in weights}.values())
     if found:
@@ -64,7 +65,7 @@ def coalesced(gradient: Tensor) -> Tensor:
 
 
 def parts_of(gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the row numbers of a gradient, in order and each once, and their values."""
+    """Return the row numbers of a gradient, in order and each once, and their values."""
     gradient = coalesced(gradient)
     return gradient.indices()[0], gradient.values()
 
@@ -123,7 +124,7 @@ def gather(
 
 
 def norms(gradient: Tensor) -> Tensor:
-    """Give the norm of each row: the norm of these is that of the gradient."""
+    """Return the norm of each row: the norm of these is that of the gradient."""
     values = parts_of(gradient)[1]
     found: Tensor = torch.linalg.vector_norm(values.flatten(1), dim=1)
     return found

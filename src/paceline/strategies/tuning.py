@@ -92,13 +92,13 @@ class Tuning(Options):
 
 
 def serves(option: str, strategy: str, sides: Collection[str]) -> bool:
-    """Say whether an option means something to a strategy on a mesh of these sides."""
+    """Return whether an option means something to a strategy on a mesh of these sides."""
     users = USERS.get(option)
     return users is None or any(strategy == name and side in sides for name, side in users)
 
 
 def changes(given: Mapping[str, Any]) -> list[str]:
-    """Give the options that ask for something: a switch that is put where it is anyway asks for nothing."""
+    """Return the options that ask for something: a switch that is put where it is anyway asks for nothing."""
     defaults = {one.name: one.default for one in fields(Tuning)}
     return [
         name for name, value in given.items() if not (isinstance(value, bool) and value == defaults[name])

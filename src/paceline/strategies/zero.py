@@ -16,10 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.errors import InputError
-from paceline.strategies.base import Parts
-from paceline.strategies.ddp import DdpReplica
-from paceline.strategies.partial_update import Scope
-from paceline.strategies.pieces import (
+from paceline.state.chunks import (
     MODEL,
     OPTIMIZER,
     Box,
@@ -31,6 +28,9 @@ from paceline.strategies.pieces import (
     survey,
     unite,
 )
+from paceline.strategies.base import Parts
+from paceline.strategies.ddp import DdpReplica
+from paceline.strategies.partial_update import Scope
 from paceline.strategies.trained import check_held
 from paceline.world import World
 
@@ -39,7 +39,7 @@ BUCKET = 4 << 20
 
 
 def deal(sizes: Sequence[int], workers: int) -> list[int]:
-    """Give each item an owner: the largest first, each to whoever has least so far."""
+    """Return an owner for each item: the largest first, each to whoever has least so far."""
     owners = [0] * len(sizes)
     loads = [0] * workers
     for item in sorted(range(len(sizes)), key=lambda item: (-sizes[item], item)):
@@ -141,7 +141,7 @@ class ZeroReplica(DdpReplica):
         super().abandon()
 
     def held(self) -> Held:
-        """Give the whole model and this worker's part of the optimizer state."""
+        """Return the whole model and this worker's part of the optimizer state."""
         return self._remains if self._remains is not None else hold(super().state())
 
     def state(self) -> dict[str, Any]:

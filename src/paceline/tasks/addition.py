@@ -85,7 +85,7 @@ class Addition(Task):
         return tokens[:, :-1], targets
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
-        """Give the mean cross-entropy over the answers' tokens."""
+        """Return the mean cross-entropy over the answers' tokens."""
         tokens, targets = batch
         return Loss.tokens(model(tokens), targets, ignore_index=IGNORED)
 

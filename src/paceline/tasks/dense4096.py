@@ -46,7 +46,7 @@ class Dense4096(Task):
         return _samples(512, seed=2)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
-        """Give the mean squared error; the metric is the same."""
+        """Return the mean squared error; the metric is the same."""
         features, target = batch
         return Loss.mean(F.mse_loss(model(features), target, reduction="none"))
 

@@ -64,17 +64,17 @@ class Digits(Task):
         return warmup_cosine(optimizer, total_steps)
 
     def train_data(self) -> TensorDataset:
-        """Give 1,437 images of shape (1, 8, 8) in 0..1 and their labels."""
+        """Return 1,437 images of shape (1, 8, 8) in 0..1 and their labels."""
         images, labels = _shuffled()
         return TensorDataset(images[:TRAIN], labels[:TRAIN])
 
     def eval_data(self) -> TensorDataset:
-        """Give the other 360."""
+        """Return the other 360."""
         images, labels = _shuffled()
         return TensorDataset(images[TRAIN:], labels[TRAIN:])
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
-        """Give the mean cross-entropy."""
+        """Return the mean cross-entropy."""
         images, labels = batch
         return Loss.mean(F.cross_entropy(model(images), labels, reduction="none"))
 

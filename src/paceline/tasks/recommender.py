@@ -58,7 +58,7 @@ class Recommender(Task):
         return clicks(self.users, self.items, EVALUATION, 2)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Loss:
-        """Give the mean cross-entropy of the clicks."""
+        """Return the mean cross-entropy of the clicks."""
         users, items, clicked, _ = batch
         return Loss.mean(F.binary_cross_entropy_with_logits(model(users, items), clicked, reduction="none"))
 
@@ -88,7 +88,7 @@ class TwoTables(nn.Module):
         self.network = nn.Sequential(nn.Linear(3 * width, 16), nn.ReLU(), nn.Linear(16, 1))
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """Give a score for each pair: above 0 is a click."""
+        """Return a score for each pair: above 0 is a click."""
         user, item = self.users(users), self.items(items)
         both = user * item
         scores: Tensor = self.network(torch.cat([user, item, both], dim=-1)).squeeze(-1)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from paceline.checkpoint.contents import own_slots
-from paceline.strategies.pieces import Box, Form, Held, Piece
+from paceline.state.chunks import Box, Form, Held, Piece
 from paceline.training.position import Position
 
 _PREFIX = ".left-by-"
@@ -47,7 +47,7 @@ def write(folder: Path, position: Position, held: Held) -> None:
 
 
 def read(folder: Path) -> dict[int, list[Held]]:
-    """Give what lies there, by the number of steps it was left after; no tensor is read before it is used."""
+    """Return what lies there, by the number of steps it was left after; no tensor is read before it is used."""
     found: dict[int, list[Held]] = {}
     for path in sorted(folder.glob(f"{_PREFIX}*.pt")):
         try:

@@ -14,7 +14,7 @@ from paceline.training.options import OPTION, TASK, RunOptions
 
 
 def promise(strategy: Strategy, options: RunOptions) -> Exactness:
-    """Give the level this run promises, or refuse to promise more than the strategy can give."""
+    """Return the level this run promises, or refuse to promise more than the strategy can give."""
     order = list(Exactness)
     level = strategy.level(options.tuning)
     # Sums over a whole batch depend on how it is spread, and kernels on how much is compiled at once.
@@ -47,7 +47,7 @@ def check_shards(asked: int | None, options: RunOptions) -> None:
 
 
 def last_step(feed: Feed, epochs: int | None, steps: int | None) -> float:
-    """Give the number of the step at which the run ends, as far as it is known beforehand."""
+    """Return the number of the step at which the run ends, as far as it is known beforehand."""
     if steps is not None:
         return steps
     if epochs is None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint.contents import own_slots, with_slots
-from paceline.strategies.pieces import Held, Piece
+from paceline.state.chunks import Held, Piece
 from paceline.training.position import Position
 from paceline.world import Comm, World, all_gather_object
 
@@ -62,7 +62,7 @@ class Copies:
             self._thread = None
 
     def due(self, position: Position) -> bool:
-        """Say whether it is time for one."""
+        """Return whether it is time for one."""
         return position.number % self.every == 0
 
     def take(self, position: Position, shared: dict[str, Any], held: Held, *, anew: bool) -> None:
@@ -128,7 +128,7 @@ class Copies:
 
 
 def _ring(world: World) -> list[int]:
-    """Give the ranks in an order in which, where there are several machines, the next one is on another: one may be lost."""
+    """Return the ranks in an order in which, where there are several machines, the next one is on another: one may be lost."""
     if world.nodes == 1:
         return list(range(world.size))
     nodes = all_gather_object(world.comm, world.node_rank)

@@ -8,8 +8,8 @@ from typing import Any
 
 from paceline.checkpoint import digest
 from paceline.checkpoint.contents import with_slots
+from paceline.state.chunks import MODEL, Held, collect, rows_of, survey
 from paceline.strategies.base import Replica
-from paceline.strategies.pieces import MODEL, Held, collect, rows_of, survey
 from paceline.training import bequest, folder
 from paceline.training.copies import Copies
 from paceline.training.handover import COPIES, WORKERS, Offer, Source, receive
@@ -35,7 +35,7 @@ class CutState:
         """What it held after the last steps, where this worker may be ahead of those that hold the state."""
 
     def expected(self, world: World) -> bool:
-        """Say whether a group's workers will each hold only a part."""
+        """Return whether a group's workers will each hold only a part."""
         return (
             world.mesh.servers > 0
             or world.mesh.size("fsdp", "tp", "pp") > 1
@@ -96,7 +96,7 @@ class CutState:
     # A new group.
 
     def offer(self, finished: int, position: Position, held: Held | None) -> Offer:
-        """Say what this worker can bring of the state."""
+        """Return what this worker can bring of the state."""
         kept = {} if self._copies is None else self._copies.kept
         self._left = {} if self._options.out is None else bequest.read(self._options.out)
         return Offer(
@@ -168,7 +168,7 @@ class CutState:
 
 
 def weights_sha256(world: World, replica: Replica) -> str:
-    """Give one number for weights that are cut up, a few tensors at a time; all workers ask together."""
+    """Return one number for weights that are cut up, a few tensors at a time; all workers ask together."""
     pieces = {key: one for key, one in replica.held().pieces.items() if key.startswith(f"{MODEL}/")}
     found = survey(world, pieces)
     found = replace(found, forms=dict(sorted(found.forms.items())))

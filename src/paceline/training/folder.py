@@ -20,7 +20,7 @@ EVENTS = "events.jsonl"
 
 
 def has_run(folder: Path) -> bool:
-    """Say whether a folder holds a checkpoint."""
+    """Return whether a folder holds a checkpoint."""
     return any((folder / CHECKPOINTS).glob("step-*"))
 
 

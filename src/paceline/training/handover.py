@@ -15,8 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.strategies.base import Replica
-from paceline.strategies.pieces import (
+from paceline.state.chunks import (
     MODEL,
     OPTIMIZER,
     Box,
@@ -27,6 +26,7 @@ from paceline.strategies.pieces import (
     collect_from,
     holding,
 )
+from paceline.strategies.base import Replica
 from paceline.training.position import Position
 from paceline.world import World, all_gather_object
 
@@ -72,7 +72,7 @@ def choose(offers: Sequence[Offer]) -> Source:
 
 
 def _sources(offers: Sequence[Offer]) -> list[Source]:
-    """Give all that are whole, the nearest first."""
+    """Return all that are whole, the nearest first."""
     sources = []
     outline = max((offer.outline for offer in offers), key=len)
     living = [rank for rank, offer in enumerate(offers) if offer.finished >= 0]
@@ -113,7 +113,7 @@ def _add(found: Holding, more: Sequence[Sequence[Rows]]) -> None:
 
 
 def _is_whole(found: Holding, outline: Mapping[str, bool]) -> bool:
-    """Say whether nothing is missing: no part of a tensor, no tensor, no parameter's slots where others have theirs."""
+    """Return whether nothing is missing: no part of a tensor, no tensor, no parameter's slots where others have theirs."""
     if not outline or not outline.keys() <= found.forms.keys():
         return False
     if not all(_cover(form.shape, frozenset(found.boxes[key])) for key, form in found.forms.items()):
@@ -128,7 +128,7 @@ def _is_whole(found: Holding, outline: Mapping[str, bool]) -> bool:
 
 @lru_cache(maxsize=4096)
 def _cover(shape: tuple[int, ...], boxes: frozenset[Box]) -> bool:
-    """Say whether boxes leave nothing of a tensor out; those of two groups lie over each other, so no sum tells."""
+    """Return whether boxes leave nothing of a tensor out; those of two groups lie over each other, so no sum tells."""
     edges = [
         sorted({0, length, *(box.offset[side] + far for box in boxes for far in (0, box.shape[side]))})
         for side, length in enumerate(shape)
@@ -145,7 +145,7 @@ def _inside(cell: Sequence[tuple[int, int]], box: Box) -> bool:
 
 
 def boxes_wanted(replica: Replica, catalogue: Catalogue) -> dict[str, Box]:
-    """Give the part of each tensor that a replica will ask for: its own of the model, and the same of the slots."""
+    """Return the part of each tensor that a replica will ask for: its own of the model, and the same of the slots."""
     held = replica.held()
     wanted: dict[str, Box] = {}
     for key, form in catalogue.items():

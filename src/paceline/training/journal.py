@@ -38,7 +38,7 @@ class Journal:
         """The mean loss of the last step."""
 
     def state(self) -> dict[str, float]:
-        """Give the sums so far, for a worker that joins and may have to tell them one day."""
+        """Return the sums so far, for a worker that joins and may have to tell them one day."""
         self.settle()
         return {
             "total": self._epoch_total,
@@ -92,7 +92,7 @@ class Journal:
         self._epoch_total = self._epoch_weight = 0.0
 
     def milliseconds(self, share: float) -> float:
-        """Give a quantile of the step times, the first step of the process left out."""
+        """Return a quantile of the step times, the first step of the process left out."""
         seen = sorted(self.seconds[1:] or self.seconds)
         if not seen:
             return 0.0

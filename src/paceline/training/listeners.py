@@ -25,7 +25,7 @@ class Listeners:
             self.close()
 
     def emit(self, event: Event) -> None:
-        """Tell everyone who listens."""
+        """Emit to everyone who listens."""
         if self._sink is not None:
             self._sink.emit(event)
 

@@ -67,16 +67,16 @@ class Membership(Protocol):
         """Whether the group is to be left at the beginning of the next step, because somebody joins or leaves."""
 
     def begin(self) -> None:
-        """Say that training begins: from now on a lost worker does not end the run."""
+        """Report that training begins: from now on a lost worker does not end the run."""
 
     def attach(self, generation: int, interruption: Interruption) -> None:
         """Have a group's interruption raised when that group is to be left at once."""
 
     def report_error(self, error: Exception, step: int) -> None:
-        """Tell of an exception of the user's code, in an evaluation that all are to do once more."""
+        """Report an exception of the user's code, in an evaluation that all are to do once more."""
 
     def next_place(self, standing: Standing | None) -> Place:
-        """Say where this worker stands (a newcomer: nowhere), and wait for its place in the next group."""
+        """Return where this worker stands (a newcomer: nowhere), and wait for its place in the next group."""
 
 
 class FixedMembership:
@@ -88,7 +88,7 @@ class FixedMembership:
     change_wanted = False
 
     def begin(self) -> None:
-        """Tell nobody."""
+        """Emit to nobody."""
 
     def attach(self, generation: int, interruption: Interruption) -> None:
         """Nobody will raise it."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from paceline.errors import NonFiniteLossError
+from paceline.state.chunks import MODEL
 from paceline.strategies.base import Replica, StepWork
-from paceline.strategies.pieces import MODEL
 from paceline.world import World, all_gather_object
 
 _SHOWN = 8

@@ -52,11 +52,11 @@ class SaveEvery(Options):
         return cls(epochs=count) if (found[2] or "").startswith("epoch") else cls(steps=count)
 
     def after_step(self, number: int) -> bool:
-        """Say whether to save after `number` steps."""
+        """Return whether to save after `number` steps."""
         return self.steps is not None and number % self.steps == 0
 
     def after_epoch(self, epochs: int) -> bool:
-        """Say whether to save after `epochs` epochs."""
+        """Return whether to save after `epochs` epochs."""
         return self.epochs is not None and epochs % self.epochs == 0
 
 

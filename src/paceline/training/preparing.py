@@ -14,9 +14,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline import strategies
 from paceline.errors import InputError
+from paceline.state.chunks import check_saved
 from paceline.strategies.base import Exactness, Parts, Replica
 from paceline.strategies.buffers import Rule
-from paceline.strategies.pieces import check_saved
 from paceline.strategies.precision import Precision
 from paceline.strategies.structure import Structure
 from paceline.task import Task
@@ -69,7 +69,7 @@ def new_parts(
 
 
 def structure_of(task: Task) -> Structure:
-    """Give what a task says of its model's structure."""
+    """Return what a task says of its model's structure."""
     return Structure(blocks=task.wrap_blocks(), tensor_plan=task.tensor_plan(), stages=task.pipeline_stages())
 
 

@@ -11,8 +11,8 @@ import copy
 
 from torch import Tensor
 
+from paceline.state.chunks import Box
 from paceline.strategies.base import Replica
-from paceline.strategies.pieces import Box
 from paceline.training.copies import aside
 from paceline.training.loop_state import LoopState, Values
 

@@ -17,13 +17,13 @@ import torch
 from paceline import strategies
 from paceline.data import Feed
 from paceline.data.order import Order
+from paceline.records import ledger
+from paceline.records.chain import Chain
+from paceline.records.receipt import NAME, Point, Receipt, Start
 from paceline.strategies.tuning import Tuning
 from paceline.task import Task
-from paceline.training import ledger
-from paceline.training.chain import Chain
 from paceline.training.options import RunOptions
 from paceline.training.position import Position
-from paceline.training.receipt import NAME, Point, Receipt, Start
 from paceline.training.spec import TrainSpec
 from paceline.training.step import Step
 from paceline.version import __version__
@@ -154,7 +154,7 @@ class Records(NoRecords):
         self._receipt.write(self._folder)
 
     def finish(self) -> None:
-        """Say so in the receipt."""
+        """Write it to the receipt."""
         if self._receipt is not None:
             self._receipt = replace(self._receipt, finished=True)
             self._receipt.write(self._folder)
@@ -241,7 +241,7 @@ def describe_start(
 
 
 def about_task(task: Task, spec: TrainSpec, horizon: int | None) -> dict[str, Any]:
-    """Give what a receipt says of a task: how to make it again, and what its source was."""
+    """Return what a receipt says of a task: how to make it again, and what its source was."""
     files = {
         file
         for kind in type(task).__mro__

@@ -18,13 +18,13 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from paceline.errors import PacelineError, WorkerGoneError
 from paceline.observe import Regrouped
+from paceline.state.chunks import Held
+from paceline.state.transfer import broadcast_state
 from paceline.strategies.base import OpenReplica
-from paceline.strategies.pieces import Held
 from paceline.strategies.result import StepResult
 from paceline.training.handover import WORKERS, Offer, Source, choose
 from paceline.training.membership import EVALUATE, SAVE, STEP, Membership, Place, Standing
 from paceline.training.position import Position
-from paceline.training.transfer import broadcast_state
 from paceline.world import World, all_gather_object, broadcast_object, connect
 from paceline.world.interruption import InterruptibleStore, Interruption
 from paceline.world.loss import is_lost_peer, may_come_of_a_break
@@ -128,7 +128,7 @@ class Recovery:
         return self._finished == NEWCOMER
 
     def survives(self, error: Exception) -> bool:
-        """Say whether a failure is a broken group, and not the user's code."""
+        """Return whether a failure is a broken group, and not the user's code."""
         if not (self._begun and self.membership.elastic):
             return False
         if self._run.world.interruption.raised:
@@ -400,7 +400,7 @@ class Recovery:
             self._outcome, self._finished = outcome, finished
 
     def _position(self, kind: str) -> Position:
-        """Give where this worker stands, a step included that others finished and it has yet to count."""
+        """Return where this worker stands, a step included that others finished and it has yet to count."""
         position = self._run.position
         return position.after_step() if self._missed and kind == STEP else position
 

@@ -15,8 +15,8 @@ from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.read import unusable
 from paceline.errors import CheckpointError, InputError
 from paceline.observe import CheckpointDamaged, CheckpointSaved, Event, Note
+from paceline.state.chunks import MODEL, Box, Form
 from paceline.strategies.base import Replica
-from paceline.strategies.pieces import MODEL, Box, Form
 from paceline.training.between import KEY as BETWEEN
 from paceline.training.between import Between
 from paceline.training.folder import CHECKPOINTS
@@ -43,7 +43,7 @@ class Resumed:
 
 
 def open_saver(options: RunOptions, records: NoRecords, emit: Callable[[Event], None]) -> Saver:
-    """Give what saves a run: one for its whole life, because a save may be under way between two calls."""
+    """Return what saves a run: one for its whole life, because a save may be under way between two calls."""
     if options.out is None:
         raise InputError("a run is saved in a folder. Give out= to paceline.launch, or --out.")
 
@@ -162,7 +162,7 @@ def _take(replica: Replica, world: World, found: Found) -> None:
 
 
 def _forms(replica: Replica, world: World) -> dict[str, Form]:
-    """Give what the whole model consists of, wherever it is."""
+    """Return what the whole model consists of, wherever it is."""
     forms = {
         key.partition("/")[2]: piece.form
         for key, piece in replica.held().pieces.items()

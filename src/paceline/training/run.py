@@ -25,11 +25,12 @@ from paceline.data import Feed, owned_shards
 from paceline.data.loaders import is_loader, merged, note_batches
 from paceline.errors import InputError
 from paceline.observe import Event, Note, RunStarted
+from paceline.records.receipt import Start
+from paceline.state.chunks import Held
+from paceline.state.optimizer_state import drop_groups, options_of, set_options
 from paceline.strategies.base import Exactness, MetricsFunction, OpenReplica, Parts
 from paceline.strategies.buffers import Rule
-from paceline.strategies.pieces import Held
 from paceline.strategies.precision import Precision
-from paceline.strategies.state import drop_groups, options_of, set_options
 from paceline.strategies.structure import Structure
 from paceline.task import Task
 from paceline.training import cut_state, folder, resuming, schedules
@@ -70,7 +71,6 @@ from paceline.training.preparing import (
     new_parts,
 )
 from paceline.training.put_aside import PutAside
-from paceline.training.receipt import Start
 from paceline.training.recorder import DataFacts, describe_start, open_records
 from paceline.training.recovery import Recovery, RolledBackError
 from paceline.training.saving import Saving
@@ -741,7 +741,7 @@ class Run:
         self.world.pulse.end()
 
     def _description(self, position: Position) -> tuple[str, int, int, Callable[[], Start]]:
-        """Give what the books are begun with."""
+        """Return what the books are begun with."""
         feed, clip = self._begun or self._data_of_others or (None, None)
         if feed is None:
             raise RuntimeError("records are begun with the steps")
@@ -763,7 +763,7 @@ class Run:
         return owned_shards(world.data_rank, world.data_size, self.options.total_shards, world.shares)
 
     def laid_out(self, world: World) -> World:
-        """Give a world with the mesh that its workers make up."""
+        """Return a world with the mesh that its workers make up."""
         return replace(world, mesh=self.choice.fitted(world.size), apart=self.options.tuning.staleness)
 
     def leave_group(self) -> None:
@@ -810,7 +810,7 @@ class Run:
         self._saving.wait()
 
     def fill(self, replica: OpenReplica, source: Source, held: Held | None) -> Position:
-        """Give a new replica its part of the state from where it is, and say where the run goes on."""
+        """Return a new replica its part of the state from where it is, and say where the run goes on."""
         position = source.position
         if source.kind == CHECKPOINT:
             saved = resuming.load(replica, self.options, self.world, self.emit)
@@ -870,7 +870,7 @@ class Run:
             self.cut.copy(self.position, self.shared_state(), self.replica, anew=True)
 
     def shared_state(self) -> dict[str, Any]:
-        """Give what a worker that joins must know beside the model."""
+        """Return what a worker that joins must know beside the model."""
         return {
             "started_at": self.started_at,
             "workers": self.workers,
@@ -1055,7 +1055,7 @@ class Run:
         self.cut.note_checkpoint(self.position, self._journal)
 
     def emit(self, event: Event) -> None:
-        """Tell everyone who listens; only rank 0 has listeners."""
+        """Emit to everyone who listens; only rank 0 has listeners."""
         if self._listeners is not None:
             self._listeners.emit(event)
 

@@ -85,7 +85,7 @@ class Step:
         return self.result is None and (self._out or self._read or self._added > 0)
 
     def __iter__(self) -> Iterator[Any]:
-        """Give this worker's batches, shard by shard, each on the device and with its own random streams."""
+        """Return this worker's batches, shard by shard, each on the device and with its own random streams."""
         if self._added:
             raise InputError(
                 f"step {self.number}: the loop goes through the batches a second time, and the gradients of the first are lost. "

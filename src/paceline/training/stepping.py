@@ -46,7 +46,7 @@ class Stepping:
         return (self.epochs is None or position.epoch < self.epochs) and position.number < self.last
 
     def take(self) -> Iterator[Step]:
-        """Give the steps from where the run stands to its end, with the checkpoints and measurements on the way."""
+        """Return the steps from where the run stands to its end, with the checkpoints and measurements on the way."""
         run, last = self.run, self.last
         while self.left:
             before = run.position

@@ -154,7 +154,7 @@ class Trainer:
         )
 
     def _samples(self) -> int:
-        """Give the samples of the whole run, what came before a resume included."""
+        """Return the samples of the whole run, what came before a resume included."""
         whole, position = self.feed.samples, self.run.position
         if whole is None:
             return self.run.samples

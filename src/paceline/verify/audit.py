@@ -20,8 +20,8 @@ from paceline.data.order import Order
 from paceline.data.shards import owned_shards, steps_per_epoch
 from paceline.errors import InputError
 from paceline.ranges import SAMPLES
-from paceline.training import ledger
-from paceline.training.receipt import FIRST_LINK, Receipt, Start
+from paceline.records import ledger
+from paceline.records.receipt import FIRST_LINK, Receipt, Start
 from paceline.verify.audit_report import Audit
 from paceline.verify.book import Book, Whole
 from paceline.verify.kept_weights import check_kept

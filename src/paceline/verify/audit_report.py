@@ -47,7 +47,7 @@ class Audit:
         return not self.problems
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as plain data."""
+        """Return it as plain data."""
         return {
             **vars(self),
             "by_rank": {str(rank): count for rank, count in self.by_rank.items()},
@@ -59,7 +59,7 @@ class Audit:
         }
 
     def lines(self) -> list[str]:
-        """Say it for a person."""
+        """Return it as text for a person."""
         epochs = f"{self.epochs} whole epoch{'' if self.epochs == 1 else 's'}"
         more = f" and {self.steps_of_next_epoch} steps of the next" if self.steps_of_next_epoch else ""
         lines = [

@@ -21,7 +21,7 @@ _AFTER = {
 def first_operation(
     reference: Sequence[Call], ranks: Iterable[Sequence[Call]], difference: Difference
 ) -> str:
-    """Say which operation is the first that differs: forwards through every batch, then backwards; or that none is."""
+    """Return which operation is the first that differs: forwards through every batch, then backwards; or that none is."""
     theirs = [call for rank in ranks for call in rank]
     batches = sorted({(call.shard, call.batch) for call in reference})
     pairs = {one: _pairs(_of(reference, one), _of(theirs, one)) for one in batches}

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import InputError
-from paceline.training import ledger
-from paceline.training.receipt import Receipt
+from paceline.records import ledger
+from paceline.records.receipt import Receipt
 
 GAP_STEPS = 1000
 """More steps than these that are on no ledger are told of in one line: nobody walks through a billion of them."""
@@ -86,7 +86,7 @@ class Book:
         return total
 
     def between(self, first: int, last: int) -> slice:
-        """Give the place of the records of the steps [first, last)."""
+        """Return the place of the records of the steps [first, last)."""
         low, high = np.searchsorted(self.records["number"], np.array([first, last], dtype=np.uint64))
         return slice(int(low), int(high))
 

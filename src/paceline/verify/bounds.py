@@ -29,7 +29,7 @@ SENT = "sent as "
 
 
 def bound(step: int, precision: str, kind: str = "weight") -> float:
-    """Give the largest relative difference that a numeric promise allows after `step` earlier steps."""
+    """Return the largest relative difference that a numeric promise allows after `step` earlier steps."""
     limit = (FIRST + GROWTH * step) * (1.0 if precision == "fp32" else HALF_PRECISION)
     return max(limit, SENT_GRADIENT) if kind == "gradient" and precision.startswith(SENT) else limit
 

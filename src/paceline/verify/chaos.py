@@ -63,7 +63,7 @@ class ChaosRequest(Options):
         self.options(UNDISTURBED, 1)
 
     def options(self, name: str, save_every: int) -> RunOptions:
-        """Give the options of one of the two runs."""
+        """Return the options of one of the two runs."""
         return RunOptions(
             strategy=self.strategy,
             workers=self.plan.workers,
@@ -149,7 +149,7 @@ def _injections(timeline: Timeline, plan: Plan, marks: Marks) -> tuple[Injection
 
 
 def _books(run: Path, timeline: Timeline, outcome: Outcome) -> dict[str, Any]:
-    """Give what the books of the disturbed run say; those of a failed one say nothing."""
+    """Return what the books of the disturbed run say; those of a failed one say nothing."""
     if outcome.failure is not None:
         return {"weights_sha256": None, "failure": outcome.failure.message}
     audited = audit(run)

@@ -17,7 +17,7 @@ from paceline.observe.events import (
     StepFinished,
     from_json,
 )
-from paceline.training import ledger
+from paceline.records import ledger
 from paceline.training.folder import EVENTS
 from paceline.verify.faults import KILL, LEAVE, STOP, Fault, Mark
 
@@ -43,7 +43,7 @@ class Timeline:
         return cls(from_json(line) for line in lines)
 
     def recovery(self, fault: Fault, mark: Mark) -> float | None:
-        """Give the seconds from a fault to the next step finished; where it took a worker, by the group after it."""
+        """Return the seconds from a fault to the next step finished; where it took a worker, by the group after it."""
         since = mark.time + fault.seconds
         if fault.kind in _LOSING:
             # Without a group after it the run came to its end with those that were left.

@@ -35,7 +35,7 @@ class Plan:
     """Seconds that a step is held back while a worker is missing, so that its replacement can join in time."""
 
     def workers_at(self, step: int) -> int:
-        """Give how many workers there should be."""
+        """Return how many workers there should be."""
         asked = [fault.workers for fault in self.faults if fault.kind == JOIN and fault.step <= step]
         return asked[-1] if asked else self.workers
 
@@ -104,7 +104,7 @@ def _check_names(what: str, names: Sequence[str], known: Sequence[str]) -> None:
 
 
 def _groups(request: PlanRequest, draw: random.Random) -> list[list[Fault]]:
-    """Give what goes off together: one fault, two at once, or one and another in the regroup that it causes."""
+    """Return what goes off together: one fault, two at once, or one and another in the regroup that it causes."""
     leads, riders = _drawn(request, draw)
     breaking = [lead for lead in leads if lead.kind in BREAKING]
     groups = {lead.number: [lead] for lead in leads}
@@ -169,7 +169,7 @@ class _Dues:
         self._taken: set[int] = set()
 
     def take(self, step: int, *, alone: bool) -> int:
-        """Give the next one; `alone` one that no other fault shares, because a failed write is not done again."""
+        """Return the next one; `alone` one that no other fault shares, because a failed write is not done again."""
         chosen = min(self._all, key=lambda due: (alone and due in self._taken, due < step, abs(due - step)))
         if alone:
             self._taken.add(chosen)
@@ -191,7 +191,7 @@ def _numbered(faults: list[Fault]) -> list[Fault]:
 
 
 def _sized(faults: list[Fault], request: PlanRequest, draw: random.Random) -> list[Fault]:
-    """Say how many workers each join asks for: another number, then back to the first."""
+    """Return how many workers each join asks for: another number, then back to the first."""
     joins = [fault for fault in faults if fault.kind == JOIN]
     leads = {fault.after for fault in faults if fault.after is not None}
     sized: dict[int, int] = {}

@@ -79,7 +79,7 @@ class ChaosReport:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as plain data."""
+        """Return it as plain data."""
         kinds = {one.fault.kind for one in self.injections}
         return {
             "task": self.task,
@@ -179,7 +179,7 @@ def count(injections: Sequence[Injection]) -> dict[str, Any]:
 
 
 def quantiles(injections: Sequence[Injection]) -> dict[str, float] | None:
-    """Give p50, p95 and the most of the times to recover: each one that was seen, none made up between two."""
+    """Return p50, p95 and the most of the times to recover: each one that was seen, none made up between two."""
     seen = sorted(one.seconds for one in injections if one.seconds is not None)
     if not seen:
         return None

@@ -288,7 +288,7 @@ def judged(
     precision: str,
     facts: dict[str, Any],
 ) -> Row:
-    """Say which level a difference of these sizes is."""
+    """Return which level a difference of these sizes is."""
     # Later gradients and the optimizer's moments belong to weights that differ already, and say nothing of their own.
     counted = [
         size

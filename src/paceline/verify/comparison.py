@@ -73,7 +73,7 @@ def resumed(reference: Record, at: int) -> Record:
 def _of_step(
     step: StepRecord, there: Sequence[tuple[int, StepRecord]], place: Mapping[str, int]
 ) -> Iterator[Difference]:
-    """Give the differences of one step, causes before effects."""
+    """Return the differences of one step, causes before effects."""
     for kind, attribute in (("samples", "samples"), ("data", "data"), ("loss", "shard_losses")):
         yield from _by_shard(kind, attribute, step, there)
     yield from _by_name("gradient", "gradients", step, there, place)
@@ -146,14 +146,14 @@ def _named(
 
 
 def _places(reference: Record) -> dict[str, int]:
-    """Give each tensor its place in the order in which the forward pass came to its module."""
+    """Return the place of each tensor in the order in which the forward pass came to its module."""
     order = {module: number for number, module in enumerate(reference.modules)}
     names = sorted(reference.start, key=lambda name: order.get(name.rpartition(".")[0], len(order)))
     return {name: number for number, name in enumerate(names)}
 
 
 def count_samples(reference: Record, ranks: Sequence[Record]) -> tuple[int, int]:
-    """Give how many samples were lost, and how many were served more often than the reference served them."""
+    """Return how many samples were lost, and how many were served more often than the reference served them."""
     wanted, served = _served([reference]), _served(ranks)
     return (wanted - served).total(), (served - wanted).total()
 

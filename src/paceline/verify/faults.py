@@ -32,7 +32,7 @@ _ONLY_AT = {JOIN: (DATA,), DISK: (CHECKPOINT,)}
 
 
 def points_of(kind: str) -> tuple[str, ...]:
-    """Give the points at which a kind of fault can go off."""
+    """Return the points at which a kind of fault can go off."""
     return _ONLY_AT.get(kind, POINTS)
 
 
@@ -91,11 +91,11 @@ class Marks:
         return True
 
     def has(self, number: int) -> bool:
-        """Say whether a fault has gone off."""
+        """Return whether a fault has gone off."""
         return self._path(number).exists()
 
     def read(self) -> dict[int, Mark]:
-        """Give all marks by the number of their fault."""
+        """Return all marks by the number of their fault."""
         found: list[dict[str, Any]] = [json.loads(path.read_text()) for path in self.folder.glob("*.json")]
         return {mark["number"]: Mark(**mark) for mark in sorted(found, key=lambda each: float(each["time"]))}
 

@@ -14,11 +14,11 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+from paceline.compat.parent_death import die_with_parent
 from paceline.launch import forkserver
 from paceline.verify.record import Record
 from paceline.verify.request import REFERENCE, Request
 from paceline.world import env
-from paceline.world.lifeline import die_with_parent
 
 STEPS = 2
 _HASH_SEEDS = ("1", "2")
@@ -71,7 +71,7 @@ class FreshRun:
 
 
 def _another_seed() -> str:
-    """Give a hash seed that this process does not have."""
+    """Return a hash seed that this process does not have."""
     return next(seed for seed in _HASH_SEEDS if seed != env.read("PYTHONHASHSEED"))
 
 

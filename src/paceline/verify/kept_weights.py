@@ -8,9 +8,9 @@ from pathlib import Path
 
 from paceline.checkpoint.manifest import Manifest
 from paceline.errors import CheckpointError
+from paceline.records.receipt import Receipt, Start
 from paceline.strategies.tuning import Tuning
 from paceline.training.folder import CHECKPOINTS, read_spec
-from paceline.training.receipt import Receipt, Start
 
 _META = ("strategy", "workers", "shards", "exactness", "seed", "batch_size", "task", "horizon", "stream")
 """What the manifest of a checkpoint says too."""
@@ -62,7 +62,7 @@ def _faults(path: Path, step: int, receipt: Receipt) -> list[str]:
 
 
 def _other_terms(manifest: Manifest, receipt: Receipt) -> list[str]:
-    """Say what the manifest of a checkpoint and the start that led to it do not agree on."""
+    """Return what the manifest of a checkpoint and the start that led to it do not agree on."""
     governing = [start for start in receipt.history if start.step <= manifest.step]
     said = [_said(start, receipt) for start in governing]
     faults = []
@@ -77,7 +77,7 @@ def _other_terms(manifest: Manifest, receipt: Receipt) -> list[str]:
 
 
 def _other_request(folder: Path, receipt: Receipt) -> list[str]:
-    """Say what the run was asked for and its last start does not have.
+    """Return what the run was asked for and its last start does not have.
 
     Only of a run that came to its end: a later attempt that failed may have left its own request behind.
     """

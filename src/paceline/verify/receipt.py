@@ -13,10 +13,10 @@ from paceline import strategies
 from paceline.errors import InputError
 from paceline.launch import api
 from paceline.ranges import STEPS, THREADS, WORKERS, Options, Range, ranged
+from paceline.records.receipt import Point, Receipt, Start, environment_differences
 from paceline.strategies.tuning import Tuning
 from paceline.training.folder import CHECKPOINTS
 from paceline.training.options import RunOptions
-from paceline.training.receipt import Point, Receipt, Start, environment_differences
 from paceline.training.spec import TrainSpec
 from paceline.verify.kept_weights import check_kept
 from paceline.verify.receipt_report import Compared, ReceiptReport
@@ -154,7 +154,7 @@ def _check_checkpoint(receipt: Receipt, replay: Replay, first: int) -> None:
 
 
 def _facts(receipt: Receipt, first: int, last: int) -> Start:
-    """Give the start that governs the steps [first, last); refuse where another one set other terms on the way."""
+    """Return the start that governs the steps [first, last); refuse where another one set other terms on the way."""
     governing = [start for start in receipt.stretches if start.step <= first]
     if not governing:
         begin = receipt.history[0].step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.training.receipt import Point, Start
+from paceline.records.receipt import Point, Start
 
 _SHOWN = 12
 
@@ -36,7 +36,7 @@ class Compared:
         return self.weights and self.samples is not False
 
     def line(self) -> str:
-        """Say it for a person."""
+        """Return it as text for a person."""
         there, here = self.there.weights_sha256[:_SHOWN], self.here.weights_sha256[:_SHOWN]
         weights = (
             f"weights agree ({there})" if self.weights else f"weights DIFFER ({there} there, {here} here)"
@@ -71,7 +71,7 @@ class ReceiptReport:
         return all(one.holds for one in self.compared) and not self.faults
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as plain data."""
+        """Return it as plain data."""
         return {
             "name": self.name,
             "folder": self.folder,
@@ -101,7 +101,7 @@ class ReceiptReport:
         }
 
     def lines(self) -> list[str]:
-        """Say it for a person."""
+        """Return it as text for a person."""
         recorded = self.recorded
         lines = [
             f"{self.name}: steps {self.first} to {self.compared[-1].step} of {self.folder} once more",

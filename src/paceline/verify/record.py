@@ -87,5 +87,5 @@ class Dump:
     steps: tuple[int, ...]
 
     def path(self, rank: int, step: int) -> Path:
-        """Give the file of one step of one worker."""
+        """Return the file of one step of one worker."""
         return self.folder / f"rank-{rank}-step-{step}.pt"

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from paceline.state.chunks import MODEL, Form, Piece, collect, survey
 from paceline.strategies.base import OpenReplica
-from paceline.strategies.pieces import MODEL, Form, Piece, collect, survey
 from paceline.task import Loss
 from paceline.training.run import Run
 from paceline.training.spec import TrainSpec
@@ -162,7 +162,7 @@ class _Watch:
 
 
 def whole_gradients(replica: OpenReplica, world: World) -> dict[str, Tensor]:
-    """Give the gradients that the coming update takes, whole; where they are cut up all workers ask together."""
+    """Return the gradients that the coming update takes, whole; where they are cut up all workers ask together."""
     if replica.whole:
         named = replica.model.named_parameters()
         return {name: parameter.grad.to_dense() for name, parameter in named if parameter.grad is not None}
@@ -181,12 +181,12 @@ def whole_gradients(replica: OpenReplica, world: World) -> dict[str, Tensor]:
 
 
 def rates(optimizer: Optimizer) -> tuple[float, ...]:
-    """Give the learning rate of each group of parameters."""
+    """Return the learning rate of each group of parameters."""
     return tuple(float(group["lr"]) for group in optimizer.param_groups)
 
 
 def _execution_order(model: nn.Module) -> list[str]:
-    """Give a list that fills with the names of modules as the first forward pass comes to them."""
+    """Return a list that fills with the names of modules as the first forward pass comes to them."""
     seen: list[str] = []
     for name, module in model.named_modules():
 

@@ -15,7 +15,7 @@ HOLDS = {
 
 
 def finite(number: float | None) -> float | None:
-    """Give a number that JSON can hold; None for an infinite one."""
+    """Return a number that JSON can hold; None for an infinite one."""
     return number if number is not None and math.isfinite(number) else None
 
 
@@ -31,7 +31,7 @@ class Finding:
     """Whether it did no harm in this comparison: worth knowing, no reason to fail."""
 
     def lines(self) -> list[str]:
-        """Say it for a person."""
+        """Return it as text for a person."""
         head = "Worth knowing" if self.harmless else "Cause"
         return [f"{head}: {self.cause}", f"  seen: {self.evidence}", f"  remedy: {self.remedy}"]
 
@@ -86,7 +86,7 @@ class Resume:
         return self.found in HOLDS.get(self.promised, ())
 
     def line(self) -> str:
-        """Say it for a person."""
+        """Return it as text for a person."""
         told = f"saved by {self.saved_by} after {self.step} steps, resumed by {self.resumed_by}: {self.found}"
         return told if self.holds else f"{told}; {self.first}"
 
@@ -118,7 +118,7 @@ class Report:
         return kept and all(finding.harmless for finding in self.findings)
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as plain data."""
+        """Return it as plain data."""
         return {
             "task": self.task,
             "steps": self.steps,

@@ -84,7 +84,7 @@ class Request(Options):
         return self.threads or max(1, env.cores() // self.total_shards)
 
     def options(self, candidate: Candidate) -> RunOptions:
-        """Give the options of a candidate's run."""
+        """Return the options of a candidate's run."""
         chosen = strategies.choice(candidate.strategy)
         tuned = {} if candidate == REFERENCE else self.tuning
         return RunOptions(
@@ -115,7 +115,7 @@ class Request(Options):
         return next(lower, precision) if precision == "fp32" else precision
 
     def candidates(self) -> tuple[list[Candidate], list[tuple[Candidate, str]]]:
-        """Give the pairs that can be run, and those that cannot with the reason."""
+        """Return the pairs that can be run, and those that cannot with the reason."""
         able: list[Candidate] = []
         unable: list[tuple[Candidate, str]] = []
         for strategy in self.strategies:

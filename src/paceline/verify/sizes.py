@@ -68,7 +68,7 @@ def moved(reference: Path, candidate: Path) -> float:
 
 
 def of_tensor(step: int, kind: str, name: str, reference: Path, candidate: Path) -> Size | None:
-    """Give the difference of one named tensor in two dumps; None where they do not hold it."""
+    """Return the difference of one named tensor in two dumps; None where they do not hold it."""
     mine, theirs = (
         torch.load(path, map_location="cpu", weights_only=True) for path in (reference, candidate)
     )

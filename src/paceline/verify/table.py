@@ -64,7 +64,7 @@ def _by_curve(report: Report) -> bool:
 
 
 def _about(row: Row, report: Report) -> list[str]:
-    """Say what there is to say of a row beside its cells."""
+    """Return what there is to say of a row beside its cells."""
     if row.found == "skipped":
         return []
     who = f"{row.strategy} x {row.workers}"

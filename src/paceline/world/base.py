@@ -21,7 +21,7 @@ class Pending(Protocol[Value_co]):
     """An operation under way; `wait` may be called more than once."""
 
     def wait(self) -> Value_co:
-        """Give the value as soon as it is there, or raise what went wrong."""
+        """Return the value as soon as it is there, or raise what went wrong."""
         ...
 
     def done(self) -> bool:
@@ -33,7 +33,7 @@ class PendingReduction(Pending[Tensor], Protocol):
     """A reduction under way, which torch's own machinery can wait for too."""
 
     def future(self) -> Future[Tensor]:
-        """Give torch's future of the value, as a DDP communication hook returns it."""
+        """Return torch's future of the value, as a DDP communication hook returns it."""
         ...
 
 
@@ -56,7 +56,7 @@ class Comm(Protocol):
         ...
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        """Give everybody the root's tensor; elsewhere `tensor` only tells shape and type."""
+        """Return the root's tensor on every worker; elsewhere `tensor` only tells shape and type."""
         ...
 
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum", root: int = 0) -> Tensor | None:

@@ -175,7 +175,7 @@ class _CheckedSend:
         self._message.wait()
 
     def done(self) -> bool:
-        """Say whether the comparison and the message are through."""
+        """Return whether the comparison and the message are through."""
         return self._wanted.done() and self._message.done()
 
 
@@ -192,7 +192,7 @@ class _CheckedReceive:
         return self.accept().wait()
 
     def done(self) -> bool:
-        """Say whether the message is here; raises when it is the wrong one."""
+        """Return whether the message is here; raises when it is the wrong one."""
         return self._offered.done() and self.accept().done()
 
     def accept(self) -> Pending[Tensor]:

@@ -39,7 +39,7 @@ class Identity:
             raise InputError(f"MASTER_PORT is {self.master_port}, which is no port. Set one from 1 to 65535.")
 
     def variables(self) -> dict[str, str]:
-        """Give what a worker's environment says about it, by torchrun's names, so that its scripts run."""
+        """Return what a worker's environment says about it, by torchrun's names, so that its scripts run."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.size),
@@ -96,7 +96,7 @@ def identity() -> Identity | None:
 
 
 def read(name: str) -> str | None:
-    """Give a variable's text, or None when it is not set."""
+    """Return a variable's text, or None when it is not set."""
     return os.environ.get(name)
 
 
@@ -112,12 +112,12 @@ def replace(variables: Mapping[str, str]) -> None:
 
 
 def host() -> str:
-    """Give this machine's name."""
+    """Return this machine's name."""
     return socket.gethostname()
 
 
 def cores() -> int:
-    """Give the number of cores this process may use."""
+    """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0))
 
 

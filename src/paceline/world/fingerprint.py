@@ -56,7 +56,7 @@ def describe(*tensors: Tensor, free_rows: bool = False) -> str:
 
 
 def call_site() -> str:
-    """Give file and line of the nearest caller outside this room."""
+    """Return file and line of the nearest caller outside this room."""
     frame = sys._getframe(1)  # noqa: SLF001
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_ROOM):
         frame = frame.f_back

@@ -29,7 +29,7 @@ class LocalEnd:
 
 
 def local_addresses() -> dict[str, str]:
-    """Give every address of this machine with the name of the interface that has it."""
+    """Return every address of this machine with the name of the interface that has it."""
     return {**_addresses_v6(), **_addresses_v4()}
 
 
@@ -39,7 +39,7 @@ def interface_of(address: str) -> str | None:
 
 
 def resolve(host: str) -> list[str]:
-    """Give the addresses of a host, the resolver's favourite first; none when nobody knows it."""
+    """Return the addresses of a host, the resolver's favourite first; none when nobody knows it."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError):
@@ -48,12 +48,12 @@ def resolve(host: str) -> list[str]:
 
 
 def is_here(host: str) -> bool:
-    """Say whether a host is this machine: whether one of its addresses can be bound here."""
+    """Return whether a host is this machine: whether one of its addresses can be bound here."""
     return any(_is_ours(address) for address in resolve(host))
 
 
 def reaching(host: str) -> LocalEnd:
-    """Give this machine's end of the path to `host`; nothing is sent.
+    """Return this machine's end of the path to `host`; nothing is sent.
 
     Many machines know their own name only as a loopback address. Others do not: a name that leads
     to the loopback interface is answered with the way out that everybody else would use.
@@ -70,7 +70,7 @@ def reaching(host: str) -> LocalEnd:
 
 
 def address_to_bind(host: str) -> str:
-    """Give the address on which this machine, being `host`, is reached by others: one interface's, no more.
+    """Return the address on which this machine, being `host`, is reached by others: one interface's, no more.
 
     Only where this machine knows its own name as a loopback address, nobody here can tell which one
     that is; then it is the address of all of them.
@@ -84,7 +84,7 @@ def address_to_bind(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether a host, as written, can only ever mean the machine itself."""
+    """Return whether a host, as written, can only ever mean the machine itself."""
     try:
         return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
     except ValueError:
@@ -92,12 +92,12 @@ def is_loopback(host: str) -> bool:
 
 
 def family(address: str) -> socket.AddressFamily:
-    """Tell an IPv6 address from an IPv4 one."""
+    """Return an IPv6 address from an IPv4 one."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _written(address: tuple[object, ...]) -> str:
-    """Give a socket address's host as text; an IPv6 link-local one names its interface."""
+    """Return a socket address's host as text; an IPv6 link-local one names its interface."""
     host, scope = str(address[0]), address[3] if len(address) == 4 else 0
     return f"{host}%{socket.if_indextoname(scope)}" if isinstance(scope, int) and scope else host
 
@@ -112,7 +112,7 @@ def _is_ours(address: str) -> bool:
 
 
 def _local_address(address: str) -> str | None:
-    """Give the address packets to `address` would leave from; connecting a datagram socket only looks that up."""
+    """Return the address packets to `address` would leave from; connecting a datagram socket only looks that up."""
     with socket.socket(family(address), socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(_socket_address(address, 9))
@@ -122,7 +122,7 @@ def _local_address(address: str) -> str | None:
 
 
 def _way_out() -> str | None:
-    """Give the address of the default route, or failing that of any interface that is not the loopback one."""
+    """Return the address of the default route, or failing that of any interface that is not the loopback one."""
     for address in map(_local_address, _ELSEWHERE.values()):
         if address is not None and not is_loopback(address):
             return address
@@ -131,7 +131,7 @@ def _way_out() -> str | None:
 
 
 def _socket_address(address: str, port: int) -> tuple[object, ...]:
-    """Give what `bind` and `connect` take; an IPv6 link-local address needs its interface's number too."""
+    """Return what `bind` and `connect` take; an IPv6 link-local address needs its interface's number too."""
     return socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0][4]
 
 

@@ -93,7 +93,7 @@ class InterruptibleStore(Store):
         self._store.set(key, value)
 
     def get(self, key: str) -> bytes:
-        """Give a value when it is there."""
+        """Return a value when it is there."""
         self._await([key])
         return self._store.get(key)
 
@@ -102,7 +102,7 @@ class InterruptibleStore(Store):
         return self._store.add(key, amount)
 
     def check(self, keys: list[str]) -> bool:
-        """Say whether all keys are there."""
+        """Return whether all keys are there."""
         return self._store.check(keys)
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
@@ -116,7 +116,7 @@ class InterruptibleStore(Store):
     deleteKey = delete_key  # noqa: N815  (by this name torch's C++ half asks for it)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Give several values when all are there."""
+        """Return several values when all are there."""
         self._await(keys)
         return self._store.multi_get(keys)
 

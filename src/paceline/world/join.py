@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from paceline.compat import process_groups
 from paceline.errors import InputError
-from paceline.world import compat, env
+from paceline.world import env
 from paceline.world.backends import choose_backend, choose_device
 from paceline.world.base import Comm
 from paceline.world.checked import CheckedComm
@@ -106,7 +107,7 @@ def _join_group(
     interruption: Interruption,
 ) -> ProcessGroupComm:
     sockets = Sockets()
-    compat.count_groups_anew()
+    process_groups.count_groups_anew()
     try:
         with sockets.opened_here():
             dist.init_process_group(

@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.world import env, futex
+from paceline.compat import futex
+from paceline.world import env
 from paceline.world.objects import all_gather_object
 from paceline.world.world import World
 
@@ -73,7 +74,7 @@ class Lane:
         return place
 
     def tensor(self, place: int, count: int, dtype: torch.dtype) -> Tensor:
-        """Give a piece of the shared memory as a flat tensor."""
+        """Return a piece of the shared memory as a flat tensor."""
         return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=place)
 
     def post(self, flag: int, value: int) -> None:
@@ -130,7 +131,7 @@ def _close_all(descriptors: list[int]) -> None:
 
 
 def machine() -> tuple[str, str]:
-    """Tell machines apart: by the start of the kernel and, as a container has its own, processes and network."""
+    """Return what tells machines apart: the start of the kernel and, as a container has its own, processes and network."""
     boot, spaces = (
         Path("/proc/sys/kernel/random/boot_id"),
         [Path("/proc/self/ns/pid"), Path("/proc/self/ns/net")],

@@ -22,37 +22,37 @@ class LocalComm(Comm):
     group = None
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        """Give a copy."""
+        """Return a copy."""
         arguments.check_rank("root", root, 1)
         return _copy(tensor)
 
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum", root: int = 0) -> Tensor | None:
-        """Give a copy."""
+        """Return a copy."""
         arguments.check_rank("root", root, 1)
         return self.all_reduce(tensor, op)
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        """Give a copy."""
+        """Return a copy."""
         arguments.check_reduce(op, tensor)
         return _copy(tensor)
 
     def all_reduce_async(self, tensor: Tensor, op: ReduceOp = "sum") -> PendingReduction:
-        """Give a copy."""
+        """Return a copy."""
         return FinishedReduction(self.all_reduce(tensor, op))
 
     def all_reduce_(self, tensor: Tensor, op: ReduceOp = "sum") -> PendingReduction:
-        """Give the tensor itself, which holds the result already."""
+        """Return the tensor itself, which holds the result already."""
         arguments.check_reduce(op, tensor)
         arguments.check_in_place(tensor)
         return FinishedReduction(tensor)
 
     def gather(self, tensor: Tensor, root: int = 0) -> list[Tensor] | None:
-        """Give a list of one copy."""
+        """Return a list of one copy."""
         arguments.check_rank("root", root, 1)
         return [_copy(tensor)]
 
     def scatter(self, tensors: Sequence[Tensor] | None, *, like: Tensor, root: int = 0) -> Tensor:
-        """Give a copy of the only tensor."""
+        """Return a copy of the only tensor."""
         arguments.check_rank("root", root, 1)
         parts = tensors or ()
         arguments.check_parts("scatter", parts, 1)
@@ -60,16 +60,16 @@ class LocalComm(Comm):
         return _copy(parts[0])
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Give a list of one copy."""
+        """Return a list of one copy."""
         return [_copy(tensor)]
 
     def reduce_scatter(self, tensors: Sequence[Tensor], op: ReduceOp = "sum") -> Tensor:
-        """Give a copy of the only tensor."""
+        """Return a copy of the only tensor."""
         arguments.check_parts("reduce_scatter", tensors, 1)
         return self.all_reduce(tensors[0], op)
 
     def all_to_all(self, tensors: Sequence[Tensor], *, rows: Sequence[int] | None = None) -> list[Tensor]:
-        """Give a list of one copy."""
+        """Return a list of one copy."""
         arguments.check_parts("all_to_all", tensors, 1)
         arguments.check_rows(tensors, rows, 1)
         return [_copy(tensors[0])]
@@ -98,7 +98,7 @@ class LocalComm(Comm):
         """Return: everybody is here."""
 
     def split(self, color: int | None, key: int | None = None) -> Comm | None:
-        """Give another world of one, or None outside of it."""
+        """Return another world of one, or None outside of it."""
         del key
         return None if color is None else LocalComm()
 

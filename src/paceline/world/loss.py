@@ -9,7 +9,7 @@ from paceline.world.last_words import tell_of_a_lost_peer
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Say whether an operation failed because another worker is gone."""
+    """Return whether an operation failed because another worker is gone."""
     return isinstance(error, PeerLostError | InterruptedWaitError) or tell_of_a_lost_peer(error)
 
 

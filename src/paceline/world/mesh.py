@@ -38,7 +38,7 @@ class Mesh:
 
     @classmethod
     def flat(cls, workers: int) -> Mesh:
-        """Give the mesh of workers that all do the same with other data."""
+        """Return the mesh of workers that all do the same with other data."""
         return cls((("ddp", workers),))
 
     @cached_property
@@ -52,22 +52,22 @@ class Mesh:
         return math.prod(size for _, size in self.sizes)
 
     def serves(self, rank: int) -> bool:
-        """Say whether a worker is a server."""
+        """Return whether a worker is a server."""
         return self.servers > 0 and rank >= self.trainers
 
     def size(self, *sides: str) -> int:
-        """Give how many workers of the grid there are along these sides."""
+        """Return how many workers of the grid there are along these sides."""
         return math.prod(size for side, size in self.sizes if side in sides)
 
     def coordinate(self, rank: int) -> dict[str, int]:
-        """Give a worker's place on each side."""
+        """Return a worker's place on each side."""
         places: dict[str, int] = {}
         for side, size in reversed(self.sizes):
             rank, places[side] = divmod(rank, size)
         return {side: places[side] for side, _ in self.sizes}
 
     def index(self, rank: int, *sides: str) -> int:
-        """Give a worker's place along these sides taken together, from 0; a server's is behind the last."""
+        """Return a worker's place along these sides taken together, from 0; a server's is behind the last."""
         if self.serves(rank):
             return self.size(*sides)
         places, index = self.coordinate(rank), 0
@@ -77,7 +77,7 @@ class Mesh:
         return index
 
     def members(self, rank: int, *sides: str) -> list[int]:
-        """Give the ranks that differ from `rank` at most along these sides, by their place there; servers have each other."""
+        """Return the ranks that differ from `rank` at most along these sides, by their place there; servers have each other."""
         if self.serves(rank):
             return list(range(self.trainers, self.workers))
         return [
@@ -90,7 +90,7 @@ class Mesh:
         return self.index(rank, *others)
 
     def leads(self, rank: int, *sides: str) -> bool:
-        """Say whether a worker of the grid is the first of those along these sides."""
+        """Return whether a worker of the grid is the first of those along these sides."""
         if self.serves(rank):
             return False
         places = self.coordinate(rank)

@@ -21,7 +21,7 @@ def all_gather_object(comm: Comm, value: Any) -> list[Any]:
 
 
 def broadcast_object(comm: Comm, value: Any, root: int = 0) -> Any:
-    """Give everybody the root's value; what the others pass is not looked at."""
+    """Return the root's value on every worker; what the others pass is not looked at."""
     packed = _pack(value) if comm.rank == root else torch.empty(0, dtype=torch.uint8)
     length = int(comm.broadcast(torch.tensor(packed.numel()), root))
     room = packed if comm.rank == root else torch.empty(length, dtype=torch.uint8)

@@ -21,11 +21,11 @@ class Finished(Generic[Value]):
         self._value = value
 
     def wait(self) -> Value:
-        """Give the value."""
+        """Return the value."""
         return self._value
 
     def done(self) -> bool:
-        """Say yes."""
+        """Return True."""
         return True
 
 
@@ -33,7 +33,7 @@ class FinishedReduction(Finished[Tensor]):
     """A reduction that was over when it began."""
 
     def future(self) -> Future[Tensor]:
-        """Give a future that holds the value already."""
+        """Return a future that holds the value already."""
         future: Future[Tensor] = Future()
         future.set_result(self._value)
         return future
@@ -61,7 +61,7 @@ class WorkingReduction:
         return self._future.done() if self._future is not None else self._work.is_completed()
 
     def future(self) -> Future[Tensor]:
-        """Give torch's future of the reduced tensor."""
+        """Return torch's future of the reduced tensor."""
         if self._future is None:
             self._future = self._work.get_future().then(_first)
         return self._future
@@ -91,7 +91,7 @@ class Delivery(Generic[Value]):
         return self._finish()
 
     def done(self) -> bool:
-        """Say whether the message is through.
+        """Return whether the message is through.
 
         Gloo only finds out inside `wait` (`is_completed` stays False before it), so the first question moves
         the waiting to a thread.

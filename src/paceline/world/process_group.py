@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
+from paceline.compat import process_groups
 from paceline.errors import InputError, PacelineError
-from paceline.world import arguments, compat
+from paceline.world import arguments
 from paceline.world.base import Comm, Pending, PendingReduction, ReduceOp
 from paceline.world.interruption import Interruption
 from paceline.world.pending import Delivery, WorkingReduction
@@ -58,13 +59,13 @@ class ProcessGroupComm(Comm):
         self._interruption = interruption or Interruption()
         self._patience = patience
         if patience.meeting != patience.timeout:
-            compat.set_timeout(group, patience.timeout)
+            process_groups.set_timeout(group, patience.timeout)
         self._rank = dist.get_rank(group)
         self._size = dist.get_world_size(group)
         # Gloo reduces and gathers CUDA tensors, but cannot send one to a single rank.
         self._sends_cuda = "nccl" in str(dist.get_backend_config(group))
         if self._sends_cuda:
-            self._interruption.on_raise(lambda: compat.abort(group))
+            self._interruption.on_raise(lambda: process_groups.abort(group))
 
     @property
     def rank(self) -> int:
@@ -86,7 +87,7 @@ class ProcessGroupComm(Comm):
         return self._group
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        """Give everybody the root's tensor."""
+        """Return the root's tensor on every worker."""
         arguments.check_rank("root", root, self._size)
         value = _copy(tensor) if self._rank == root else _empty(tensor)
         dist.broadcast(_bytes(value), group_src=root, group=self.group)
@@ -148,7 +149,7 @@ class ProcessGroupComm(Comm):
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Collect everybody's tensor, for everybody."""
         values = tensor.new_empty((self._size, *tensor.shape))
-        compat.all_gather_single(_bytes(values), _bytes(_contiguous(tensor)), group=self.group)
+        process_groups.all_gather_single(_bytes(values), _bytes(_contiguous(tensor)), group=self.group)
         return list(values.unbind(0))
 
     def reduce_scatter(self, tensors: Sequence[Tensor], op: ReduceOp = "sum") -> Tensor:
@@ -158,7 +159,7 @@ class ProcessGroupComm(Comm):
         arguments.check_reduce(op, tensors[0])
         value = _empty(tensors[0])
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-        compat.reduce_scatter_single(value.view(-1), flat, op=_TORCH_OPS[op], group=self.group)
+        process_groups.reduce_scatter_single(value.view(-1), flat, op=_TORCH_OPS[op], group=self.group)
         return value.div_(self._size) if op == "mean" else value
 
     def all_to_all(self, tensors: Sequence[Tensor], *, rows: Sequence[int] | None = None) -> list[Tensor]:
@@ -224,7 +225,7 @@ class ProcessGroupComm(Comm):
         name = f"split-{seats[0][2]:x}-{color}"
         sockets = Sockets()
         with sockets.opened_here():
-            group = compat.new_group(
+            group = process_groups.new_group(
                 name, [global_ranks[rank] for _, rank in members], self._patience.meeting
             )
         self._interruption.on_raise(sockets.shut)

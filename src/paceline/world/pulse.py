@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from time import monotonic
 
-from paceline.world import futex
-from paceline.world.futex import barrier
+from paceline.compat import futex
+from paceline.compat.futex import barrier
 
 SIZE = 4096
 _NAME = "paceline-pulse"
@@ -97,7 +97,7 @@ class Reading:
     """Whether all of it is of one moment; else the worker is stopped, or has lost its core, in the middle of storing it."""
 
     def silence_s(self, now: float) -> float:
-        """Say for how long nothing has changed."""
+        """Return for how long nothing has changed."""
         return max(0.0, now - max(self.since, self.touched))
 
     @property
@@ -269,7 +269,7 @@ class PulseReader:
         self._memory = mmap.mmap(descriptor, SIZE)
 
     def read(self) -> Reading:
-        """Say where the worker is now."""
+        """Return where the worker is now."""
         counts, seconds = self._words()
         for _ in range(_READ_ATTEMPTS):
             beat = counts[_BEAT]
@@ -289,7 +289,7 @@ class PulseReader:
         return counts[_QUESTION]
 
     def answer(self, question: int) -> bytes | None:
-        """Give the worker's answer, or None while there is none."""
+        """Return the worker's answer, or None while there is none."""
         counts, _ = self._words()
         if counts[_ANSWERED] != question:
             return None

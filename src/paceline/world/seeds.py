@@ -16,7 +16,7 @@ import torch
 
 
 def derive(seed: int, *path: int | str) -> int:
-    """Give the 63-bit seed of one place in a run: `derive(seed, "dropout", step, shard)`."""
+    """Return the 63-bit seed of one place in a run: `derive(seed, "dropout", step, shard)`."""
     # The kind of each part and a terminator keep ("ab",), ("a", "b"), (1,) and ("1",) apart.
     text = "".join(
         f"i{part};" if isinstance(part, int) else f"s{len(part)}:{part};" for part in (seed, *path)

@@ -16,7 +16,7 @@ import signal
 import threading
 from typing import Any
 
-from paceline.world import futex
+from paceline.compat import futex
 from paceline.world.pulse import Pulse
 
 SIGNAL = signal.SIGUSR2
@@ -46,7 +46,7 @@ def attend(pulse: Pulse) -> None:
 
 
 def flight_record() -> list[dict[str, Any]]:
-    """Give the collectives of this process that have begun and not ended, oldest first; none where torch keeps no record.
+    """Return the collectives of this process that have begun and not ended, oldest first; none where torch keeps no record.
 
     The recorder is on by default for gloo and nccl and holds the last 2000 collectives (TORCH_FR_BUFFER_SIZE; 0 turns
     it off). Its cost was below the noise of 20 us for an all_reduce of gloo among one; reading it takes 40 to 150 ms.

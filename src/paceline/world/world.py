@@ -96,7 +96,7 @@ class World:
         return kinds.get(self.device.type, self.backend)
 
     def along(self, *sides: str) -> World:
-        """Give the world of those who differ from this worker along these sides of the mesh only.
+        """Return the world of those who differ from this worker along these sides of the mesh only.
 
         Everybody must call it with the same sides; data is dealt out flat in it. Servers come to the world of all servers.
         """
@@ -113,7 +113,7 @@ class World:
         return replace(self, rank=members.index(self.rank), size=len(members), comm=comm, mesh=Mesh(()))
 
     def describe(self) -> str:
-        """Say it in one line."""
+        """Return it in one line."""
         return (
             f"rank {self.rank} of {self.size} on {self.host} "
             f"(local rank {self.local_rank} of {self.local_size}, node {self.node_rank} of {self.nodes}), "

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint import Moment
-from paceline.strategies.pieces import Box, Form, Held, Piece
+from paceline.state.chunks import Box, Form, Held, Piece
 
 WHOLE: dict[str, Tensor] = {
     "model/table": torch.arange(70, dtype=torch.float32).reshape(7, 10),

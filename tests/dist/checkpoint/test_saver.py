@@ -16,7 +16,7 @@ from paceline.checkpoint import Checkpoints, Fault, Saver, find_newest, load, pl
 from paceline.checkpoint.compare import same
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.parts import Parts
-from paceline.strategies.pieces import Box, unite
+from paceline.state.chunks import Box, unite
 from paceline.world import World, points
 from tests.dist.checkpoint.cut import REST, held, moment, rows, whole
 from tests.workers import run_workers

@@ -26,8 +26,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from paceline.compat.parent_death import die_with_parent
 from paceline.strategies import STRATEGIES
-from paceline.world.lifeline import die_with_parent
 
 LOADED = (
     "torch",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from paceline.strategies.powersgd import LowRank
+from paceline.reduce.powersgd import LowRank
 from paceline.strategies.tuning import Tuning
 from paceline.training import trainer
 from paceline.training.spec import TrainSpec

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from paceline.data import owned_shards
-from paceline.strategies import late
-from paceline.strategies.tree import Gradients, TreeSum
+from paceline.reduce import post_backward as late
+from paceline.reduce.tree import Gradients, TreeSum
 from paceline.world import World
 from tests.workers import run_workers
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import paceline
 from paceline.errors import InputError
-from paceline.strategies.pieces import Form, collect, hold, survey
+from paceline.state.chunks import Form, collect, hold, survey
 from paceline.strategies.tuning import Tuning
 from paceline.training import trainer
 from paceline.training.preparing import kept_parts, structure_of

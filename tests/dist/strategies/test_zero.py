@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.checkpoint import weights_sha256
-from paceline.strategies.pieces import Box
+from paceline.state.chunks import Box
 from paceline.strategies.zero import deal
 from paceline.world import points
 

@@ -15,8 +15,8 @@ import pytest
 from paceline.cli import main as command_line
 from paceline.documents import HASH_OF_NOTHING
 from paceline.errors import InputError, PacelineError
-from paceline.training import ledger
-from paceline.training.receipt import Receipt, Start
+from paceline.records import ledger
+from paceline.records.receipt import Receipt, Start
 from paceline.verify.audit import audit
 from paceline.verify.receipt import Replay, verify_receipt
 

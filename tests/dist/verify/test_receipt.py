@@ -17,8 +17,9 @@ from torch.utils.data import IterableDataset, TensorDataset
 import paceline
 from paceline.cli import main as command_line
 from paceline.errors import InputError, WorkerFailedError
-from paceline.training import ledger, trainer
-from paceline.training.receipt import Receipt
+from paceline.records import ledger
+from paceline.records.receipt import Receipt
+from paceline.training import trainer
 from paceline.training.spec import TrainSpec
 from paceline.verify.audit import audit
 from paceline.verify.receipt import Replay, verify_receipt

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from paceline import World
+from paceline.compat import futex
 from paceline.data import owned_shards
 from paceline.errors import WorkerFailedError
-from paceline.strategies.exchange import Exchange, Layout, SocketExchange
-from paceline.strategies.hosts import HostsExchange, open_lanes
-from paceline.strategies.lane_exchange import LaneExchange
-from paceline.strategies.tree import TreeSum, cover
-from paceline.world import futex
+from paceline.reduce.exchange import Exchange, Layout, SocketExchange
+from paceline.reduce.hosts import HostsExchange, open_lanes
+from paceline.reduce.shared_memory import LaneExchange
+from paceline.reduce.tree import TreeSum, cover
 from paceline.world.lane import Lane, PeerLostError, open_lane
 from tests.workers import run_workers
 

@@ -9,7 +9,7 @@ from paceline.checkpoint.compare import same
 from paceline.checkpoint.planning import ALONE, Offer, make_plan
 from paceline.checkpoint.staging import Staging
 from paceline.errors import CheckpointError
-from paceline.strategies.pieces import Box, Form, Piece
+from paceline.state.chunks import Box, Form, Piece
 
 BIG = Form((8, ALONE // 16), torch.float32)
 SMALL = Form((4, 4), torch.float32)

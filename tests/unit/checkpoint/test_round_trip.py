@@ -16,7 +16,7 @@ from torch import nn
 
 from paceline.checkpoint import Checkpoints, load
 from paceline.errors import CheckpointError
-from paceline.strategies.state import optimizer_state
+from paceline.state.optimizer_state import optimizer_state
 from tests.unit.checkpoint.states import MANIFEST, PART, REST, assert_same, refuse, run_state
 
 DTYPES = [

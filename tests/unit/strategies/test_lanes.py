@@ -17,12 +17,12 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.data import owned_shards
-from paceline.strategies import lane_exchange
-from paceline.strategies.exchange import Layout
-from paceline.strategies.fsdp.gather import LaneGather
-from paceline.strategies.fsdp.lane_scatter import LaneScatter
-from paceline.strategies.lane_exchange import LaneExchange
-from paceline.strategies.tree import TreeSum, cover
+from paceline.reduce import shared_memory as lane_exchange
+from paceline.reduce.exchange import Layout
+from paceline.reduce.gather import LaneGather
+from paceline.reduce.shared_memory import LaneExchange
+from paceline.reduce.shared_memory_scatter import LaneScatter
+from paceline.reduce.tree import TreeSum, cover
 from paceline.world.lane import Lane
 
 WORKERS = 3
@@ -128,7 +128,7 @@ def scattered(lane: Lane, shards: int, parts: int) -> list[Tensor]:
 
 @pytest.mark.parametrize(("shards", "parts"), [(3, 3), (8, 3), (5, 1)])
 def test_each_part_is_added_along_the_tree(monkeypatch: pytest.MonkeyPatch, shards: int, parts: int) -> None:
-    monkeypatch.setattr("paceline.strategies.fsdp.lane_scatter.SMALLEST", 4 * 70_000 * parts)
+    monkeypatch.setattr("paceline.reduce.shared_memory_scatter.SMALLEST", 4 * 70_000 * parts)
     for rank, found in enumerate(together(partial(scattered, shards=shards, parts=parts))):
         expected = []
         for step in range(STEPS):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.strategies.packing import Packing, dense_strides, memory_shape
+from paceline.reduce.packing import Packing, dense_strides, memory_shape
 
 LAST = torch.randn(4, 2, 3, 3).to(memory_format=torch.channels_last)
 CASES = [

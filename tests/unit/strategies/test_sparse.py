@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import InputError
+from paceline.reduce.tree import TreeSum
 from paceline.strategies import gradients, sparse
-from paceline.strategies.tree import TreeSum
 
 SHAPE = (40, 3)
 

@@ -11,9 +11,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from paceline.errors import CheckpointError
+from paceline.state.optimizer_state import load_optimizer_state, optimizer_state, plain
 from paceline.strategies.pipeline.state import Keeping
 from paceline.strategies.sharded import LocalState
-from paceline.strategies.state import load_optimizer_state, optimizer_state, plain
 
 
 def model() -> nn.Module:

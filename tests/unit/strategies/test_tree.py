@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.data import owned_shards
-from paceline.strategies.tree import Gradients, Node, TreeSum, add, cover, splits
+from paceline.reduce.tree import Gradients, Node, TreeSum, add, cover, splits
 
 SHARDS = st.integers(1, 70)
 

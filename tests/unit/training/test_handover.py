@@ -2,7 +2,7 @@
 
 import torch
 
-from paceline.strategies.pieces import Box, Form, Piece
+from paceline.state.chunks import Box, Form, Piece
 from paceline.training.handover import Offer, choose, united
 from paceline.training.position import Position
 

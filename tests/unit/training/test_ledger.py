@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from paceline.data.shards import owned_shards
 from paceline.errors import InputError, RecordsError
-from paceline.training import ledger
-from paceline.training.receipt import FIRST_LINK
+from paceline.records import ledger
+from paceline.records.receipt import FIRST_LINK
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ import itertools, sys
 from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
-from paceline.training import ledger
+from paceline.records import ledger
 
 book = ledger.Ledger(Path(sys.argv[1]), 0, 0)
 for step in itertools.count():

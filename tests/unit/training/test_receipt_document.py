@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InputError
-from paceline.training.receipt import FIRST_LINK, NAME, Point, Receipt, Start
+from paceline.records.receipt import FIRST_LINK, NAME, Point, Receipt, Start
 
 START = Start(
     generation=0,

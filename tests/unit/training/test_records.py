@@ -18,10 +18,10 @@ from torch.distributed import TCPStore
 
 from paceline.data import Feed
 from paceline.data.shards import owned_shards, shard_bounds
-from paceline.training import ledger
+from paceline.records import ledger
+from paceline.records.receipt import NAME, Receipt, Start
 from paceline.training.options import RunOptions
 from paceline.training.position import Position
-from paceline.training.receipt import NAME, Receipt, Start
 from paceline.training.recorder import Records, describe_start
 from paceline.verify.audit import audit
 from paceline.world import Identity, World, alone, broadcast_object, connect

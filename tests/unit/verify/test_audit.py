@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from paceline.data.order import Order
 from paceline.data.shards import owned_shards, shard_bounds
 from paceline.errors import InputError
-from paceline.training import ledger
-from paceline.training.receipt import _RANGES, FIRST_LINK, Point, Receipt, Start
+from paceline.records import ledger
+from paceline.records.receipt import _RANGES, FIRST_LINK, Point, Receipt, Start
 from paceline.verify import audit as auditing
 from paceline.verify.audit import audit
 from paceline.verify.audit_report import Audit

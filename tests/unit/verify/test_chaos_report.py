@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from paceline.observe.events import CheckpointSaved, Event, Regrouped, RunFinished, RunStarted, StepFinished
-from paceline.training.ledger import Ledger
+from paceline.records.ledger import Ledger
 from paceline.verify.chaos_evidence import Timeline, steps_redone
 from paceline.verify.chaos_report import ChaosReport, Injection, quantiles
 from paceline.verify.faults import DISK, JOIN, KILL, LEAVE, SLOW, STOP, Fault, Mark, Marks

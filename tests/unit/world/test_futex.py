@@ -16,14 +16,14 @@ import time
 
 import pytest
 
-from paceline.world import futex
+from paceline.compat import futex
 from paceline.world.pulse import Kind, Pulse, PulseReader
 
 ROUNDS, WORDS = 5_000, 64
 SIZE = 1 << 14
 PARTNER = """
 import ctypes, mmap, os, sys
-from paceline.world import futex
+from paceline.compat import futex
 
 fd, rounds, words, barrier = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), getattr(futex, sys.argv[4])
 memory = mmap.mmap(fd, 1 << 14)

@@ -111,6 +111,6 @@ def _give_memory(model: nn.Module, device: torch.device, home: torch.device) -> 
 
 
 def _spread(model: nn.Module, data: World) -> None:
-    """Give everybody the first worker's weights: rows of models that differ would make none of them."""
+    """Send the first worker's weights to all others: rows of models that differ would make none of them."""
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data.copy_(data.comm.broadcast(tensor.data, 0))

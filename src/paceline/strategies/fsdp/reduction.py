@@ -14,16 +14,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from paceline.compat import process_groups
 from paceline.errors import InputError
-from paceline.strategies.combination import Combination
-from paceline.strategies.fsdp.gather import open_gather
-from paceline.strategies.fsdp.lane_scatter import open_scatter
+from paceline.reduce.combination import Combination
+from paceline.reduce.gather import open_gather
+from paceline.reduce.norms import total_norm
+from paceline.reduce.shared_memory_scatter import open_scatter
+from paceline.reduce.tree import TreeSum
 from paceline.strategies.fsdp.rounds import END, Passage, Rounds
 from paceline.strategies.fsdp.wraps import Cut, Wrap
-from paceline.strategies.norms import total_norm
-from paceline.strategies.tree import TreeSum
 from paceline.strategies.writes import refuse_writes
-from paceline.world import World, compat
+from paceline.world import World
 from paceline.world.points import REDUCTION, reach
 from paceline.world.pulse import Phase
 
@@ -59,7 +60,7 @@ class Reduction:
 
     @property
     def cuts(self) -> list[Cut]:
-        """Give the parameters in the model's order."""
+        """Return the parameters in the model's order."""
         pairs = [
             pair
             for wrap, inside in zip(self.wraps, self.places, strict=True)
@@ -195,7 +196,7 @@ class Reduction:
         self._reduce(wrap, gradients, output)
 
     def room(self, wrap: Wrap) -> Tensor:
-        """Give memory in which a wrap's gradients are laid out for `reduces`."""
+        """Return memory in which a wrap's gradients are laid out for `reduces`."""
         count = wrap.chunk * wrap.workers
         if self._combination is None:
             return torch.empty(count, dtype=wrap.type, device=wrap.device)
@@ -222,7 +223,7 @@ class Reduction:
 
     def _reduce_plainly(self, wrap: Wrap, live: Tensor | None, output: Tensor) -> None:
         mine = wrap.flat([None] * len(wrap.cuts)) if live is None else live
-        compat.reduce_scatter_single(output, mine, op=dist.ReduceOp.SUM, group=self._place.comm.group)
+        process_groups.reduce_scatter_single(output, mine, op=dist.ReduceOp.SUM, group=self._place.comm.group)
         if self._copies.size > 1:
             self._copies.comm.all_reduce_(output).wait()
 
@@ -246,7 +247,7 @@ class Reduction:
         return [rows for rows in found if rows is not None]
 
     def norm(self) -> Tensor:
-        """Give the norm of the whole gradient: to the bit where that is promised."""
+        """Return the norm of the whole gradient: to the bit where that is promised."""
         found: dict[int, Tensor] = {}
         for wrap, inside, parameters in zip(self.wraps, self.places, self._parameters, strict=True):
             if not inside:
@@ -261,7 +262,7 @@ class Reduction:
         return total if self._exact else self._place.comm.all_reduce(total.square()).sqrt()
 
     def _norms(self, wrap: Wrap, rows: list[Tensor | None]) -> list[Tensor | None]:
-        """Give each gradient's norm: of all its rows, gathered for a moment, or of the rows held here."""
+        """Return each gradient's norm: of all its rows, gathered for a moment, or of the rows held here."""
         if not self._exact:
             return [None if one is None else torch.linalg.vector_norm(one) for one in rows]
         mine = torch.zeros(wrap.chunk, dtype=wrap.type, device=self._data.device)

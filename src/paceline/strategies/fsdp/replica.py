@@ -16,6 +16,10 @@ from torch import nn
 
 from paceline.data import owned_shards
 from paceline.errors import InputError
+from paceline.reduce.combination import Combination
+from paceline.reduce.tree import Gradients, TreeSum
+from paceline.state.chunks import Catalogue, Held, Read, collect, hold, survey, unite
+from paceline.state.optimizer_state import plain
 from paceline.strategies import gradients
 from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import (
@@ -31,19 +35,15 @@ from paceline.strategies.base import (
 from paceline.strategies.buffer_snapshot import BufferSnapshot
 from paceline.strategies.buffers import Rows as BufferRows
 from paceline.strategies.buffers import gather_rows
-from paceline.strategies.combination import Combination
 from paceline.strategies.fsdp.model import make_sharded
 from paceline.strategies.fsdp.reach import check_gathered, check_measured, named_reach
 from paceline.strategies.fsdp.reduction import Reduction
 from paceline.strategies.fsdp.rounds import Schedule
-from paceline.strategies.pieces import Catalogue, Held, Read, collect, hold, survey, unite
 from paceline.strategies.refusals import refuse_hooks
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.sharded import LocalState
-from paceline.strategies.state import plain
 from paceline.strategies.trained import check_equal, check_held
-from paceline.strategies.tree import Gradients, TreeSum
 from paceline.strategies.writes import Writes
 from paceline.task import Loss
 from paceline.world import World, all_gather_object, seeds
@@ -97,7 +97,7 @@ class FsdpReplica(SequentialReplica):
         return super().step(work, named_reach(loss, self._reduction.blocks), clip)
 
     def shard(self, work: ShardWork) -> Iterator[Any]:
-        """Give the batches of one shard, with what belongs to no block gathered for each."""
+        """Return the batches of one shard, with what belongs to no block gathered for each."""
         for batch in super().shard(work):
             self._reduction.open_root()
             yield batch
@@ -149,7 +149,7 @@ class FsdpReplica(SequentialReplica):
         self.auxiliary.names = self._terms.names
 
     def _combination(self, last: int | None) -> Combination | None:
-        """Say what this worker's sums are made of, in the pass that ends an exact step."""
+        """Return what this worker's sums are made of, in the pass that ends an exact step."""
         if not (self._exact and self._reduction.ends):
             return None
         return Combination(self._tree, last, self._owned, self._shards)
@@ -184,7 +184,7 @@ class FsdpReplica(SequentialReplica):
         )
 
     def _take(self) -> Gradients:
-        """Give what a finished shard left in this worker's memory, auxiliary gradients behind the main ones."""
+        """Return what a finished shard left in this worker's memory, auxiliary gradients behind the main ones."""
         whole = [cut.gathered for cut in self._reduction.cuts]
         taken: Gradients = [None if one is None else one.grad for one in whole]
         taken.append(self.ledger.grad)
@@ -217,7 +217,7 @@ class FsdpReplica(SequentialReplica):
         self._tree = TreeSum(self._shards)  # whole gradients that have left need no memory any more
 
     def _drop_unused(self) -> list[list[bool]]:
-        """Give no gradient to parameters that nobody had one for: they stay as they are, weight decay and all.
+        """Return no gradient to parameters that nobody had one for: they stay as they are, weight decay and all.
 
         Return the same of each auxiliary term.
         """
@@ -351,7 +351,7 @@ class FsdpReplica(SequentialReplica):
             check_equal(self.model.named_buffers(), self._data)
 
     def held(self) -> Held:
-        """Give this worker's rows; nobody is asked."""
+        """Return this worker's rows; nobody is asked."""
         self._reduction.check_slots()
         return self.local.held(
             self.optimizer,
@@ -370,7 +370,7 @@ class FsdpReplica(SequentialReplica):
             self.scaler.load_state_dict(rest["scaler"])
 
     def state(self) -> dict[str, Any]:
-        """Give everything whole; all workers must ask together."""
+        """Return everything whole; all workers must ask together."""
         held = self.held()
         return unite(dict(collect(self.world, held.pieces, survey(self.world, held.pieces))), held.rest)
 

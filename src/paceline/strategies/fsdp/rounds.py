@@ -27,15 +27,15 @@ class Rounds:
 
     @property
     def count(self) -> int:
-        """Give how many rounds it takes."""
+        """Return how many rounds it takes."""
         return max(self.batches)
 
     def leader(self, number: int) -> int:
-        """Give the first worker that has a batch in this round."""
+        """Return the first worker that has a batch in this round."""
         return next(rank for rank, batches in enumerate(self.batches) if batches > number)
 
     def followers(self, number: int) -> list[int]:
-        """Give those that this worker must lead through this round."""
+        """Return those that this worker must lead through this round."""
         if number >= self.count or self.leader(number) != self.rank:
             return []
         return [rank for rank, batches in enumerate(self.batches) if batches <= number]
@@ -49,7 +49,7 @@ class Schedule:
         self._known: dict[int, Rounds] = {}
 
     def rounds(self, work: StepWork) -> Rounds:
-        """Give the rounds of a step; a size that is new is asked for, by all workers together."""
+        """Return the rounds of a step; a size that is new is asked for, by all workers together."""
         mine = sum(len(shard.batches) for shard in work.shards)
         if work.size not in self._known:
             told = self._world.comm.all_gather(torch.tensor([mine]))
@@ -83,7 +83,7 @@ class Passage:
         return self.number >= self._rounds.count
 
     def announce(self, message: int) -> None:
-        """Say which message comes next to those who follow."""
+        """Announce which message comes next to those who follow."""
         for rank in self._followers:
             self._world.comm.send(torch.tensor([message]), rank)
 

@@ -22,7 +22,7 @@ class Fsdp:
     threaded = False
 
     def level(self, tuning: Tuning) -> Exactness:
-        """Give the level that these options leave: weights gathered in fewer bits are other weights."""
+        """Return the level that these options leave: weights gathered in fewer bits are other weights."""
         return self.exactness if tuning.gather == "fp32" else Exactness.NUMERIC
 
     def prepare(self, parts: Parts, world: World) -> OpenReplica:

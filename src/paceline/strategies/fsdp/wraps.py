@@ -26,9 +26,10 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 from torch.nn.modules.batchnorm import _NormBase
 
 from paceline.errors import InputError
-from paceline.strategies.fsdp.gather import Gather
+from paceline.reduce.gather import Gather
+from paceline.reduce.packing import refuse_rows
 from paceline.strategies.fsdp.replaced import Slot
-from paceline.strategies.refusals import refuse_copies, refuse_rows
+from paceline.strategies.refusals import refuse_copies
 from paceline.strategies.second_order import check_order, check_transforms
 from paceline.strategies.sharded import LocalState
 from paceline.strategies.tuning import Tuning
@@ -53,7 +54,7 @@ class Listener(Protocol):
         """Add a wrap's gradients up over all workers; `output` gets this worker's rows."""
 
     def room(self, wrap: Wrap) -> Tensor:
-        """Give memory in which a wrap's gradients are laid out for `reduces`."""
+        """Return memory in which a wrap's gradients are laid out for `reduces`."""
 
 
 class Cut(NamedTuple):
@@ -166,7 +167,7 @@ class Wrap:
         self.reduced = False
 
     def arm(self, *, reduces: bool, keeps: bool = False) -> None:
-        """Say whether the coming backward pass ends with a reduction, or only adds, and whether weights stay after it."""
+        """Announce whether the coming backward pass ends with a reduction, or only adds, and whether weights stay after it."""
         self._reduces = reduces
         self._group.reshard_after_backward = not keeps
         self.missing = []
@@ -323,7 +324,7 @@ class _Gather(AllGather):
         self._wrap, self._listener = wrap, listener
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Give memory for the weights of all workers."""
+        """Return memory for the weights of all workers."""
         self._wrap.check_slots(memory=True)
         return self._listener.outlive(
             lambda: self._listener.gather.room(int(*size), dtype, device),
@@ -374,7 +375,7 @@ class _Reduce(ReduceScatter):
         self._wrap, self._listener = wrap, listener
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Give memory for all gradients of a wrap, which are asked for first, or for this worker's rows of them."""
+        """Return memory for all gradients of a wrap, which are asked for first, or for this worker's rows of them."""
         if int(*size) == self._wrap.chunk:
             return torch.empty(*size, dtype=dtype, device=device)
         return self._listener.room(self._wrap)
@@ -431,7 +432,7 @@ def settle_model(model: nn.Module) -> None:
 
 
 def groups_of(module: nn.Module) -> list[Any]:
-    """Give torch's groups of parameters of a sharded module: 2.13 has a list of them, 2.11 one or none."""
+    """Return torch's groups of parameters of a sharded module: 2.13 has a list of them, 2.11 one or none."""
     state: Any = fully_shard.state(module)  # type: ignore[attr-defined]
     found = getattr(state, "_fsdp_param_groups", None)
     if found is None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from paceline import remote
+from paceline.reduce.tree import Node
 from paceline.strategies.sharded import Part
-from paceline.strategies.tree import Node
 from paceline.world.interruption import InterruptedWaitError, Interruption
 
 Sent = list[tuple[Node, list[tuple[Tensor, Tensor] | None]]]
@@ -69,7 +69,7 @@ class Counter:
             return [self._brought[trainer] for trainer in range(self._trainers)]
 
     def confirm(self, norms: Norms) -> Word:
-        """Tell the trainers that everything is here, and wait for their word."""
+        """Return the trainers that everything is here, and wait for their word."""
         with self._changed:
             self._norms = norms
             self._changed.notify_all()
@@ -89,7 +89,7 @@ class Counter:
     # On the threads of calls; None is no answer, because the group is broken.
 
     def lookup(self, turn: int, table: int, rows: Tensor) -> Tensor | None:
-        """Give rows of a table."""
+        """Return rows of a table."""
         with self._changed:
             self._changed.wait_for(lambda: self._turn >= turn or not self._open)
             if not self._open:
@@ -125,7 +125,7 @@ class Counter:
 
 @remote.function
 def lookup(turn: int, table: int, rows: Tensor) -> Tensor | None:
-    """Give rows of a table."""
+    """Return rows of a table."""
     return None if _counter is None else _counter.lookup(turn, table, rows)
 
 

@@ -11,20 +11,20 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import InputError
+from paceline.state.chunks import OPTIMIZER, Box, Catalogue, Form, Held, Read, hold
+from paceline.state.optimizer_state import plain
 from paceline.strategies.parameter_server.state import gathered
-from paceline.strategies.pieces import OPTIMIZER, Box, Catalogue, Form, Held, Read, hold
 from paceline.strategies.sharded import LocalState, Part
-from paceline.strategies.state import plain
 from paceline.world import World
 
 
 def bounds(rows: int, servers: int) -> list[int]:
-    """Give where each server's rows of a table begin, and the end of the last one's."""
+    """Return where each server's rows of a table begin, and the end of the last one's."""
     return [server * rows // servers for server in range(servers + 1)]
 
 
 def part_of(weight: Tensor, start: int, stop: int, device: torch.device) -> Part:
-    """Give some rows of a table, in memory of their own."""
+    """Return some rows of a table, in memory of their own."""
     shape = tuple(weight.shape)
     box = Box((start, *(0 for _ in shape[1:])), (stop - start, *shape[1:]))
     values = nn.Parameter(box.of(weight.detach()).clone(memory_format=torch.contiguous_format).to(device))
@@ -50,7 +50,7 @@ class KeptState(LocalState):
         }
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Give all parameters as the optimizer sees them."""
+        """Return all parameters as the optimizer sees them."""
         return iter(self._standing.items())
 
     def wire(self, optimizer: Optimizer) -> None:
@@ -101,7 +101,7 @@ class KeptReplica:
     _kept: KeptState
 
     def held(self) -> Held:
-        """Give what this worker keeps; nobody is asked."""
+        """Return what this worker keeps; nobody is asked."""
         schedule = None if self.scheduler is None else plain(self.scheduler.state_dict())
         return self._kept.held(self.optimizer, {"scheduler": schedule, "scaler": None})
 

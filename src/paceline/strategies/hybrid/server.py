@@ -10,7 +10,9 @@ from torch import Tensor
 
 from paceline import remote
 from paceline.errors import InputError
+from paceline.reduce.tree import Gradients, TreeSum
 from paceline.remote.grouping import open_group
+from paceline.state.chunks import Held
 from paceline.strategies import gradients, sparse
 from paceline.strategies.base import Leaves, MetricsFunction, Parts, Rows, ShardWork, StepWork
 from paceline.strategies.hybrid.counter import Counter, Norms, Sent
@@ -25,10 +27,8 @@ from paceline.strategies.hybrid.kept import (
 from paceline.strategies.hybrid.tables import send_away
 from paceline.strategies.offload import without_memory
 from paceline.strategies.partial_update import PartialUpdate, Scope
-from paceline.strategies.pieces import Held
 from paceline.strategies.result import StepResult
 from paceline.strategies.trained import check_held
-from paceline.strategies.tree import Gradients, TreeSum
 from paceline.task import Loss
 from paceline.world import World
 from paceline.world.points import OPTIMIZER as OPTIMIZER_POINT
@@ -88,7 +88,7 @@ class ServerReplica(KeptReplica):
         self._counter.advance()
 
     def shard(self, work: ShardWork) -> Iterator[Any]:
-        """Give no batch: no data is dealt to servers."""
+        """Return no batch: no data is dealt to servers."""
         raise InputError(f"shard {work.index} was given to a server, which computes none.")
 
     def backward(self, loss: Loss) -> None:
@@ -150,7 +150,7 @@ class ServerReplica(KeptReplica):
         """There is one state at all times."""
 
     def held(self) -> Held:
-        """Give this server's rows."""
+        """Return this server's rows."""
         if self._remains is not None:
             return self._remains
         return super().held()

@@ -51,7 +51,7 @@ class FarEmbedding(nn.Embedding):
     memory: int
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (as torch calls it)
-        """Give the rows of some ids."""
+        """Return the rows of some ids."""
         rows, places, padding = _rows(self, input)
         return F.embedding(places, rows, padding, sparse=True)
 
@@ -68,7 +68,7 @@ class FarEmbeddingBag(nn.EmbeddingBag):
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
-        """Give the sum or the mean of the rows of each bag of ids."""
+        """Return the sum or the mean of the rows of each bag of ids."""
         rows, places, padding = _rows(self, input)
         return F.embedding_bag(
             places,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from paceline import remote
 from paceline.errors import NonFiniteLossError, RemoteError
+from paceline.reduce.tree import Gradients, Node
 from paceline.remote.grouping import open_group
 from paceline.strategies import gradients, sparse
 from paceline.strategies.base import MetricsFunction, Parts, Rows, StepWork
@@ -30,7 +31,6 @@ from paceline.strategies.partial_update import Scope
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.trained import check_held
-from paceline.strategies.tree import Gradients, Node
 from paceline.world import World
 from paceline.world.points import REDUCTION, reach
 
@@ -126,7 +126,7 @@ class Servers:
         return numbers[start:stop] - int(edges[0]), values[start:stop].clone()
 
     def norms(self) -> Gradients:
-        """Give the norms of all touched rows of each table, in the order of the rows, when all have pushed theirs."""
+        """Return the norms of all touched rows of each table, in the order of the rows, when all have pushed theirs."""
         answers = self._settled(self._pushed)
         self._pushed = []
         columns = [[one for one in column if one is not None] for column in zip(*answers, strict=True)]
@@ -138,7 +138,7 @@ class Servers:
         self._settled([call.future(self.turn, *word) for call in self._apply])
 
     def _settled(self, futures: Sequence[remote.Future[Answer | None]]) -> list[Answer]:
-        """Give the servers' answers even if the group breaks meanwhile: it may be they that apply the step already."""
+        """Return the servers' answers even if the group breaks meanwhile: it may be they that apply the step already."""
         return self._answers.settled(futures)
 
     def close(self) -> None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.strategies.late import LateSum, open_exchange
-from paceline.strategies.state import load_optimizer_state, optimizer_state
-from paceline.strategies.tree import TreeSum
+from paceline.reduce.post_backward import LateSum, open_exchange
+from paceline.reduce.tree import TreeSum
+from paceline.state.optimizer_state import load_optimizer_state, optimizer_state
 from paceline.world import World, all_gather_object
 from paceline.world.pulse import Phase
 
@@ -51,7 +51,7 @@ class Averaging:
 
     @torch.no_grad()
     def send_from(self, source: int, tensors: list[Tensor]) -> None:
-        """Give everybody the values of one worker."""
+        """Send the values of one worker to all others."""
         if self.world.size > 1:
             for tensor in tensors:
                 tensor.copy_(self.world.comm.broadcast(tensor.detach(), source))
@@ -84,12 +84,12 @@ class Averaging:
 
 
 def wide(value: Tensor) -> Tensor:
-    """Give a tensor in a type that means can be taken in."""
+    """Return a tensor in a type that means can be taken in."""
     return value.detach() if value.dtype.itemsize >= 4 else value.detach().float()
 
 
 def _describe(state: dict[str, dict[str, Any]]) -> dict[Key, float]:
-    """Say which tensors of floating-point numbers there are, and the value of those that are one number."""
+    """Return which tensors of floating-point numbers there are, and the value of those that are one number."""
     return {
         (name, slot, tuple(value.shape), value.dtype): 0.0 if value.dim() else float(value)
         for name, slots in state.items()

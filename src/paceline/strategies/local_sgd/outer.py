@@ -28,11 +28,11 @@ class Nesterov:
         torch._foreach_copy_(self.anchors, [parameter.detach() for parameter in self._parameters])
 
     def tensors(self) -> list[Tensor]:
-        """Give what all workers have in common."""
+        """Return what all workers have in common."""
         return [*self.anchors, *self.momenta]
 
     def changes(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Give how far this worker's parameters have come since the last average."""
+        """Return how far this worker's parameters have come since the last average."""
         pairs = zip(parameters, self.anchors, strict=True)
         return [parameter.detach() - anchor for parameter, anchor in pairs]
 

@@ -25,18 +25,18 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InputError
+from paceline.reduce.post_backward import LateSum
+from paceline.reduce.tree import add
+from paceline.state.chunks import OPTIMIZER, Held, hold
 from paceline.strategies.base import Exactness, MetricsFunction, OpenReplica, Parts, Rows, StepWork
 from paceline.strategies.buffers import Buffers, Versions, gather_rows
 from paceline.strategies.buffers import Rows as BufferRows
-from paceline.strategies.late import LateSum
 from paceline.strategies.local_sgd.averaging import Averaging, wide
 from paceline.strategies.local_sgd.outer import Nesterov
-from paceline.strategies.pieces import OPTIMIZER, Held, hold
 from paceline.strategies.refusals import refuse_sparse
 from paceline.strategies.result import StepResult, check_norm
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.trained import check_held
-from paceline.strategies.tree import add
 from paceline.strategies.tuning import Tuning
 from paceline.strategies.writes import Writes
 from paceline.world import World, all_gather_object
@@ -50,7 +50,7 @@ class LocalSgd:
     threaded = False
 
     def level(self, tuning: Tuning) -> Exactness:  # noqa: ARG002
-        """Give its own level: no tuning changes it."""
+        """Return its own level: no tuning changes it."""
         return self.exactness
 
     def prepare(self, parts: Parts, world: World) -> OpenReplica:
@@ -171,7 +171,7 @@ class LocalReplica(SequentialReplica):
         return [one.detach() for one in [*self.tracked, *behind]]
 
     def _result(self, entry: Tensor) -> StepResult:
-        """Give the exact loss of the global batch: a few numbers from everybody."""
+        """Return the exact loss of the global batch: a few numbers from everybody."""
         result = super()._result(entry)
         if self._together:
             return result
@@ -290,7 +290,7 @@ class LocalReplica(SequentialReplica):
         return self._state()
 
     def held(self) -> Held:
-        """Give this worker's own state as it is."""
+        """Return this worker's own state as it is."""
         return hold(self._state())
 
     def _state(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class Answers:
         world.interruption.on_raise(self._ring)
 
     def wait(self, futures: Sequence[Future[Value | None]]) -> list[Value]:
-        """Give what each server answered, in the order of the calls."""
+        """Return what each server answered, in the order of the calls."""
         before = self._world.pulse.enter(Phase.COMMUNICATION)
         for future in futures:
             future.when_done(self._ring)
@@ -37,7 +37,7 @@ class Answers:
         return found
 
     def settled(self, futures: Sequence[Future[Value | None]]) -> list[Value]:
-        """Give the answers even if the group breaks meanwhile; none is raised as what has happened to it."""
+        """Return the answers even if the group breaks meanwhile; none is raised as what has happened to it."""
         before = self._world.pulse.enter(Phase.COMMUNICATION)
         try:
             answers = wait_all(futures)

@@ -52,7 +52,7 @@ class Desk:
             return letter.answer
 
     def take(self, count: int) -> list[Letter]:
-        """Give all letters that wait, as soon as there are so many, by trainer."""
+        """Return all letters that wait, as soon as there are so many, by trainer."""
         with self._changed:
             while len(self._waiting) < count:
                 if not self._open:
@@ -83,7 +83,7 @@ def push(trainer: int, step: int, content: Content) -> Content | None:
 
 @remote.function
 def pull() -> dict[str, Tensor] | None:
-    """Give all that this server holds of the model, by name."""
+    """Return all that this server holds of the model, by name."""
     return None if _desk is None else _desk.weights()
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.strategies.refusals import refuse_rows
-from paceline.strategies.tree import Gradients
+from paceline.reduce.packing import refuse_rows
+from paceline.reduce.tree import Gradients
 
 Parcel = tuple[list[bool], list[Tensor]]
 """Which tensors of a list there are, and their values: one flat tensor for each type, in host memory."""

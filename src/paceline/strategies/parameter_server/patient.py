@@ -7,14 +7,14 @@ from torch import Tensor
 
 from paceline.data import owned_shards
 from paceline.errors import InputError, NonFiniteLossError
+from paceline.reduce.norms import total_norm
+from paceline.reduce.tree import TreeSum, cover
 from paceline.strategies import gradients
 from paceline.strategies.base import Parts
-from paceline.strategies.norms import total_norm
 from paceline.strategies.parameter_server.desk import Letter
 from paceline.strategies.parameter_server.parcel import Packing
 from paceline.strategies.parameter_server.server import ServerReplica
 from paceline.strategies.result import StepResult
-from paceline.strategies.tree import TreeSum, cover
 from paceline.world import World
 from paceline.world.points import OPTIMIZER, reach
 

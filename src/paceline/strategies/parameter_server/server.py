@@ -10,6 +10,8 @@ from torch import Tensor
 
 from paceline import remote
 from paceline.remote.grouping import open_group
+from paceline.state.chunks import MODEL, OPTIMIZER, Box, Catalogue, Held, Read, hold, unite
+from paceline.state.optimizer_state import load_optimizer_state
 from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import MetricsFunction, Parts, Rows, StepWork
 from paceline.strategies.parameter_server.desk import Content, Desk, Letter
@@ -17,10 +19,8 @@ from paceline.strategies.parameter_server.parcel import Packing
 from paceline.strategies.parameter_server.placement import Placement
 from paceline.strategies.parameter_server.state import agree_on_weights, check_slots, gathered
 from paceline.strategies.partial_update import Scope
-from paceline.strategies.pieces import MODEL, OPTIMIZER, Box, Catalogue, Held, Read, hold, unite
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
-from paceline.strategies.state import load_optimizer_state
 from paceline.strategies.trained import check_held
 from paceline.world import World
 from paceline.world.pulse import Phase
@@ -59,7 +59,7 @@ class ServerReplica(SequentialReplica):
     # What trainers get.
 
     def _weights(self) -> dict[str, Tensor]:
-        """Give all that this server holds of the model."""
+        """Return all that this server holds of the model."""
         held = {
             **dict(self.model.named_parameters(remove_duplicate=False)),
             **dict(self.model.named_buffers(remove_duplicate=False)),
@@ -123,7 +123,7 @@ class ServerReplica(SequentialReplica):
                 self.optimizer.state.pop(parameter, None)
 
     def held(self) -> Held:
-        """Give this server's part; nobody is asked."""
+        """Return this server's part; nobody is asked."""
         state = super().state()
         mine = {name: value for name, value in state[MODEL].items() if name in self._mine}
         return hold({**state, MODEL: mine})

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from paceline.errors import InputError
+from paceline.state.chunks import MODEL, OPTIMIZER, Held, collect, survey, unite
 from paceline.strategies.base import Parts
-from paceline.strategies.pieces import MODEL, OPTIMIZER, Held, collect, survey, unite
 from paceline.world import World
 
 
@@ -24,7 +24,7 @@ def agree_on_weights(model: nn.Module, parts: Parts, world: World) -> None:
 
 
 def rest_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what is no tensor of a state: groups, schedule."""
+    """Return what is no tensor of a state: groups, schedule."""
     rest = {key: value for key, value in state.items() if key not in (MODEL, OPTIMIZER)}
     return {**rest, OPTIMIZER: {**state[OPTIMIZER], "state": {}}}
 

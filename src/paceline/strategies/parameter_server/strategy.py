@@ -32,7 +32,7 @@ class ParameterServer:
     threaded = False
 
     def level(self, tuning: Tuning) -> Exactness:
-        """Give what is left of the promise when trainers do not wait for each other."""
+        """Return what is left of the promise when trainers do not wait for each other."""
         return Exactness.STATISTICAL if tuning.staleness else Exactness.BITWISE
 
     def prepare(self, parts: Parts, world: World) -> OpenReplica:

@@ -14,24 +14,24 @@ from torch.optim import Optimizer
 from paceline import remote
 from paceline.data import owned_shards
 from paceline.errors import InputError, PacelineError, RemoteError
+from paceline.reduce.combination import Combination
+from paceline.reduce.tree import Gradients, add
 from paceline.remote.grouping import PATIENCE_S, open_group
+from paceline.state.chunks import OPTIMIZER, Catalogue, Held, Read
+from paceline.state.optimizer_state import load_optimizer_state
 from paceline.strategies import gradients
 from paceline.strategies.base import MetricsFunction, Parts, Rows, StepWork
 from paceline.strategies.buffers import Rows as BufferRows
 from paceline.strategies.buffers import gather_rows
-from paceline.strategies.combination import Combination
 from paceline.strategies.parameter_server import desk
 from paceline.strategies.parameter_server.answers import Answers
 from paceline.strategies.parameter_server.parcel import Packing
 from paceline.strategies.parameter_server.placement import Placement
 from paceline.strategies.parameter_server.state import agree_on_weights, gathered, rest_of
 from paceline.strategies.partial_update import Scope
-from paceline.strategies.pieces import OPTIMIZER, Catalogue, Held, Read
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
-from paceline.strategies.state import load_optimizer_state
 from paceline.strategies.trained import check_equal, check_held
-from paceline.strategies.tree import Gradients, add
 from paceline.strategies.writes import Writes
 from paceline.world import World, all_gather_object
 from paceline.world.points import OPTIMIZER as OPTIMIZER_POINT
@@ -127,7 +127,7 @@ class TrainerReplica(SequentialReplica):
         return result
 
     def _sums(self) -> list[desk.Content]:
-        """Give each server the sums of this trainer's subtrees, from left to right."""
+        """Return for each server the sums of this trainer's subtrees, from left to right."""
         nodes = [held for held, _ in Combination(self._tree, None, self._owned, self._shards).nodes]
         self._lay_out()
         self.buffers.combine(self._agree_on_buffers, self._gather_buffers)
@@ -141,7 +141,7 @@ class TrainerReplica(SequentialReplica):
         return contents
 
     def _selected(self, held: Gradients, places: list[int]) -> Gradients:
-        """Give the gradients of a server's parameters and the ledger, those of auxiliary terms behind them."""
+        """Return the gradients of a server's parameters and the ledger, those of auxiliary terms behind them."""
         stride = len(self.tracked)
         chosen = [*places, stride - 1]
         wanted = [
@@ -155,7 +155,7 @@ class TrainerReplica(SequentialReplica):
             self._sent_packings = [Packing([*part, self.ledger] * times) for part in self._parts]
 
     def _shares(self, clip: float | None) -> tuple[list[desk.Content], Tensor | None]:
-        """Give each server the mean gradient of this trainer's share, clipped by its own norm."""
+        """Return for each server the mean gradient of this trainer's share, clipped by its own norm."""
         (_, total), *others = self._tree.nodes
         for _, more in others:
             total = add(total, more)
@@ -193,7 +193,7 @@ class TrainerReplica(SequentialReplica):
             )
 
     def _changed_buffers(self) -> dict[str, Tensor]:
-        """Give the buffers that shards change: all of them where nobody had to compare."""
+        """Return the buffers that shards change: all of them where nobody had to compare."""
         held = dict(self.model.named_buffers())
         names = self.buffers.names if self.buffers.active else list(held)
         return {name: held[name].cpu() for name in names or []}
@@ -245,7 +245,7 @@ class TrainerReplica(SequentialReplica):
             check_equal(self.model.named_buffers(), self._peers)
 
     def held(self) -> Held:
-        """Give no tensor: the servers hold them."""
+        """Return no tensor: the servers hold them."""
         return Held({}, rest_of(super().state()))
 
     def state(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Parcel:
     _pending: Sequence[tuple[_Form, Pending[Tensor]]]
 
     def tensors(self) -> list[Tensor]:
-        """Give the tensors, laid out in memory as the sender had them."""
+        """Return the tensors, laid out in memory as the sender had them."""
         return [_restored(pending.wait(), form) for form, pending in self._pending]
 
 
@@ -81,7 +81,7 @@ class Links:
 
 
 def _order(tensor: Tensor) -> tuple[int, ...]:
-    """Give the order of dimensions in which a tensor lies in memory; kernels may choose their way by it."""
+    """Return the order of dimensions in which a tensor lies in memory; kernels may choose their way by it."""
     strides = tensor.stride()
     return tuple(sorted(range(tensor.dim()), key=lambda side: (-strides[side], side)))
 

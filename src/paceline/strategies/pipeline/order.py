@@ -54,25 +54,25 @@ _TORCH = {
 
 
 def stages_a_worker(schedule: str) -> int:
-    """Give how many stages each worker holds if nobody says otherwise."""
+    """Return how many stages each worker holds if nobody says otherwise."""
     return 2 if schedule in SEVERAL else 1
 
 
 def fewest(schedule: str, workers: int) -> int:
-    """Give how many micro-batches a schedule needs to keep its workers busy."""
+    """Return how many micro-batches a schedule needs to keep its workers busy."""
     return 1 if schedule == "gpipe" else workers
 
 
 @lru_cache(maxsize=64)
 def programs(schedule: str, workers: int, stages: int, micros: int) -> tuple[Program, ...]:
-    """Give each worker's program for a step of so many micro-batches."""
+    """Return each worker's program for a step of so many micro-batches."""
     computed = _computed(schedule, workers, stages, micros)
     return _with_messages([[one for one in part if one.micro < micros] for part in computed], workers, stages)
 
 
 @lru_cache(maxsize=64)
 def forward_programs(workers: int, stages: int, micros: int) -> tuple[Program, ...]:
-    """Give each worker's program for a pass without gradients."""
+    """Return each worker's program for a pass without gradients."""
     return _with_messages(
         [
             [
@@ -169,7 +169,7 @@ def _with_messages(computed: list[list[Action]], workers: int, stages: int) -> t
 
 
 def _ready(action: Action, done: set[tuple[bool, int, int]], stages: int) -> bool:
-    """Say whether all that a computation needs has been computed."""
+    """Return whether all that a computation needs has been computed."""
     stage, micro = action.stage, action.micro
     if action.kind is Kind.FORWARD:
         return stage == 0 or (True, stage - 1, micro) in done

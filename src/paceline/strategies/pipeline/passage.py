@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from paceline.data import copied
+from paceline.reduce.tree import Gradients
 from paceline.strategies.pipeline.call import Function
 from paceline.strategies.pipeline.links import Links, Parcel
 from paceline.strategies.pipeline.order import Action, Kind, Program
 from paceline.strategies.pipeline.stage import Micro, Stage
-from paceline.strategies.tree import Gradients
 from paceline.task import Loss
 from paceline.world import World
 
@@ -35,7 +35,7 @@ class Books(Protocol):
         """Take one micro-batch's gradients of a stage's parameters, for each term."""
 
     def scale(self, dtype: torch.dtype) -> Tensor:
-        """Give the gradient that the backward pass starts from."""
+        """Return the gradient that the backward pass starts from."""
 
 
 class Conveyor:
@@ -144,7 +144,7 @@ class _Pass:
             self.parcels[key] = self._links.receive((action.stage + side) % self._workers)
 
     def returned(self, stage: int, micro: int) -> tuple[Returned, list[str]]:
-        """Give the gradients that came back, and the terms they belong to."""
+        """Return the gradients that came back, and the terms they belong to."""
         parcel = self.parcels.pop((stage, micro))
         terms, there = parcel.note
         tensors = iter(parcel.tensors())

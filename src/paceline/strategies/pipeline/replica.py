@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from paceline.data import to_device
 from paceline.errors import InputError
+from paceline.reduce.post_backward import LateSum
+from paceline.state.chunks import Catalogue, Held, Read
+from paceline.state.optimizer_state import check_own_entries
 from paceline.strategies.absent import StageParameters, present
 from paceline.strategies.base import (
     LossFunction,
@@ -22,9 +25,7 @@ from paceline.strategies.base import (
 )
 from paceline.strategies.buffer_snapshot import BufferSnapshot
 from paceline.strategies.buffers import Buffers, gather_rows
-from paceline.strategies.late import LateSum
 from paceline.strategies.partial_update import PartialUpdate, Scope
-from paceline.strategies.pieces import Catalogue, Held, Read
 from paceline.strategies.pipeline.attributes import StageAttributes
 from paceline.strategies.pipeline.call import Function, call_of
 from paceline.strategies.pipeline.order import forward_programs, programs, stages_a_worker
@@ -40,7 +41,6 @@ from paceline.strategies.recompute import recompute_blocks
 from paceline.strategies.refusals import refuse_sparse
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import check_trainable
-from paceline.strategies.state import check_own_entries
 from paceline.strategies.trained import Places, Trained, check_equal, check_held
 from paceline.strategies.writes import Writes
 from paceline.task import Loss
@@ -201,7 +201,7 @@ class PipelineReplica:
         return self._apply(work, clip)
 
     def _rounds(self, work: StepWork) -> Iterator[list[Micro]]:
-        """Give the micro-batches of all shards, one of each at a time.
+        """Return the micro-batches of all shards, one of each at a time.
 
         The random streams of a shard's second micro-batch begin where those of its first ended, on the last stage.
         """
@@ -319,7 +319,7 @@ class PipelineReplica:
     # State.
 
     def state(self) -> dict[str, Any]:
-        """Give everything by name, independent of the strategy; all workers must ask together."""
+        """Return everything by name, independent of the strategy; all workers must ask together."""
         return self._keeping.state(self.world)
 
     def load(self, state: dict[str, Any]) -> None:

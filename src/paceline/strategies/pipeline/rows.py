@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from paceline.state.chunks import Box, Form
 from paceline.strategies.absent import hide, room_for, show
-from paceline.strategies.pieces import Box, Form
 from paceline.world import World
 
 
@@ -27,7 +27,7 @@ class Part:
 
     @classmethod
     def whole(cls, parameter: nn.Parameter) -> Part:
-        """Give a parameter that is not cut up."""
+        """Return a parameter that is not cut up."""
         return cls(parameter, Box.whole(parameter.shape), Form(tuple(parameter.shape), parameter.dtype))
 
 
@@ -35,7 +35,7 @@ class NoRows:
     """Where nobody shares the parameters: they are always whole."""
 
     def parts(self) -> dict[str, Part]:
-        """Give nothing that is cut."""
+        """Return nothing: nothing is sharded."""
         return {}
 
     def gather(self) -> None:
@@ -60,7 +60,7 @@ class CutRows(NoRows):
         self._types = list(dict.fromkeys(parameter.dtype for parameter in self._whole.values()))
 
     def parts(self) -> dict[str, Part]:
-        """Give what the optimizer works on, by name."""
+        """Return what the optimizer works on, by name."""
         return self._parts
 
     @torch.no_grad()
@@ -98,12 +98,12 @@ class CutRows(NoRows):
 
 
 def _rows(parameter: Tensor) -> int:
-    """Give how many rows a parameter has; a single number is one."""
+    """Return how many rows a parameter has; a single number is one."""
     return int(parameter.shape[0]) if parameter.dim() else 1
 
 
 def _chunk(parameter: Tensor, workers: int) -> int:
-    """Give how many numbers a worker has of a parameter, at most."""
+    """Return how many numbers a worker has of a parameter, at most."""
     rows = _rows(parameter)
     return -(-rows // workers) * (parameter.numel() // rows if rows else 0)
 

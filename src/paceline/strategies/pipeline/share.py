@@ -57,7 +57,7 @@ class Share(nn.Module):
                     yield _joined(path, name), buffer
 
     def buffers(self, *_: Any, **__: Any) -> Iterator[Tensor]:
-        """Give them without names."""
+        """Return them without names."""
         return (buffer for _, buffer in self.named_buffers())
 
     def put(self, buffers: Mapping[str, Tensor]) -> None:
@@ -98,7 +98,7 @@ class Layers:
         """Leave them as they are."""
 
     def modules(self) -> list[nn.Module]:
-        """Give every module that runs here."""
+        """Return every module that runs here."""
         return [module for layer in self._layers for module in layer.modules()]
 
     def run(
@@ -179,7 +179,7 @@ class Passage:
         self._twin.keep_apart(kind)
 
     def modules(self) -> list[nn.Module]:
-        """Give every module that runs here."""
+        """Return every module that runs here."""
         return list(self.root.modules())
 
     def run(
@@ -257,7 +257,7 @@ class _Remembered:
         """Whether it does more than return something: writes to its arguments, counts in an attribute."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Give tensors without values, of the shapes that these arguments lead to."""
+        """Return tensors without values, of the shapes that these arguments lead to."""
         leaves, spec = tree_flatten((args, kwargs))
         forms = [_form(leaf) for leaf in leaves]
         key = repr((spec, forms))

@@ -18,6 +18,7 @@ from torch.autograd.graph import _engine_run_backward
 from torch.utils._pytree import tree_map
 
 from paceline.errors import InputError
+from paceline.reduce.tree import Gradients
 from paceline.strategies.base import Parts
 from paceline.strategies.buffers import Buffers, Versions
 from paceline.strategies.pipeline.attributes import StageAttributes
@@ -26,7 +27,6 @@ from paceline.strategies.pipeline.inputs import Changed, Inputs, Received, Watch
 from paceline.strategies.pipeline.share import Layers, Passage, Reached, Share
 from paceline.strategies.pipeline.streams import Standing, Streams
 from paceline.strategies.second_order import check_transforms, refuse_second_order
-from paceline.strategies.tree import Gradients
 from paceline.task import Loss
 
 
@@ -201,13 +201,13 @@ class Stage:
         return [one[:count] for one in made], [one[count:] for one in made]
 
     def backward_input(self, number: int, came: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Give the gradients of what was received alone; those of the parameters come later, from the same graph."""
+        """Return the gradients of what was received alone; those of the parameters come later, from the same graph."""
         saved = self._saved[number]
         saved.starts = list(came)
         return _accumulated(saved.outputs, saved.starts, saved.inputs, retain=True)
 
     def backward_weight(self, number: int) -> Gradients:
-        """Give the gradients of the parameters."""
+        """Return the gradients of the parameters."""
         saved = self._saved.pop(number)
         return _accumulated(saved.outputs, saved.starts, self.parameters, retain=False)
 
@@ -258,7 +258,7 @@ def _accumulated(
 def _separate(
     outputs: Sequence[Tensor], starts: Sequence[Tensor | None], wanted: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """Give gradients that stay out of `.grad`; the graph stays for the next term."""
+    """Return gradients that stay out of `.grad`; the graph stays for the next term."""
     return _run(outputs, starts, wanted, retain=True, accumulate=False)
 
 
@@ -319,7 +319,7 @@ def _unpacked(handed: Handed, tensors: Sequence[Tensor]) -> tuple[Any, Changed]:
 
 
 def _own_rules(parts: Parts, root: nn.Module, names: frozenset[str]) -> Mapping[str, Any]:
-    """Give the rules for buffers by whole names, as far as they concern this stage; the whole model has checked them."""
+    """Return the rules for buffers by whole names, as far as they concern this stage; the whole model has checked them."""
     found: dict[str, Any] = {}
     for pattern, rule in parts.buffer_rules.items():
         found |= {

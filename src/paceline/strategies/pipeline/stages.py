@@ -38,7 +38,7 @@ class Chain:
     """The units that use each parameter and buffer."""
 
     def cut(self, stages: int) -> tuple[int, ...]:
-        """Give the unit at which each stage begins, such that the heaviest stage is as light as can be."""
+        """Return the unit at which each stage begins, such that the heaviest stage is as light as can be."""
         if stages > len(self.names):
             raise InputError(
                 f"pp cuts the model into {stages} stages, but it has {len(self.names)} layers to cut between. "
@@ -47,7 +47,7 @@ class Chain:
         return balanced(self.costs, stages)
 
     def places(self, starts: Sequence[int]) -> dict[str, int]:
-        """Give the stage that holds each parameter and buffer, or refuse one that several would need."""
+        """Return the stage that holds each parameter and buffer, or refuse one that several would need."""
         found: dict[str, int] = {}
         for name, units in self.owners.items():
             stages = sorted({bisect_right(starts, unit) - 1 for unit in units})
@@ -126,7 +126,7 @@ def balanced(costs: Sequence[float], parts: int) -> tuple[int, ...]:
 
 
 def members(model: nn.Module, prefix: str = "") -> list[str]:
-    """Give the layers of a sequential model, those of plain sequences inside it one by one."""
+    """Return the layers of a sequential model, those of plain sequences inside it one by one."""
     names = []
     for name, child in model._modules.items():  # noqa: SLF001  (named_children leaves out a layer's second place)
         plain = type(child) is nn.Sequential and len(child) and not _hooked(child)
@@ -139,7 +139,7 @@ def _hooked(module: nn.Module) -> bool:
 
 
 def _repeated(model: nn.Module) -> list[str]:
-    """Give the names of the repeated blocks: the longest list of modules there is."""
+    """Return the names of the repeated blocks: the longest list of modules there is."""
     found: list[str] = []
     for path, module in model.named_modules():
         if isinstance(module, nn.ModuleList | nn.Sequential):
@@ -224,14 +224,14 @@ def _followed(
 
 
 def on_meta(value: Any) -> Any:
-    """Give the same nest with tensors that have a shape and no values."""
+    """Return the same nest with tensors that have a shape and no values."""
     return tree_map(lambda leaf: leaf.detach().to("meta") if isinstance(leaf, Tensor) else leaf, value)
 
 
 def _owners(
     model: nn.Module, users: Callable[[str], set[int]], fallback: Callable[[str], int]
 ) -> dict[str, tuple[int, ...]]:
-    """Give the units of each tensor, one that has two names under both; what nobody uses belongs where it lies."""
+    """Return the units of each tensor, one that has two names under both; what nobody uses belongs where it lies."""
     tensors = [
         *model.named_parameters(remove_duplicate=False),
         *model.named_buffers(remove_duplicate=False),

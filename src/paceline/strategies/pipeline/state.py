@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import CheckpointError
-from paceline.strategies.absent import drop, is_absent, present
-from paceline.strategies.pieces import (
+from paceline.state.chunks import (
     MODEL,
     OPTIMIZER,
     Box,
@@ -31,8 +30,9 @@ from paceline.strategies.pieces import (
     survey,
     unite,
 )
+from paceline.state.optimizer_state import load_optimizer_state, optimizer_state, plain
+from paceline.strategies.absent import drop, is_absent, present
 from paceline.strategies.pipeline.rows import NoRows, Part
-from paceline.strategies.state import load_optimizer_state, optimizer_state, plain
 from paceline.world import World, all_gather_object
 
 
@@ -91,7 +91,7 @@ class Keeping:
     # Parameters by name, as the functions of `state` ask a module for them.
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Give what the optimizer works on."""
+        """Return what the optimizer works on."""
         return ((name, part.values) for name, part in self._parts.items())
 
     def _described(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Keeping:
     # As the contract of a replica has it.
 
     def held(self) -> Held:
-        """Give what this worker holds."""
+        """Return what this worker holds."""
         known = {id(value): name for name, value in self.model.named_parameters()}
         pieces: dict[str, Piece] = {}
         for name, value in self.model.state_dict(keep_vars=True).items():

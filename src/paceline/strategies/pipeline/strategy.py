@@ -26,7 +26,7 @@ class Pipeline:
     threaded = False
 
     def level(self, tuning: Tuning) -> Exactness:  # noqa: ARG002
-        """Give its own level: the bits are the same in any schedule."""
+        """Return its own level: the bits are the same in any schedule."""
         return self.exactness
 
     def prepare(self, parts: Parts, world: World) -> OpenReplica:

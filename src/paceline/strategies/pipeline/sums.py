@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InputError
+from paceline.reduce.norms import total_norm
+from paceline.reduce.post_backward import LateSum
+from paceline.reduce.tree import Gradients, TreeSum
 from paceline.strategies.auxiliary import Auxiliary, check_terms
 from paceline.strategies.base import Parts, StepWork
 from paceline.strategies.gradients import ledger_entry
-from paceline.strategies.late import LateSum
-from paceline.strategies.norms import total_norm
 from paceline.strategies.pipeline.stage import Micro, Stage
 from paceline.strategies.recompute import check_passes
 from paceline.strategies.sequential import check_loss
-from paceline.strategies.tree import Gradients, TreeSum
 from paceline.task import Loss
 from paceline.world import World
 
@@ -100,7 +100,7 @@ class Sums:
         self._add_finished()
 
     def scale(self, dtype: torch.dtype) -> Tensor:
-        """Give the gradient that the backward pass starts from: one over the samples of the global batch."""
+        """Return the gradient that the backward pass starts from: one over the samples of the global batch."""
         key = (self._size, dtype)
         if key not in self._scales:
             self._scales[key] = torch.tensor(1.0 / self._size, dtype=dtype, device=self._device)

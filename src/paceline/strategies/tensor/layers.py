@@ -55,7 +55,7 @@ class Region:
         self.widths.clear()
 
     def side(self, values: Tensor) -> int | None:
-        """Say which side of a tensor is split; None outside."""
+        """Return which side of a tensor is split; None outside."""
         if not self.widths:
             return None
         if values.dim() == 4 and values.shape[1] in self.heads:
@@ -88,7 +88,7 @@ class SplitDropout(nn.Dropout):
 
 
 def _whole_ones(values: Tensor, side: int, size: int) -> Tensor:
-    """Give ones in the shape of the whole, laid out in memory as the part is: masks are drawn in that order."""
+    """Return ones in the shape of the whole, laid out in memory as the part is: masks are drawn in that order."""
     shape = list(values.shape)
     shape[side] *= size
     order = sorted(range(values.dim()), key=values.stride().__getitem__, reverse=True)

@@ -47,7 +47,7 @@ class SplitScores:
             yield
 
     def around(self, loss: LossFunction) -> LossFunction:
-        """Give the loss function with split scores; what it gives is plain."""
+        """Return the loss function with split scores; what it gives is plain."""
 
         def computed(model: nn.Module, batch: Any) -> Loss:
             if self._proven:

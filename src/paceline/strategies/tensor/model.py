@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from paceline.errors import InputError
-from paceline.strategies.pieces import MODEL, OPTIMIZER, Box, Catalogue, Form, Held, Piece, Read
+from paceline.state.chunks import MODEL, OPTIMIZER, Box, Catalogue, Form, Held, Piece, Read
 from paceline.strategies.refusals import refuse_copies
 from paceline.strategies.second_order import check_transforms, watch_order
 from paceline.strategies.tensor.plan import Plan, check_divided
@@ -41,7 +41,7 @@ class Cut:
         return self.box.shape != self.whole
 
     def place(self, inner: Box) -> Box:
-        """Give where a part of this worker's part lies in the whole."""
+        """Return where a part of this worker's part lies in the whole."""
         offset = tuple(a + b for a, b in zip(self.box.offset, inner.offset, strict=True))
         return Box(offset, inner.shape)
 
@@ -236,7 +236,7 @@ def adopt(optimizer: Optimizer, model: nn.Module, before: Mapping[str, nn.Parame
 
 
 def pieces_of_whole(held: Held, cuts: Cuts) -> Held:
-    """Say of pieces of this worker's model which pieces of the whole model they are."""
+    """Return for pieces of this worker's model which pieces of the whole model they are."""
     pieces = {}
     for key, piece in held.pieces.items():
         cut = cuts.get(_name(key))
@@ -248,7 +248,7 @@ def pieces_of_whole(held: Held, cuts: Cuts) -> Held:
 
 
 def part_of_whole(catalogue: Catalogue, read: Read, cuts: Cuts) -> tuple[Catalogue, Read]:
-    """Give a state of the whole model as one of this worker's."""
+    """Return a state of the whole model as one of this worker's."""
     mine: dict[str, Form] = {}
     moved: dict[str, Cut] = {}
     for key, form in catalogue.items():
@@ -266,7 +266,7 @@ def _name(key: str) -> str:
 
 
 def norm_of_parts(gradients: Mapping[str, Tensor], cuts: Cuts, device: torch.device) -> Tensor:
-    """Give two sums of squares: over what is split among workers, and over what each has whole."""
+    """Return two sums of squares: over what is split among workers, and over what each has whole."""
     sums = torch.zeros(2, device=device)
     for place, among in enumerate((True, False)):
         chosen = [

@@ -43,7 +43,7 @@ class Plan:
 
     @property
     def opening(self) -> list[str]:
-        """Give the layers behind which every worker has a part of the features."""
+        """Return the layers behind which every worker has a part of the features."""
         return [
             name
             for name, style in self.styles.items()
@@ -54,7 +54,7 @@ class Plan:
 
     @property
     def closing(self) -> list[str]:
-        """Give the layers that bring the parts together."""
+        """Return the layers that bring the parts together."""
         return [
             name
             for name, style in self.styles.items()
@@ -62,7 +62,7 @@ class Plan:
         ]
 
     def regions(self) -> list[str]:
-        """Give the smallest modules that hold a layer of the one kind and one of the other."""
+        """Return the smallest modules that hold a layer of the one kind and one of the other."""
         found = dict.fromkeys(_around(name, self.closing) for name in self.opening)
         return [name for name in found if name is not None]
 
@@ -75,7 +75,7 @@ def make_plan(
     sequence: bool = False,
     loss: bool = False,
 ) -> Plan:
-    """Give the plan for `size` workers: what the task says, or a proposal, with what was asked for beside it."""
+    """Return the plan for `size` workers: what the task says, or a proposal, with what was asked for beside it."""
     scores = _scores(model, said, size) if loss else None
     words: Mapping[str, str | ParallelStyle]
     words = propose(model, size, scores) if said is None else _read(model, said)

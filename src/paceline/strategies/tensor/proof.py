@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
 from paceline.errors import InputError
-from paceline.strategies.pieces import MODEL, Box, Read
+from paceline.state.chunks import MODEL, Box, Read
 from paceline.world import World, seeds
 
 SAME = 1e-6

@@ -29,7 +29,7 @@ KEY_HEADS = ("kv_heads", "n_kv_heads", "num_kv_heads", "num_key_value_heads")
 
 
 def propose(model: nn.Module, size: int, scores: str | None) -> dict[str, str]:
-    """Give layers and the words for how each is split; `scores` is spoken for."""
+    """Return layers and the words for how each is split; `scores` is spoken for."""
     left_alone = {*tied_layers(model), *([] if scores is None else [scores])}
     found: dict[str, str] = {}
     for name, module in model.named_modules():
@@ -110,14 +110,14 @@ def _divides_heads(module: nn.Module, size: int) -> bool:
 
 
 def head_counts(name: str, module: nn.Module, split: Iterable[str]) -> list[tuple[str, str]]:
-    """Give the attributes of an attention module that is split by its heads."""
+    """Return the attributes of an attention module that is split by its heads."""
     if not any(join(name, query) in split for query in QUERY):
         return []
     return [(name, each) for each in (*HEADS, *KEY_HEADS) if isinstance(getattr(module, each, None), int)]
 
 
 def tied_layers(model: nn.Module) -> dict[str, str]:
-    """Give the layers whose weight is another one's too, and that other one."""
+    """Return the layers whose weight is another one's too, and that other one."""
     owners: dict[int, list[str]] = {}
     for name, module in model.named_modules():
         # Asked for as an attribute, a parametrized weight would be computed, and spectral norm takes a step in that.
@@ -129,13 +129,13 @@ def tied_layers(model: nn.Module) -> dict[str, str]:
 
 
 def fitting(*lengths: int) -> str:
-    """Say by how many workers some of these lengths can be split."""
+    """Return by how many workers some of these lengths can be split."""
     sizes = [str(size) for size in range(2, 65) if any(length % size == 0 for length in lengths)]
     return f"a tp of {', '.join(sizes[:6])}" if sizes else "no tp"
 
 
 def linear_layers(model: nn.Module) -> list[tuple[str, nn.Linear]]:
-    """Give the plain Linear layers of a model by name."""
+    """Return the plain Linear layers of a model by name."""
     return [(name, layer) for name, layer in model.named_modules() if is_plain(layer)]
 
 
@@ -151,5 +151,5 @@ def has_own_weight(layer: nn.Module) -> bool:
 
 
 def join(parent: str, child: str) -> str:
-    """Give the name of a module's child."""
+    """Return the name of a module's child."""
     return f"{parent}.{child}" if parent else child

@@ -23,13 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from paceline.errors import InputError
-from paceline.strategies import compress
-from paceline.strategies.base import Exactness, Leaves, LossFunction, OpenReplica, Parts, StepWork
-from paceline.strategies.batchnorm import synchronise
-from paceline.strategies.ddp import Ddp, DdpReplica
-from paceline.strategies.fsdp.replica import FsdpReplica
-from paceline.strategies.fsdp.strategy import Fsdp
-from paceline.strategies.pieces import (
+from paceline.state.chunks import (
     MODEL,
     Box,
     Catalogue,
@@ -42,6 +36,12 @@ from paceline.strategies.pieces import (
     survey,
     unite,
 )
+from paceline.strategies import compression
+from paceline.strategies.base import Exactness, Leaves, LossFunction, OpenReplica, Parts, StepWork
+from paceline.strategies.batchnorm import synchronise
+from paceline.strategies.ddp import Ddp, DdpReplica
+from paceline.strategies.fsdp.replica import FsdpReplica
+from paceline.strategies.fsdp.strategy import Fsdp
 from paceline.strategies.refusals import refuse_hooks, refuse_references, refuse_sparse
 from paceline.strategies.result import StepResult, check_norm
 from paceline.strategies.sequential import SequentialReplica
@@ -74,8 +74,8 @@ class TensorParallel:
     threaded = False
 
     def level(self, tuning: Tuning) -> Exactness:
-        """Give its own level, or what is left of it where ddp beside it makes gradients smaller on their way."""
-        left = compress.level(tuning.compress)
+        """Return its own level, or what is left of it where ddp beside it makes gradients smaller on their way."""
+        left = compression.level(tuning.compress)
         return left if left is Exactness.STATISTICAL else self.exactness
 
     def prepare(self, parts: Parts, world: World) -> OpenReplica:
@@ -207,7 +207,7 @@ class TensorReplica(SequentialReplica):
         super()._update()
 
     def _whole_norm(self) -> Tensor:
-        """Give the norm of the whole gradient: parts are added up over the workers, what each has whole counts once."""
+        """Return the norm of the whole gradient: parts are added up over the workers, what each has whole counts once."""
         named = zip(self._trained, self.parameters, strict=True)
         held = {name: value.grad for name, value in named if value.grad is not None}
         split, whole = self._rows.comm.all_reduce(norm_of_parts(held, self._cuts, self.world.device)).split(1)
@@ -234,7 +234,7 @@ class TensorReplica(SequentialReplica):
     # State.
 
     def held(self) -> Held:
-        """Give this worker's pieces of the whole model; nobody is asked."""
+        """Return this worker's pieces of the whole model; nobody is asked."""
         return pieces_of_whole(self._held_here(), self._cuts)
 
     def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
@@ -244,7 +244,7 @@ class TensorReplica(SequentialReplica):
             proof.load(read)
 
     def state(self) -> dict[str, Any]:
-        """Give everything whole; all workers must ask together."""
+        """Return everything whole; all workers must ask together."""
         held = self.held()
         found = survey(self._all, held.pieces)
         return unite(dict(collect(self._all, held.pieces, found)), held.rest)
@@ -256,7 +256,7 @@ class TensorReplica(SequentialReplica):
         self.take(catalogue, lambda key, box: box.of(held.pieces[key].values), held.rest)
 
     def gradients(self) -> dict[str, Tensor]:
-        """Give the gradients that the coming update takes, by name and whole; all workers must ask together."""
+        """Return the gradients that the coming update takes, by name and whole; all workers must ask together."""
         held = self.held().pieces
         pieces = {}
         for name, value in zip(self._trained, self.parameters, strict=True):
@@ -266,7 +266,7 @@ class TensorReplica(SequentialReplica):
         return dict(collect(self._all, pieces, survey(self._all, pieces)))
 
     def _held_here(self) -> Held:
-        """Give what this worker holds of its own part of the model."""
+        """Return what this worker holds of its own part of the model."""
         return hold(SequentialReplica.state(self))
 
     def _take_here(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
@@ -321,7 +321,7 @@ def _mesh(world: World) -> DeviceMesh:
 
 
 def _unseen(model: nn.Module, plan: Plan) -> list[str]:
-    """Give the regions of which nobody has looked at what stands between their layers."""
+    """Return the regions of which nobody has looked at what stands between their layers."""
     seen = plan.proposed
     return [
         name for name in plan.regions() if not (seen and isinstance(model.get_submodule(name), nn.Sequential))
@@ -329,7 +329,7 @@ def _unseen(model: nn.Module, plan: Plan) -> list[str]:
 
 
 def _agree(model: nn.Module, world: World) -> None:
-    """Give everybody the first worker's weights."""
+    """Send the first worker's weights to all others."""
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
             tensor.copy_(world.comm.broadcast(tensor))

@@ -49,7 +49,7 @@ class Learner:
 
     @torch.no_grad()
     def _estimate(self, episode: Episode) -> tuple[Tensor, Tensor]:
-        """Give how much better each action did than was expected of its state, and what to expect from now on."""
+        """Return how much better each action did than was expected of its state, and what to expect from now on."""
         values: Tensor = self._network(episode.states)[1]
         if episode.fell:
             values[-1] = 0

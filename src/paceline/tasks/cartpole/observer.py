@@ -30,7 +30,7 @@ class Episode:
 
     @property
     def total(self) -> int:
-        """Give the return: one point for each step."""
+        """Return the return: one point for each step."""
         return len(self.actions)
 
 
@@ -82,7 +82,7 @@ class _Game:
         return True
 
     def episode(self) -> Episode:
-        """Give what happened."""
+        """Return what happened."""
         return Episode(
             torch.tensor(self._states, dtype=torch.float64),
             torch.tensor(self._actions, dtype=torch.float64),

@@ -28,7 +28,7 @@ class Network(nn.Module):
         self.double()
 
     def forward(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Give logits and values, one of each a state."""
+        """Return logits and values, one of each a state."""
         features = self.body(states)
         return self.right(features).squeeze(-1), self.value(features).squeeze(-1)
 

@@ -91,11 +91,11 @@ class Bench:
         return found
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        """Give the parameters that are trained, by name."""
+        """Return the parameters that are trained, by name."""
         return [pair for pair in self.model.named_parameters() if pair[1].requires_grad]
 
     def measure(self, batch: Any) -> tuple[float, float]:
-        """Give total and weight of a batch, without dropout and batch statistics; a model that draws all the same is refused."""
+        """Return total and weight of a batch, without dropout and batch statistics; a model that draws all the same is refused."""
         self._restore()
         self.model.eval()
         try:

@@ -28,7 +28,7 @@ class Attempt:
     """A learning rate before and after, where the loss function changed one."""
 
     def same_answer(self, other: Attempt) -> bool:
-        """Tell whether another attempt came to the same loss and gradients, to the bit."""
+        """Return whether another attempt came to the same loss and gradients, to the bit."""
         return self.totals == other.totals and self.gradients == other.gradients
 
 

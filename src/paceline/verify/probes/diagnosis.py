@@ -32,7 +32,7 @@ PROBES: list[tuple[str, Probe]] = [
 
 
 def diagnose(evidence: Evidence) -> tuple[list[Finding], list[str]]:
-    """Give what was found, from cause to symptom, and what was ruled out."""
+    """Return what was found, from cause to symptom, and what was ruled out."""
     findings: list[Finding] = []
     cleared: list[str] = []
     for name, probe in PROBES:

@@ -82,7 +82,7 @@ def buffers(evidence: Evidence) -> Finding | None:
 
 
 def _disagreement(reference: Record, ranks: list[Record]) -> tuple[int, str] | None:
-    """Give the first step and buffer that differ where the weights did not differ before."""
+    """Return the first step and buffer that differ where the weights did not differ before."""
     for number, step in enumerate(reference.steps):
         views = [rank.steps[number] for rank in ranks if number < len(rank.steps)]
         earlier = reference.steps[number - 1] if number else None

@@ -108,7 +108,7 @@ def _run(request: ScriptRequest, workers: int, folder: Path, scale: int = 1) -> 
 
 
 def _scale(one: Sight, many: list[Sight]) -> int:
-    """Give by how much one process's batches must grow to be the global batch of the others."""
+    """Return by how much one process's batches must grow to be the global batch of the others."""
     if not one.training or not all(sight.training for sight in many):
         return 1
     alone = len(one.training[0].batches[0])

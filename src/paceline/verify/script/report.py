@@ -34,7 +34,7 @@ class ScriptReport:
         return self.found != "diverged" and all(finding.harmless for finding in self.findings)
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as plain data."""
+        """Return it as plain data."""
         plain = {**vars(self), "steps": list(self.steps), "findings": [vars(one) for one in self.findings]}
         plain["relative"] = finite(self.relative)
         return {**plain, "holds": self.holds, "wall_s": round(plain.pop("seconds"), 3)}

@@ -193,7 +193,7 @@ class _WatchedSampler:
 
 
 def _rooted(dataset: Any, index: int) -> tuple[Any, int]:
-    """Give the data set that a subset is cut from, and the id that a sample has there."""
+    """Return the data set that a subset is cut from, and the id that a sample has there."""
     while isinstance(dataset, Subset):
         dataset, index = dataset.dataset, dataset.indices[index]
     return dataset, index
@@ -220,7 +220,7 @@ def _first_item(dataset: Any) -> str:
 
 
 def kept(folder: Path, kind: str, step: int) -> Path:
-    """Give the file in which the tensors of a step are kept."""
+    """Return the file in which the tensors of a step are kept."""
     return folder / f"{kind}-{step}.pt"
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.strategies.packing import as_real
-from paceline.strategies.tree import Gradients, Node, TreeSum, cover, splits
+from paceline.reduce.packing import as_real
+from paceline.reduce.tree import Gradients, Node, TreeSum, cover, splits
 
 
 class Combination:
@@ -48,7 +48,7 @@ class Combination:
         """Whether there is nothing but the live shard: one shard a worker."""
 
     def parts(self, live: Sequence[Tensor], flat: Tensor, places: Sequence[int]) -> list[Tensor]:
-        """Give this worker's sums for one bucket, from left to right.
+        """Return this worker's sums for one bucket, from left to right.
 
         `flat` is the bucket, `live` its views parameter by parameter (real ones of complex parameters), `places` where each is
         in the held lists.

@@ -30,7 +30,7 @@ class Form:
 
     @property
     def size(self) -> int:
-        """Give its bytes."""
+        """Return its bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
@@ -43,17 +43,17 @@ class Box:
 
     @classmethod
     def whole(cls, shape: Iterable[int]) -> Box:
-        """Give the box that is everything."""
+        """Return the box that is everything."""
         shape = tuple(shape)
         return cls((0,) * len(shape), shape)
 
     @property
     def numel(self) -> int:
-        """Give how many values it holds."""
+        """Return how many values it holds."""
         return torch.Size(self.shape).numel()
 
     def of(self, whole: Tensor) -> Tensor:
-        """Give the view of a whole tensor that this box is."""
+        """Return the view of a whole tensor that this box is."""
         for side, (start, length) in enumerate(zip(self.offset, self.shape, strict=True)):
             whole = whole.narrow(side, start, length)
         return whole
@@ -70,7 +70,7 @@ class Piece:
 
     @classmethod
     def whole(cls, values: Tensor) -> Piece:
-        """Give a tensor that this worker holds all of."""
+        """Return a tensor that this worker holds all of."""
         return cls(values, Box.whole(values.shape), Form(tuple(values.shape), values.dtype))
 
 
@@ -89,7 +89,7 @@ class Held:
 
     @property
     def bytes(self) -> int:
-        """Give how much it is."""
+        """Return how much it is."""
         return sum(piece.box.numel * piece.form.dtype.itemsize for piece in self.pieces.values())
 
 
@@ -134,7 +134,7 @@ def unite(tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> dict[str, A
 
 
 def slots_of(catalogue: Catalogue, name: str) -> dict[str, Form]:
-    """Give the optimizer's slots of one parameter."""
+    """Return the optimizer's slots of one parameter."""
     prefix = f"{OPTIMIZER}/{name}/"
     return {key[len(prefix) :]: form for key, form in catalogue.items() if key.startswith(prefix)}
 
@@ -157,7 +157,7 @@ def survey(world: World, pieces: Mapping[str, Piece]) -> Holding:
 
 
 def rows_of(pieces: Mapping[str, Piece]) -> dict[str, tuple[Form, Box]]:
-    """Say what pieces there are, without the values."""
+    """Return what pieces there are, without the values."""
     return {key: (piece.form, piece.box) for key, piece in pieces.items()}
 
 
@@ -180,7 +180,7 @@ def holding(everybody: Iterable[Mapping[str, tuple[Form, Box]]]) -> Holding:
 
 
 def collect(world: World, pieces: Mapping[str, Piece], found: Holding) -> Iterator[tuple[str, Tensor]]:
-    """Give every tensor whole, one after the other, to everybody; no more than `TOGETHER` bytes of them at a time."""
+    """Return every tensor whole, one after the other, to everybody; no more than `TOGETHER` bytes of them at a time."""
     return collect_from(world, lambda key, _: pieces[key].values, found)
 
 

@@ -239,7 +239,7 @@ class Receipt:
         return made
 
     def contradiction(self, document: Mapping[str, Any]) -> str | None:
-        """Say which of the facts that stand in a document twice is not the same in both places; None if none is."""
+        """Return which of the facts that stand in a document twice is not the same in both places; None if none is."""
         made = json.loads(json.dumps(self._document()))
         for name in sorted(document.keys() - {"format", "history", "checkpoints"}):
             if name not in made:
@@ -319,7 +319,7 @@ def _restored(history: Sequence[Mapping[str, Any]]) -> tuple[Start, ...]:
 
 
 def environment_differences(there: Start, here: Start) -> list[str]:
-    """Say what the bits depend on and is not the same at two starts, one line each."""
+    """Return what the bits depend on and is not the same at two starts, one line each."""
     lines = [
         f"{what}: {before} there, {now} here"
         for what, before, now in (

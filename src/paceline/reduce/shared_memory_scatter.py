@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.strategies.exchange import Layout
-from paceline.strategies.fsdp.gather import reach_lane
-from paceline.strategies.fsdp.scatter import Scatter
-from paceline.strategies.lane_exchange import ARRIVED, PIECE, SUMMED
+from paceline.reduce.exchange import Layout
+from paceline.reduce.gather import reach_lane
+from paceline.reduce.scatter import Scatter
+from paceline.reduce.shared_memory import ARRIVED, PIECE, SUMMED
 from paceline.world import World
 from paceline.world.lane import Lane
 
@@ -43,7 +43,7 @@ class LaneScatter:
         ]
 
     def room(self, place: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:  # noqa: ARG002
-        """Give memory for the next sums, the one at `place` among this worker's, once everybody has read what was there."""
+        """Return memory for the next sums, the one at `place` among this worker's, once everybody has read what was there."""
         number = self._number + 1
         self._lane.wait(SUMMED, max(number - PLACES, 0))
         rooms = self._rooms[number % PLACES]
@@ -66,7 +66,7 @@ class LaneScatter:
         self._lane.post(SUMMED, self._number)
 
     def add_small(self, sums: Sequence[Tensor]) -> Tensor:
-        """Give everybody the whole of a small sum; `sums` are this worker's, from left to right."""
+        """Return the whole of a small sum on every worker; `sums` are this worker's, from left to right."""
         total = torch.empty_like(sums[0])
         self._show(sums, total, 0)
         self.finish()

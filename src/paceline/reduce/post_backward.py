@@ -15,11 +15,11 @@ from torch import Tensor
 
 from paceline.data import owned_shards
 from paceline.errors import InputError
-from paceline.strategies.combination import Combination
-from paceline.strategies.exchange import Exchange, Layout, over_sockets
-from paceline.strategies.hosts import open_lanes
-from paceline.strategies.refusals import refuse_rows
-from paceline.strategies.tree import Gradients, TreeSum
+from paceline.reduce.combination import Combination
+from paceline.reduce.exchange import Exchange, Layout, over_sockets
+from paceline.reduce.hosts import open_lanes
+from paceline.reduce.packing import refuse_rows
+from paceline.reduce.tree import Gradients, TreeSum
 from paceline.world import World
 from paceline.world.points import REDUCTION, reach
 from paceline.world.pulse import Phase
@@ -75,7 +75,7 @@ class LateSum:
         self._known: list[tuple[torch.Size, torch.dtype]] = []
 
     def sum(self, tree: TreeSum, like: Sequence[Tensor]) -> Gradients:
-        """Give the total of each gradient, None where no worker has one; `like` tells shapes and types, the same on all.
+        """Return the total of each gradient, None where no worker has one; `like` tells shapes and types, the same on all.
 
         What is given may be memory that the next call writes to.
         """

@@ -30,13 +30,13 @@ class _Form:
 
     @property
     def length(self) -> int:
-        """Give its bytes, up to the next place where any type may begin."""
+        """Return its bytes, up to the next place where any type may begin."""
         size = self.shape.numel() * self.dtype.itemsize
         return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def broadcast_state(world: World, state: Any, source: int) -> Any:
-    """Give everybody the source's value: dicts and lists of tensors, numbers and text."""
+    """Return the source's value on every worker: dicts and lists of tensors, numbers and text."""
     tensors: list[Tensor] = []
     sent: Any = None
     if world.rank == source:

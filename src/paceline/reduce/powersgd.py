@@ -39,7 +39,7 @@ class LowRank:
         """Bytes that left this worker, as a ring sends them."""
 
     def shrinks(self, shape: Sequence[int]) -> bool:
-        """Say whether the thin matrices are less than half of the whole."""
+        """Return whether the thin matrices are less than half of the whole."""
         if len(shape) < 2:
             return False
         rows, columns = shape[0], torch.Size(shape[1:]).numel()

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from paceline.data import owned_shards
-from paceline.strategies.exchange import Done, Exchange, Layout, over_sockets
-from paceline.strategies.lane_exchange import ARRIVED, SUMMED, LaneExchange
+from paceline.reduce.exchange import Done, Exchange, Layout, over_sockets
+from paceline.reduce.shared_memory import ARRIVED, SUMMED, LaneExchange
 from paceline.world import World, all_gather_object
 from paceline.world.lane import Lane, machine, open_lane
 from paceline.world.world import SHARED_MEMORY

@@ -18,7 +18,7 @@ from paceline.errors import CheckpointError, InputError
 
 
 def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Give the optimizer's state keyed by parameter name instead of by position."""
+    """Return the optimizer's state keyed by parameter name instead of by position."""
     names = _names(model, optimizer)
     packed = optimizer.state_dict()
     own = own_entries(packed["state"])
@@ -156,7 +156,7 @@ def _check_own_entries(optimizer: Optimizer, *, kept: bool) -> None:
 
 
 def _names(model: nn.Module, optimizer: Optimizer) -> list[str]:
-    """Give the name of each parameter in the order in which the optimizer numbers them."""
+    """Return the name of each parameter in the order in which the optimizer numbers them."""
     known = {id(parameter): name for name, parameter in model.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return [

@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.compat import process_groups
 from paceline.errors import InputError
-from paceline.world import World, compat
+from paceline.world import World
 from paceline.world.lane import Lane, open_lane
 from paceline.world.world import SHARED_MEMORY
 
@@ -33,7 +34,7 @@ class Gather(Protocol):
         """Know how many bytes the largest message has, before there is any."""
 
     def room(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Give memory for one message."""
+        """Return memory for one message."""
 
     def start(
         self, message: Tensor, rows: Tensor, group: dist.ProcessGroup, *, later: bool
@@ -48,7 +49,7 @@ class SocketGather:
         """Need nothing beforehand."""
 
     def room(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Give memory from torch's own allocator."""
+        """Return memory from torch's own allocator."""
         return torch.empty(count, dtype=dtype, device=device)
 
     def start(
@@ -56,7 +57,7 @@ class SocketGather:
     ) -> dist.Work | None:
         """Send the rows to everybody; on a CPU without keeping this process waiting, whatever torch asks for."""
         later = later or message.device.type == "cpu"
-        work: dist.Work | None = compat.all_gather_single(message, rows, group=group, async_op=later)
+        work: dist.Work | None = process_groups.all_gather_single(message, rows, group=group, async_op=later)
         return work
 
 
@@ -75,7 +76,7 @@ class LaneGather:
         self._places = [self._lane.reserve(length) for _ in range(PLACES)]
 
     def room(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:  # noqa: ARG002
-        """Give the place of the next message, once everybody is done with the one before."""
+        """Return the place of the next message, once everybody is done with the one before."""
         number = self._number + 1
         oldest = next(iter(self._open), number)
         if oldest <= number - PLACES:
@@ -94,7 +95,7 @@ class LaneGather:
         *,
         later: bool,  # noqa: ARG002
     ) -> dist.Work | None:
-        """Say that this worker's rows are there."""
+        """Signal that this worker's rows are there."""
         self._number += 1
         self._open[self._number] = message
         self._lane.post(ARRIVED, self._number)

@@ -35,7 +35,7 @@ def splits(shards: int) -> dict[Node, int]:
 
 
 def cover(low: int, high: int, shards: int) -> list[Node]:
-    """Give the fewest nodes of the tree that make up the shards [low, high), from left to right."""
+    """Return the fewest nodes of the tree that make up the shards [low, high), from left to right."""
 
     def walk(node: Node) -> list[Node]:
         start, stop = node

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.strategies.exchange import Layout
-from paceline.world import World, compat
+from paceline.compat import process_groups
+from paceline.reduce.exchange import Layout
+from paceline.world import World
 
 
 class Scatter:
@@ -30,7 +31,7 @@ class Scatter:
         """Need nothing beforehand."""
 
     def room(self, place: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:  # noqa: ARG002
-        """Give memory for one of this worker's sums, from torch's own allocator."""
+        """Return memory for one of this worker's sums, from torch's own allocator."""
         return torch.empty(count, dtype=dtype, device=device)
 
     def start(self, sums: Sequence[Tensor], target: Tensor) -> None:
@@ -67,12 +68,12 @@ class Scatter:
         total = rows[self._layout.left[0]]
         if self._copies.size > 1:
             whole = total.new_empty(total.numel() * self._copies.size)
-            compat.all_gather_single(whole, total, group=self._copies.comm.group)
+            process_groups.all_gather_single(whole, total, group=self._copies.comm.group)
             total = whole[: target.numel()]
         target.copy_(total)
 
     def add_small(self, sums: Sequence[Tensor]) -> Tensor:
-        """Give everybody the whole of a small sum; `sums` are this worker's, from left to right."""
+        """Return the whole of a small sum on every worker; `sums` are this worker's, from left to right."""
         layout = self._layout
         mine = torch.full(
             (max(layout.counts), sums[0].numel()), -0.0, dtype=sums[0].dtype, device=sums[0].device

@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.compat import process_groups
 from paceline.data import owned_shards
-from paceline.strategies.tree import Node, cover, splits
-from paceline.world import Comm, PendingReduction, World, compat
+from paceline.reduce.tree import Node, cover, splits
+from paceline.world import Comm, PendingReduction, World
 
 Done = Callable[[], None]
 
@@ -57,13 +58,13 @@ class Layout:
         return cls(world.rank, [owned_shards(rank, size, shards, shares) for rank in range(size)], shards)
 
     def bounds(self, length: int) -> list[tuple[int, int]]:
-        """Give each worker's chunk of a tensor: equal ones, the last ones shorter or empty."""
+        """Return each worker's chunk of a tensor: equal ones, the last ones shorter or empty."""
         chunk = -(-length // self.size)
         return [(min(rank * chunk, length), min((rank + 1) * chunk, length)) for rank in range(self.size)]
 
 
 def program(nodes: Sequence[Node], shards: int) -> tuple[list[tuple[int, int]], list[int]]:
-    """Give the additions (into, from) that bring the sums of `nodes` as far up the tree as they reach, and where they end."""
+    """Return the additions (into, from) that bring the sums of `nodes` as far up the tree as they reach, and where they end."""
     table = splits(shards)
     stack: list[tuple[Node, int]] = []
     steps: list[tuple[int, int]] = []
@@ -114,7 +115,7 @@ class SocketExchange:
             result = target if whole else target.new_empty(chunk * self._layout.size)
             if total.numel() < chunk:
                 total = torch.cat([total, total.new_zeros(chunk - total.numel())])
-            gathered = compat.all_gather_single(result, total, group=self._comm.group, async_op=True)
+            gathered = process_groups.all_gather_single(result, total, group=self._comm.group, async_op=True)
             gathering.append((target, result, gathered, total, done))
         self._pending = []
         for target, result, gathered, _, done in gathering:
@@ -156,5 +157,5 @@ class TorchExchange:
 
 
 def over_sockets(comm: Comm, layout: Layout) -> Exchange:
-    """Give the cheapest exchange over a process group that keeps to the tree."""
+    """Return the cheapest exchange over a process group that keeps to the tree."""
     return TorchExchange(comm) if layout.counts == [1, 1] else SocketExchange(comm, layout)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.strategies.exchange import Done, Layout
+from paceline.reduce.exchange import Done, Layout
 from paceline.world.lane import LINE, Lane
 
 PIECE = 1 << 16
@@ -122,7 +122,7 @@ class LaneExchange:
         return self._make_plan(self._placed(target), parts, target)
 
     def _placed(self, like: Tensor) -> list[Tensor]:
-        """Give the slots of the next exchange, one for each subtree of all workers."""
+        """Return the slots of the next exchange, one for each subtree of all workers."""
         return [self._lane.tensor(room + self._taken, like.numel(), like.dtype) for room in self._room]
 
     def _make_plan(self, slots: list[Tensor], parts: Sequence[Tensor], target: Tensor) -> _Plan:
@@ -149,7 +149,7 @@ class LaneExchange:
         return _Plan(_filled(copy_in), pieces, _filled(copy_out))
 
     def room(self, key: int, like: Tensor) -> list[Tensor]:
-        """Give slots that are one tensor's alone, one for each subtree of all workers; the same ones every step."""
+        """Return slots that are one tensor's alone, one for each subtree of all workers; the same ones every step."""
         name = (key, like.numel(), like.dtype)
         if name not in self._slots:
             length = like.numel() * like.element_size()

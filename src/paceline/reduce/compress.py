@@ -22,13 +22,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.errors import InputError
-from paceline.strategies.base import Exactness, Parts
-from paceline.strategies.exchange import Done, Exchange, Layout, over_sockets, program
-from paceline.strategies.powersgd import LowRank, Matrix
-from paceline.world import Comm, World, compat
+from paceline.compat import process_groups
+from paceline.reduce.exchange import Done, Exchange, program
+from paceline.reduce.powersgd import LowRank, Matrix
+from paceline.world import Comm
 
-_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Span(NamedTuple):
@@ -42,29 +41,8 @@ class Span(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Give where the next one begins."""
+        """Return where the next one begins."""
         return self.start + self.shape.numel()
-
-
-def level(compress: str) -> Exactness:
-    """Give what a way of compression leaves of the promise."""
-    if compress == "none":
-        return Exactness.BITWISE
-    return Exactness.NUMERIC if compress in _TYPES else Exactness.STATISTICAL
-
-
-def open_compressed(parts: Parts, world: World) -> CompressedExchange:
-    """Make the exchange that a run asked for."""
-    kind, _, rank = parts.tuning.compress.partition(":")
-    exact = over_sockets(world.comm, Layout.of_workers(world, parts.shards))
-    if kind in _TYPES:
-        return CastExchange(world.comm, exact, _TYPES[kind])
-    if parts.precision.name == "fp16":
-        raise InputError(
-            "--compress powersgd adds what one step missed to the next, and the loss scaler of --precision fp16 changes the "
-            "scale in between. Use --precision bf16, or --compress bf16."
-        )
-    return PowerExchange(world.comm, exact, int(rank))
 
 
 class CompressedExchange:
@@ -77,7 +55,7 @@ class CompressedExchange:
         """Bytes of compressed messages that left this worker."""
 
     def lay_out(self, key: int, spans: list[Span]) -> None:
-        """Say what lies where in the bucket that is started next under `key`; others go as they are."""
+        """Announce what lies where in the bucket that is started next under `key`; others go as they are."""
         self._spans[key] = spans
 
     def start(self, key: int, parts: Sequence[Tensor], target: Tensor, done: Done) -> None:
@@ -156,7 +134,9 @@ class CastExchange(CompressedExchange):
                 rows[into] += rows[source]
             total = self._rounded(rows[:1])
             everything = torch.empty_like(received)
-            gathered = compat.all_gather_single(everything, total, group=self._comm.group, async_op=True)
+            gathered = process_groups.all_gather_single(
+                everything, total, group=self._comm.group, async_op=True
+            )
             self._count(everything)
             gathering.append((target, total, everything, gathered, done))
         self._pending = []
@@ -170,7 +150,7 @@ class CastExchange(CompressedExchange):
         self.sent += (self._comm.size - 1) * rows[0].numel() * rows.element_size()
 
     def _rounded(self, rows: Tensor) -> Tensor:
-        """Give rows in the small type, each behind the power of two it was divided by where one is needed."""
+        """Return rows in the small type, each behind the power of two it was divided by where one is needed."""
         small = torch.empty(len(rows), self._header + rows.shape[1], dtype=self._small, device=rows.device)
         if not self._header:
             return small.copy_(rows)
@@ -182,7 +162,7 @@ class CastExchange(CompressedExchange):
         return small
 
     def _widened(self, small: Tensor, dtype: torch.dtype) -> Tensor:
-        """Give back what `_rounded` was given, rounded."""
+        """Return what `_rounded` was given, rounded."""
         rows = small.to(dtype)
         return torch.ldexp(rows[:, 1:], rows[:, :1]) if self._header else rows
 

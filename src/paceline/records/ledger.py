@@ -182,7 +182,7 @@ class Ledger:
 
 
 def paths(folder: Path) -> dict[Origin, Path]:
-    """Give the ledgers of a run folder by whose they are; before workers came and went, a name had no generation."""
+    """Return the ledgers of a run folder by whose they are; before workers came and went, a name had no generation."""
     named = [(_NAME.fullmatch(path.name), path) for path in (folder / FOLDER).glob("rank-*.bin")]
     return dict(
         sorted(
@@ -248,12 +248,12 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def room(path: Path) -> int:
-    """Say how many records a ledger has room for, used or not."""
+    """Return how many records a ledger has room for, used or not."""
     return max(0, path.stat().st_size - len(MAGIC)) // _SIZE
 
 
 def belonging(records: Records, steps: Sequence[int], generations: Sequence[int]) -> NDArray[np.bool_]:
-    """Tell which records led to what there is now: from each of the ascending `steps` on, one generation's do."""
+    """Return which records led to what there is now: from each of the ascending `steps` on, one generation's do."""
     stretch = np.searchsorted(np.array(steps, dtype=np.uint64), records["number"], side="right")
     of_stretch = np.array([-1, *generations], dtype=np.int64)
     return np.asarray(of_stretch[stretch] == records["generation"].astype(np.int64))

@@ -6,13 +6,14 @@ there is none afterwards either, and weight decay and momentum leave the paramet
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.strategies.tree import Gradients
+from paceline.errors import InputError
+from paceline.reduce.tree import Gradients
 
 
 def nothing_like(like: Tensor) -> Tensor:
@@ -104,3 +105,12 @@ class Packing:
             one = torch.view_as_complex(real) if like.is_complex() else real
             found.append(None if missing else one if like.is_contiguous() else _laid_out(one, like))
         return found
+
+
+def refuse_rows(gradients: Iterable[Tensor | None], strategy: str) -> None:
+    """Raise for gradients that turn out to be a few rows, as those of F.embedding(..., sparse=True) are."""
+    if any(one is not None and one.layout is not torch.strided for one in gradients):
+        raise InputError(
+            f"a gradient of the model is sparse (F.embedding(..., sparse=True)?), but --strategy {strategy} adds up whole "
+            "gradients. Use nn.Embedding(sparse=True) with --strategy hybrid or ddp, or leave sparse=True out."
+        )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.training import ledger
-from paceline.training.receipt import Receipt
+from paceline.records import ledger
+from paceline.records.receipt import Receipt
 
 
 class Chain:
@@ -29,7 +29,7 @@ class Chain:
         self._read = {path: ledger.room(path) for path in ledger.paths(self._folder).values()}
 
     def follow(self, receipt: Receipt, step: int) -> bytes | None:
-        """Give the link at a step whose records all are there; None if one is missing, and for good."""
+        """Return the link at a step whose records all are there; None if one is missing, and for good."""
         if step <= self.step or self._link is None:
             return self._link
         records = np.concatenate([self._ahead, *self._gained()])

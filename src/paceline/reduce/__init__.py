@@ -1,0 +1,1 @@
+"""Sums in one order: the tree over logical shards, and what carries its parts between workers."""
