@@ -21,7 +21,7 @@ from models import CASES
 from step_overhead import interleave, ours, show, summarise
 
 import paceline
-from paceline.world.pulse import NoPulse
+from paceline.world.status_page import NoStatusPage
 
 RESULT = Path(__file__).with_name("results") / "elastic_cost.json"
 
@@ -30,7 +30,7 @@ def contenders(run: paceline.Run, name: str, rounds: int) -> dict[str, list[tupl
     case = CASES[name]
     fixed = replace(run.options, elastic=False)
     made = {
-        "unwatched": ours(case, paceline.Run(replace(run.world, pulse=NoPulse()), fixed)),
+        "unwatched": ours(case, paceline.Run(replace(run.world, pulse=NoStatusPage()), fixed)),
         "no-elastic": ours(case, paceline.Run(run.world, fixed)),
         "elastic": ours(case, run),
     }

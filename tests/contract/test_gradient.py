@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.data.order import Order
+from paceline.data.permutation import EpochPermutation
 from paceline.world import seeds
 from tests.contract.conftest import Compared
 from tests.contract.distance import Weights, assert_same, bound, distance
@@ -23,7 +23,7 @@ def first_step(task: Classify | Tokens, batch_size: int) -> tuple[nn.Module, lis
         seeds.seed_everything(seeds.derive(task.seed, "model"))
         model = task.model()
     data = task.train_data()
-    samples = torch.from_numpy(Order(len(data), task.seed).indices(0, 0, batch_size))
+    samples = torch.from_numpy(EpochPermutation(len(data), task.seed).indices(0, 0, batch_size))
     return model, [tensor[samples] for tensor in data.tensors]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from paceline.data.order import Order
+from paceline.data.permutation import EpochPermutation
 from paceline.world import seeds
 from tests.contract.jobs import STEPS, Job
 from tests.contract.tasks import Classify
@@ -19,7 +19,7 @@ def plain_loop(task: Classify, batch_size: int) -> dict[str, torch.Tensor]:
         model = task.model()
         optimizer = task.optimizer(model)
         features, labels = task.train_data().tensors
-        order, per_epoch = Order(task.samples, task.seed), -(-task.samples // batch_size)
+        order, per_epoch = EpochPermutation(task.samples, task.seed), -(-task.samples // batch_size)
         for step in range(STEPS):
             epoch, place = divmod(step, per_epoch)
             start = place * batch_size

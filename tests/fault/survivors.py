@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import paceline
 from paceline.launch.control import order
-from paceline.world import points
+from paceline.world import fault_points
 
 STEPS = 24
 BATCH = 24
@@ -67,7 +67,7 @@ def train(run, folder, faults=(), steps=STEPS, slow=None):
     )
     average = run.register_state("average", AveragedModel(model))
     assert list(run.evaluate(Samples(), mean_output)) == ["mean"]  # alone, for a worker that is to join
-    points.set_trap(lambda point: set_off(run, folder, faults, point))
+    fault_points.set_fault(lambda point: set_off(run, folder, faults, point))
     given = []
     for step in run.steps(Samples(), batch_size=BATCH, steps=steps):
         given.append(step.number)
@@ -84,7 +84,7 @@ def train(run, folder, faults=(), steps=STEPS, slow=None):
             average.update_parameters(model)
         if step.number in (7, 15) and not step.again:
             run.evaluate(Samples(), partial(measured, run, folder, faults))
-    points.set_trap(None)
+    fault_points.set_fault(None)
     return {
         "weights": hashed(model),
         "average": hashed(average),

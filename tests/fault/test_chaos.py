@@ -18,7 +18,7 @@ from paceline.verify.chaos import ChaosRequest, disturb
 from paceline.verify.chaos_plan import Plan, PlanRequest
 from paceline.verify.chaos_report import ChaosReport
 from paceline.verify.faults import DISK, JOIN, KILL, LEAVE, SLOW, STOP, Fault
-from paceline.world.points import (
+from paceline.world.fault_points import (
     BACKWARD,
     CHECKPOINT,
     DATA,

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.checkpoint import Checkpoints, load, weights_sha256
-from paceline.world import points
+from paceline.world import fault_points
 
 STEPS = 9
 
@@ -31,7 +31,7 @@ def train(run: paceline.Run, folder: str, deadly: int | None = None) -> str:
     written = []
 
     def trap(point: str) -> None:
-        if point == points.CHECKPOINT and run.world.rank == 1:
+        if point == fault_points.CHECKPOINT and run.world.rank == 1:
             written.append(point)
             mark = Path(folder) / "killed"
             if len(written) == deadly and not mark.exists():
@@ -39,11 +39,11 @@ def train(run: paceline.Run, folder: str, deadly: int | None = None) -> str:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     run.prepare_replica(model, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
-    points.set_trap(trap)
+    fault_points.set_fault(trap)
     data = TensorDataset(torch.randn(24, 6, generator=torch.Generator().manual_seed(4)))
     for step in run.steps(data, batch_size=8, steps=STEPS):
         step.compute(loss)
-    points.set_trap(None)
+    fault_points.set_fault(None)
     return weights_sha256(run.replica.state()["model"])
 
 

@@ -22,7 +22,7 @@ import paceline
 from paceline.checkpoint import Checkpoints, export, load
 from paceline.checkpoint.leftovers import beside
 from paceline.errors import CheckpointError, DiskFaultError
-from paceline.world import points
+from paceline.world import fault_points
 from tests.unit.checkpoint.states import assert_same, refuse, run_state
 from tests.unit.checkpoint.victims import (
     executioner,
@@ -201,12 +201,12 @@ def test_a_read_only_disk(small_disk: Path) -> None:
 
 def test_a_disk_that_becomes_read_only_in_the_middle(small_disk: Path) -> None:
     Checkpoints(small_disk).save(1, run_state(1))
-    points.set_trap(lambda name: remount(small_disk, "ro"))
+    fault_points.set_fault(lambda name: remount(small_disk, "ro"))
     try:
         with pytest.raises(CheckpointError, match=r"cannot write .*step-2: Read-only file system\. "):
             Checkpoints(small_disk).save(2, run_state(2))
     finally:
-        points.set_trap(None)
+        fault_points.set_fault(None)
     loaded = Checkpoints(small_disk).newest(refuse)
     assert loaded is not None
     assert loaded.step == 1

@@ -14,7 +14,7 @@ import paceline
 from paceline.checkpoint import Checkpoints, Saver, load
 from paceline.checkpoint.compare import same
 from paceline.errors import WorkerFailedError
-from paceline.state.chunks import unite
+from paceline.state.chunks import assemble
 from tests.dist.checkpoint.cut import REST, held, moment, whole
 from tests.unit.checkpoint.states import refuse, run_state
 
@@ -52,7 +52,7 @@ def test_death_in_the_middle(tmp_path: Path, victim: int, number: int) -> None:
     assert newest.step >= 1
     for name in committed:
         one = load(tmp_path / name)
-        state = unite(whole(one.step), REST)
+        state = assemble(whole(one.step), REST)
         assert same({key: one.state[key] for key in state}, state)
     Checkpoints(tmp_path, keep=2).save(newest.step + 1, run_state(1))
     assert [path.name for path in sorted(tmp_path.iterdir())] == sorted(

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.checkpoint import Checkpoints, load
 from paceline.errors import CheckpointError
-from paceline.world import points
+from paceline.world import fault_points
 from tests.unit.checkpoint.states import PART, assert_same, refuse, run_state
 from tests.unit.checkpoint.victims import FORKSERVER, executioner, save_one
 from tests.unit.checkpoint.writer import save_each, save_forever
@@ -21,14 +21,14 @@ def in_the_middle() -> Iterator[Callable[[Callable[[], object]], None]]:
 
     def arrange(happening: Callable[[], object]) -> None:
         def trap(name: str) -> None:
-            if name == points.CHECKPOINT:
-                points.set_trap(None)
+            if name == fault_points.CHECKPOINT:
+                fault_points.set_fault(None)
                 happening()
 
-        points.set_trap(trap)
+        fault_points.set_fault(trap)
 
     yield arrange
-    points.set_trap(None)
+    fault_points.set_fault(None)
 
 
 def test_the_slower_of_two_finds_its_work_done(

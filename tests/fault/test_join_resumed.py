@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import paceline
-from paceline.world import points
+from paceline.world import fault_points
 from tests.fault.survivors import BATCH, Samples, mean_output, set_off
 
 
@@ -27,7 +27,7 @@ def train(run, folder, faults, steps):
     if run.options.strategy != "ddp":
         run.register_state("early", early)
     began = dict(early), dict(late)
-    points.set_trap(lambda point: set_off(run, folder, faults, point))
+    fault_points.set_fault(lambda point: set_off(run, folder, faults, point))
     for step in run.steps(Samples(), batch_size=BATCH, steps=steps):
         if run.world.size < run.workers:
             time.sleep(0.4)  # the one that is missing is on its way
@@ -35,7 +35,7 @@ def train(run, folder, faults, steps):
             step.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
         if not step.apply().again:
             early["steps"], late["steps"] = step.number + 1, step.number + 1
-    points.set_trap(None)
+    fault_points.set_fault(None)
     return {
         "before": measured,
         "began": began,

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 import paceline
 from paceline.strategies.tuning import Tuning
-from paceline.world import points
+from paceline.world import fault_points
 from tests.fault.survivors import BATCH, Samples, set_off
 from tests.fault.test_survive_cut import model as make
 
@@ -20,7 +20,7 @@ def train(run, folder, faults=()):
     first.register_forward_hook(lambda *_: passes.add((run.position.number, first.training)))
     first.eval()
     first.note = "kept"
-    points.set_trap(lambda point: set_off(run, folder, faults, point))
+    fault_points.set_fault(lambda point: set_off(run, folder, faults, point))
     for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS, clip=1.0):
         set_off(run, folder, faults, "loop")
         optimizer.param_groups[0]["lr"] = 0.05 / (1 + step.number)
@@ -28,7 +28,7 @@ def train(run, folder, faults=()):
             each = F.cross_entropy(model(features), labels, reduction="none")
             step.backward(each.sum(), len(labels))
         step.apply()
-    points.set_trap(None)
+    fault_points.set_fault(None)
     assert run.replica.model is model
     assert run.replica.optimizer is optimizer
     assert model[0] is first

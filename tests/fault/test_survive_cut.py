@@ -18,7 +18,7 @@ from paceline.strategies.tuning import Tuning
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
 from paceline.verify.audit import audit
-from paceline.world import points
+from paceline.world import fault_points
 from tests.fault.survivors import BATCH, Samples, mean_output, once, set_off
 
 STEPS = 16
@@ -46,7 +46,7 @@ def train(run, folder, faults=()):
         lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
     )
     history = run.register_state("history", {"losses": []})
-    points.set_trap(lambda point: set_off(run, folder, faults, point))
+    fault_points.set_fault(lambda point: set_off(run, folder, faults, point))
     given = []
     for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS, clip=1.0):
         given.append(step.number)
@@ -56,7 +56,7 @@ def train(run, folder, faults=()):
             history["losses"].append(result.loss)
         if step.number == 11 and not step.again:
             run.evaluate(Samples(), mean_output)
-    points.set_trap(None)
+    fault_points.set_fault(None)
     assert len(history["losses"]) == STEPS, history["losses"]
     return {
         "weights": run.weights_sha256(),
@@ -165,7 +165,7 @@ def test_one_that_held_everything_shares_it_with_those_that_join(tmp_path):
 def ready_made(run, folder, faults):
     """Train a model that exists once: it is without values when it has been cut up and its group is gone."""
     run.prepare_replica(model(), lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
-    points.set_trap(lambda point: set_off(run, folder, faults, point))
+    fault_points.set_fault(lambda point: set_off(run, folder, faults, point))
     for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS):
         step.compute(loss)
 

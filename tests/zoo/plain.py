@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 import paceline
 from paceline.checkpoint import weights_sha256
-from paceline.data import Feed
+from paceline.data import ShardedLoader
 from paceline.data.step_data import StepData
 from paceline.task import as_float
 from paceline.training.reference import load_task
@@ -64,8 +64,8 @@ def _measured(task: paceline.Task, model: nn.Module) -> dict[str, float]:
     return {name: total / weight for name, (total, weight) in sums.items()}
 
 
-def _feed(task: paceline.Task, data: Any, *, shuffle: bool) -> Feed:
-    return Feed(
+def _feed(task: paceline.Task, data: Any, *, shuffle: bool) -> ShardedLoader:
+    return ShardedLoader(
         data,
         batch_size=task.batch_size,
         shards=1,

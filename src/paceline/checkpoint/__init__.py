@@ -6,23 +6,23 @@ from paceline import lazy
 
 if TYPE_CHECKING:
     from paceline.checkpoint.compare import check_fits
-    from paceline.checkpoint.contents import Moment
-    from paceline.checkpoint.draft import Fault
+    from paceline.checkpoint.contents import CheckpointMetadata
     from paceline.checkpoint.exporting import ExportReport, export
     from paceline.checkpoint.finding import Found, find_newest
     from paceline.checkpoint.fingerprint import digest, weights_sha256
+    from paceline.checkpoint.pending_checkpoint import Fault
     from paceline.checkpoint.read import Loaded, load
     from paceline.checkpoint.saver import Saver
     from paceline.checkpoint.store import Checkpoints
     from paceline.checkpoint.writing import Saved
 
 __all__ = [
+    "CheckpointMetadata",
     "Checkpoints",
     "ExportReport",
     "Fault",
     "Found",
     "Loaded",
-    "Moment",
     "Saved",
     "Saver",
     "check_fits",
@@ -38,10 +38,10 @@ __getattr__, __dir__ = lazy.names(
     {
         "Checkpoints": "paceline.checkpoint.store",
         "ExportReport": "paceline.checkpoint.exporting",
-        "Fault": "paceline.checkpoint.draft",
+        "Fault": "paceline.checkpoint.pending_checkpoint",
         "Found": "paceline.checkpoint.finding",
         "Loaded": "paceline.checkpoint.read",
-        "Moment": "paceline.checkpoint.contents",
+        "CheckpointMetadata": "paceline.checkpoint.contents",
         "Saved": "paceline.checkpoint.writing",
         "Saver": "paceline.checkpoint.saver",
         "check_fits": "paceline.checkpoint.compare",

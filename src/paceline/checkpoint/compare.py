@@ -10,12 +10,14 @@ from torch import Tensor
 
 from paceline.checkpoint.fingerprint import raw_bytes
 from paceline.errors import CheckpointError
-from paceline.state.chunks import Form
+from paceline.state.chunks import TensorMeta
 
 _MOST_NAMED = 5
 
 
-def check_fits(model_state: Mapping[str, Tensor | Form], saved: Mapping[str, Tensor | Form]) -> None:
+def check_fits(
+    model_state: Mapping[str, Tensor | TensorMeta], saved: Mapping[str, Tensor | TensorMeta]
+) -> None:
     """Raise CheckpointError in one line unless a saved state has the names and shapes of a model's."""
     missing = [name for name in model_state if name not in saved]
     unexpected = [name for name in saved if name not in model_state]

@@ -13,15 +13,15 @@ from torch import Tensor
 from paceline.checkpoint.durable import FileRecord
 from paceline.checkpoint.fingerprint import weights_sha256
 from paceline.checkpoint.manifest import MODEL_PREFIX, Manifest
-from paceline.checkpoint.parts import Parts
-from paceline.checkpoint.planning import Offer, Plan, make_plan
+from paceline.checkpoint.parts import StoredTensors
+from paceline.checkpoint.planning import Plan, ShardInventory, assign_writers
 from paceline.checkpoint.tensors import apart, dense, plain
 from paceline.errors import CheckpointError
-from paceline.state.chunks import MODEL, OPTIMIZER, Piece, hold
+from paceline.state.chunks import MODEL, OPTIMIZER, TensorChunk, split
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment:
+class CheckpointMetadata:
     """Where a run stands, and what is said of it."""
 
     step: int
@@ -42,7 +42,7 @@ class Moment:
 class Contents:
     """One checkpoint, as the worker that commits it sees it."""
 
-    moment: Moment
+    moment: CheckpointMetadata
     plan: Plan
     tensors: Mapping[str, Tensor]
     """What goes into this worker's part: on the CPU, none in the memory of another."""
@@ -72,19 +72,19 @@ class Contents:
                     if key.startswith(MODEL_PREFIX)
                 }
             )
-        with Parts(folder, self.manifest({}, "")) as parts:
+        with StoredTensors(folder, self.manifest({}, "")) as parts:
             return weights_sha256(parts.model)
 
 
 def contents_of(step: int, state: Mapping[str, Any]) -> Contents:
     """Take apart the whole state of a run, position and meta included, for one process that writes it alone."""
-    moment = Moment(step=step, position=dict(state["position"]), meta=dict(state["meta"]))
+    moment = CheckpointMetadata(step=step, position=dict(state["position"]), meta=dict(state["meta"]))
     moment.check()
-    held = hold(
+    held = split(
         {key: value for key, value in state.items() if key not in ("position", "meta")}
         | {MODEL: {name: dense(value, name) for name, value in state[MODEL].items()}}
     )
-    plan = make_plan([Offer.of("", held.pieces)])
+    plan = assign_writers([ShardInventory.of("", held.pieces)])
     return Contents(
         moment=moment,
         plan=plan,
@@ -93,7 +93,7 @@ def contents_of(step: int, state: Mapping[str, Any]) -> Contents:
     )
 
 
-def written(pieces: Mapping[str, Piece], keys: tuple[str, ...]) -> dict[str, Tensor]:
+def written(pieces: Mapping[str, TensorChunk], keys: tuple[str, ...]) -> dict[str, Tensor]:
     """Return the values of some pieces; what is no dense tensor is refused."""
     return {key: dense(pieces[key].values, key.partition("/")[2]) for key in keys}
 

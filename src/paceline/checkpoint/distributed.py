@@ -33,14 +33,14 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from paceline.checkpoint.manifest import Manifest, Stored
-from paceline.checkpoint.parts import Parts, dtype_named
+from paceline.checkpoint.parts import StoredTensors, dtype_named
 from paceline.errors import CheckpointError
-from paceline.state.chunks import Box, Form
+from paceline.state.chunks import ChunkBounds, TensorMeta
 
 
 def deal(
-    forms: Mapping[str, Form], wanted: Sequence[Mapping[str, Box]], *, spread: bool
-) -> list[dict[str, Box]]:
+    forms: Mapping[str, TensorMeta], wanted: Sequence[Mapping[str, ChunkBounds]], *, spread: bool
+) -> list[dict[str, ChunkBounds]]:
     """Return for each worker those of its pieces that it is to write, every piece to one; `spread` evens out their sizes."""
     plans = [SavePlan([_item(key, forms[key], box) for key, box in boxes.items()]) for boxes in wanted]
     planner = DefaultSavePlanner(
@@ -59,7 +59,7 @@ def deal(
     ]
 
 
-def _item(key: str, form: Form, box: Box) -> WriteItem:
+def _item(key: str, form: TensorMeta, box: ChunkBounds) -> WriteItem:
     chunk = ChunkStorageMetadata(offsets=torch.Size(box.offset), sizes=torch.Size(box.shape))
     data = TensorWriteData(
         chunk=chunk, properties=TensorProperties(dtype=form.dtype), size=torch.Size(form.shape)
@@ -68,7 +68,7 @@ def _item(key: str, form: Form, box: Box) -> WriteItem:
     return WriteItem(index=MetadataIndex(key, box.offset), type=WriteItemType.SHARD, tensor_data=data)
 
 
-def overlaps(stored: Stored, box: Box) -> Iterator[tuple[int, Box, Box]]:
+def overlaps(stored: Stored, box: ChunkBounds) -> Iterator[tuple[int, ChunkBounds, ChunkBounds]]:
     """Give, for a part of a tensor, the stored pieces it comes from: which one, its part of it, and where that goes."""
     wanted = ChunkStorageMetadata(offsets=torch.Size(box.offset), sizes=torch.Size(box.shape))
     for item in create_read_items_for_chunk_list("", _metadata(stored), [wanted]):
@@ -77,8 +77,8 @@ def overlaps(stored: Stored, box: Box) -> Iterator[tuple[int, Box, Box]]:
         lengths = tuple(item.lengths)
         yield (
             item.storage_index.index,
-            Box(tuple(item.storage_offsets), lengths),
-            Box(tuple(item.dest_offsets), lengths),
+            ChunkBounds(tuple(item.storage_offsets), lengths),
+            ChunkBounds(tuple(item.dest_offsets), lengths),
         )
 
 
@@ -125,11 +125,11 @@ class PartsReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what the plan asks for into the memory that the planner gives."""
-        with Parts(self._folder, self._manifest) as parts:
+        with StoredTensors(self._folder, self._manifest) as parts:
             for item in plan.items:
                 start = item.storage_index.offset or ()
                 offset = tuple(a + b for a, b in zip(start, item.storage_offsets, strict=True))
-                values = parts.read(item.storage_index.fqn, Box(offset, tuple(item.lengths)))
+                values = parts.read(item.storage_index.fqn, ChunkBounds(offset, tuple(item.lengths)))
                 target = planner.resolve_tensor(item)
                 target.copy_(values)
                 planner.commit_tensor(item, target)

@@ -19,7 +19,7 @@ from paceline import documents, ranges
 from paceline.checkpoint.durable import committing, remove, seal, sync
 from paceline.checkpoint.leftovers import beside, sweep
 from paceline.checkpoint.manifest import MANIFEST, Manifest, Stored
-from paceline.checkpoint.parts import Parts
+from paceline.checkpoint.parts import StoredTensors
 from paceline.checkpoint.read import check_files, unusable
 from paceline.checkpoint.store import Checkpoints
 from paceline.checkpoint.tensors import write_tensors
@@ -67,7 +67,7 @@ def export(
         if path.is_dir():
             raise InputError(f"{path} is a folder, and an export writes files. Choose another name.")
     partial = beside(target, "partial")
-    with committing(partial, target), Parts(source, manifest) as parts:
+    with committing(partial, target), StoredTensors(source, manifest) as parts:
         target.parent.mkdir(parents=True, exist_ok=True)
         remove(partial)
         partial.mkdir()
@@ -151,7 +151,7 @@ def _listed(index: Path) -> list[str]:
     return sorted({name for name in named if isinstance(name, str) and pattern.fullmatch(name)})
 
 
-def _write(path: Path, names: Iterable[str], parts: Parts, step: int) -> int:
+def _write(path: Path, names: Iterable[str], parts: StoredTensors, step: int) -> int:
     # Copies of tied weights: every name is there for readers that know nothing of our manifest.
     try:
         tensors: dict[str, Tensor] = {name: parts.model[name] for name in names}

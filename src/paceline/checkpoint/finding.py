@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint.manifest import Manifest
-from paceline.checkpoint.parts import Parts
+from paceline.checkpoint.parts import StoredTensors
 from paceline.checkpoint.read import check_files, dealt
 from paceline.checkpoint.rest import read_rest
 from paceline.checkpoint.store import Checkpoints
@@ -24,9 +24,9 @@ class Found:
     manifest: Manifest
     rest: dict[str, Any]
 
-    def open(self) -> Parts:
+    def open(self) -> StoredTensors:
         """Open its parts, to be read piece by piece."""
-        return Parts(self.path, self.manifest)
+        return StoredTensors(self.path, self.manifest)
 
 
 def find_newest(world: World, checkpoints: Checkpoints, report: Callable[[Path, str], None]) -> Found | None:

@@ -90,7 +90,7 @@ def inspect(place: Path, *, verify_all: bool = False) -> Inspection:
 def _misfits(path: Path, manifest: Manifest) -> dict[str, str]:
     """Return which files are the ones that were sealed, and yet hold something else than the manifest says."""
     # Only where every byte is read anyway: loading torch takes a second.
-    from paceline.checkpoint.parts import Parts
+    from paceline.checkpoint.parts import StoredTensors
     from paceline.checkpoint.rest import read_rest
 
     found: dict[str, str] = {}
@@ -99,7 +99,7 @@ def _misfits(path: Path, manifest: Manifest) -> dict[str, str]:
     except CheckpointError as error:
         found[REST] = str(error)
     try:
-        with Parts(path, manifest) as parts:
+        with StoredTensors(path, manifest) as parts:
             parts.check()
     except CheckpointError as error:
         named = re.match(r"part-[0-9]+\.safetensors", str(error))

@@ -18,7 +18,7 @@ from typing import Literal
 
 from paceline.checkpoint.durable import remove, sync
 from paceline.checkpoint.manifest import OWN_FILE
-from paceline.world.lane import machine
+from paceline.world.shared_memory import machine
 
 UNTOUCHED_S = 3600.0
 """How long what another machine writes may lie still before it counts as left behind.

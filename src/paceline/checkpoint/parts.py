@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.checkpoint.manifest import MODEL_PREFIX, Manifest, Stored, StoredBox, part_name
 from paceline.errors import CheckpointError
-from paceline.state.chunks import Box, Form
+from paceline.state.chunks import ChunkBounds, TensorMeta
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -24,19 +24,21 @@ def dtype_named(name: str) -> torch.dtype:
     return found
 
 
-class Parts:
+class StoredTensors:
     """The open parts of one checkpoint; a CheckpointError holds the bare reason why something cannot be read."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
         stored = manifest.tensors
         self._stored = stored | {alias: stored[key] for alias, key in manifest.aliases.items()}
-        self.catalogue = {key: Form(one.shape, dtype_named(one.dtype)) for key, one in self._stored.items()}
+        self.catalogue = {
+            key: TensorMeta(one.shape, dtype_named(one.dtype)) for key, one in self._stored.items()
+        }
         """What the checkpoint holds, tied weights under each of their keys."""
         self._open: dict[int, Any] = {}
         self._stack = ExitStack()
 
-    def __enter__(self) -> Parts:
+    def __enter__(self) -> StoredTensors:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -54,7 +56,7 @@ class Parts:
             for one in stored.boxes:
                 self._piece(key, one)
 
-    def read(self, key: str, box: Box) -> Tensor:
+    def read(self, key: str, box: ChunkBounds) -> Tensor:
         """Return the values of a part of a tensor, in memory of their own."""
         stored, target = self._stored[key], self.manifest.aliases.get(key, key)
         for one in stored.boxes:
@@ -62,22 +64,22 @@ class Parts:
                 return self._piece(target, one)
         form = self.catalogue[key]
         values = torch.empty(box.shape, dtype=form.dtype)
-        if box == Box.whole(form.shape):
+        if box == ChunkBounds.whole(form.shape):
             for one in stored.boxes:
-                Box(one.offset, one.shape).of(values).copy_(self._piece(target, one))
+                ChunkBounds(one.offset, one.shape).of(values).copy_(self._piece(target, one))
             return values
         for number, inside, place in self._overlaps(stored, box):
             place.of(values).copy_(self._piece(target, stored.boxes[number], inside))
         return values
 
     @staticmethod
-    def _overlaps(stored: Stored, box: Box) -> Iterator[tuple[int, Box, Box]]:
+    def _overlaps(stored: Stored, box: ChunkBounds) -> Iterator[tuple[int, ChunkBounds, ChunkBounds]]:
         # Only where pieces are cut anew: loading torch.distributed.checkpoint takes a second.
         from paceline.checkpoint.distributed import overlaps
 
         return overlaps(stored, box)
 
-    def _piece(self, key: str, stored: StoredBox, inside: Box | None = None) -> Tensor:
+    def _piece(self, key: str, stored: StoredBox, inside: ChunkBounds | None = None) -> Tensor:
         """Read a stored piece, or a part of it."""
         name = part_name(stored.part)
         try:
@@ -107,7 +109,7 @@ class Parts:
 class _Model(Mapping[str, Tensor]):
     """A model's tensors that are read one at a time."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: StoredTensors) -> None:
         self._parts = parts
         self._names = [
             key.removeprefix(MODEL_PREFIX) for key in parts.catalogue if key.startswith(MODEL_PREFIX)
@@ -115,7 +117,7 @@ class _Model(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         key = f"{MODEL_PREFIX}{name}"
-        return self._parts.read(key, Box.whole(self._parts.catalogue[key].shape))
+        return self._parts.read(key, ChunkBounds.whole(self._parts.catalogue[key].shape))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

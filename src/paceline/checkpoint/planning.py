@@ -12,22 +12,22 @@ from dataclasses import dataclass, field
 from paceline.checkpoint.manifest import Stored, StoredBox
 from paceline.checkpoint.tensors import tied
 from paceline.errors import CheckpointError
-from paceline.state.chunks import Box, Form, Piece
+from paceline.state.chunks import ChunkBounds, TensorChunk, TensorMeta
 
 ALONE = 16 << 20
 """Bytes that one worker writes sooner than several could agree on the end of it: 0.05 s, hash included."""
 
 
 @dataclass(frozen=True)
-class Offer:
+class ShardInventory:
     """What one worker could write."""
 
     host: str
-    pieces: dict[str, tuple[Form, Box]]
+    pieces: dict[str, tuple[TensorMeta, ChunkBounds]]
     aliases: dict[str, str]
 
     @classmethod
-    def of(cls, host: str, pieces: Mapping[str, Piece]) -> Offer:
+    def of(cls, host: str, pieces: Mapping[str, TensorChunk]) -> ShardInventory:
         """Return it for the pieces that a worker holds; an empty piece of something is nothing."""
         held = {
             key: (piece.form, piece.box)
@@ -53,7 +53,7 @@ class Plan:
         return self.writers.index(rank) if rank in self.writers else None
 
 
-def make_plan(offers: Sequence[Offer], sees: Sequence[bool] | None = None) -> Plan:
+def assign_writers(offers: Sequence[ShardInventory], sees: Sequence[bool] | None = None) -> Plan:
     """Deal the state out among workers, all of which see the folder, or those that do."""
     forms, aliases = _forms(offers), _aliases(offers)
     wanted = [_wanted(offer, forms, aliases, offers) for offer in offers]
@@ -62,7 +62,7 @@ def make_plan(offers: Sequence[Offer], sees: Sequence[bool] | None = None) -> Pl
     first = wanted[0]
     size = sum(form.size for key, form in forms.items() if key not in aliases)
     if len(first) == len(forms) - len(aliases) and all(
-        box == Box.whole(forms[key].shape) for key, box in first.items()
+        box == ChunkBounds.whole(forms[key].shape) for key, box in first.items()
     ):
         others = any(wanted[1:])
         if not others or size < ALONE:
@@ -73,7 +73,9 @@ def make_plan(offers: Sequence[Offer], sees: Sequence[bool] | None = None) -> Pl
     return _plan(forms, aliases, deal(forms, wanted, spread=size >= ALONE))
 
 
-def _plan(forms: Mapping[str, Form], aliases: dict[str, str], dealt: Sequence[Mapping[str, Box]]) -> Plan:
+def _plan(
+    forms: Mapping[str, TensorMeta], aliases: dict[str, str], dealt: Sequence[Mapping[str, ChunkBounds]]
+) -> Plan:
     writers = tuple(rank for rank, boxes in enumerate(dealt) if boxes) or (0,)
     found: dict[str, list[StoredBox]] = {key: [] for key in forms if key not in aliases}
     for part, rank in enumerate(writers):
@@ -86,8 +88,8 @@ def _plan(forms: Mapping[str, Form], aliases: dict[str, str], dealt: Sequence[Ma
     return Plan(tensors, aliases, writers, tuple(tuple(dealt[rank]) for rank in writers))
 
 
-def _forms(offers: Sequence[Offer]) -> dict[str, Form]:
-    forms: dict[str, Form] = {}
+def _forms(offers: Sequence[ShardInventory]) -> dict[str, TensorMeta]:
+    forms: dict[str, TensorMeta] = {}
     for rank, offer in enumerate(offers):
         for key, (form, _) in offer.pieces.items():
             if forms.setdefault(key, form) != form:
@@ -98,7 +100,7 @@ def _forms(offers: Sequence[Offer]) -> dict[str, Form]:
     return forms
 
 
-def _aliases(offers: Sequence[Offer]) -> dict[str, str]:
+def _aliases(offers: Sequence[ShardInventory]) -> dict[str, str]:
     """Return the tied weights on which all that hold them agree; others are stored as they are."""
     agreed: dict[str, str] = {}
     for offer in offers:
@@ -111,12 +113,15 @@ def _aliases(offers: Sequence[Offer]) -> dict[str, str]:
 
 
 def _wanted(
-    offer: Offer, forms: Mapping[str, Form], aliases: Mapping[str, str], offers: Sequence[Offer]
-) -> dict[str, Box]:
+    offer: ShardInventory,
+    forms: Mapping[str, TensorMeta],
+    aliases: Mapping[str, str],
+    offers: Sequence[ShardInventory],
+) -> dict[str, ChunkBounds]:
     """Return what a worker could write: of a tensor that somebody holds whole, nobody's smaller pieces."""
     wanted = {}
     for key, (form, box) in offer.pieces.items():
-        whole = Box.whole(forms[key].shape)
+        whole = ChunkBounds.whole(forms[key].shape)
         if key not in aliases and (
             box == whole or not any(other.pieces.get(key) == (form, whole) for other in offers)
         ):
@@ -125,8 +130,8 @@ def _wanted(
 
 
 def _seen(
-    wanted: list[dict[str, Box]], sees: Sequence[bool], offers: Sequence[Offer]
-) -> list[dict[str, Box]]:
+    wanted: list[dict[str, ChunkBounds]], sees: Sequence[bool], offers: Sequence[ShardInventory]
+) -> list[dict[str, ChunkBounds]]:
     """Leave out those that do not see the folder, if others hold what they hold."""
     reached = {item for boxes, seen in zip(wanted, sees, strict=True) if seen for item in boxes.items()}
     for rank, (boxes, seen) in enumerate(zip(wanted, sees, strict=True)):

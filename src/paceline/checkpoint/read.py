@@ -9,10 +9,10 @@ from typing import Any
 
 from paceline.checkpoint.durable import FileRecord, verify
 from paceline.checkpoint.manifest import Manifest
-from paceline.checkpoint.parts import Parts, dtype_named
+from paceline.checkpoint.parts import StoredTensors, dtype_named
 from paceline.checkpoint.rest import read_rest
 from paceline.errors import CheckpointError
-from paceline.state.chunks import Box, unite
+from paceline.state.chunks import ChunkBounds, assemble
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +48,13 @@ def read(path: Path) -> Loaded:
     """Read the checkpoint in one folder; a CheckpointError holds the bare reason why that cannot be done."""
     manifest = Manifest.read(path)
     check_files(path, manifest)
-    with Parts(path, manifest) as parts:
-        tensors = {key: parts.read(key, Box.whole(parts.catalogue[key].shape)) for key in manifest.tensors}
+    with StoredTensors(path, manifest) as parts:
+        tensors = {
+            key: parts.read(key, ChunkBounds.whole(parts.catalogue[key].shape)) for key in manifest.tensors
+        }
     tensors.update({alias: tensors[key] for alias, key in manifest.aliases.items()})
     state = {
-        **unite(tensors, read_rest(path)),
+        **assemble(tensors, read_rest(path)),
         "position": manifest.position,
         "meta": manifest.meta,
     }

@@ -14,16 +14,23 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from paceline.checkpoint.background import Background
-from paceline.checkpoint.contents import Contents, Moment, own_slots, plain_rest, with_slots, written
-from paceline.checkpoint.draft import Draft, Fault
+from paceline.checkpoint.contents import (
+    CheckpointMetadata,
+    Contents,
+    own_slots,
+    plain_rest,
+    with_slots,
+    written,
+)
 from paceline.checkpoint.durable import FileRecord, committing, discarding, remove
-from paceline.checkpoint.planning import Offer, Plan, make_plan
+from paceline.checkpoint.pending_checkpoint import Fault, PendingCheckpoint
+from paceline.checkpoint.planning import Plan, ShardInventory, assign_writers
 from paceline.checkpoint.staging import Staging
 from paceline.checkpoint.store import Checkpoints
 from paceline.checkpoint.tensors import dense
-from paceline.checkpoint.writing import GivenUpError, Saved, Writing
+from paceline.checkpoint.writing import SaveAbortedError, Saved, Writing
 from paceline.errors import CheckpointError
-from paceline.state.chunks import Held
+from paceline.state.chunks import LocalState
 from paceline.world import Comm, World, all_gather_object, broadcast_object
 
 Value = TypeVar("Value")
@@ -63,13 +70,13 @@ class Saver:
         self._last = -1
         self._late = Fault()
         """What went wrong in the background, until all have been told."""
-        self._agreed: tuple[Comm, Offer, Plan] | None = None
+        self._agreed: tuple[Comm, ShardInventory, Plan] | None = None
 
     def save(
         self,
         world: World,
-        held: Held,
-        moment: Moment,
+        held: LocalState,
+        moment: CheckpointMetadata,
         *,
         background: bool = False,
         unless_saved: bool = False,
@@ -80,7 +87,7 @@ class Saver:
         """
         started = time.perf_counter()
         self.wait()
-        offer = Offer.of(world.host, held.pieces)
+        offer = ShardInventory.of(world.host, held.pieces)
         rest, fault = self._checked(world, held, moment)
         changed = self._agreed is None or self._agreed[0] is not world.comm or self._agreed[1] != offer
         slots = {} if world.is_first else own_slots(rest)
@@ -131,7 +138,7 @@ class Saver:
             return
         try:
             saved = job.result()
-        except GivenUpError as error:
+        except SaveAbortedError as error:
             self._note(str(error))
         except CheckpointError as error:
             fault = Fault.of(error)
@@ -158,7 +165,9 @@ class Saver:
 
     # What all agree on.
 
-    def _checked(self, world: World, held: Held, moment: Moment) -> tuple[dict[str, Any], Fault]:
+    def _checked(
+        self, world: World, held: LocalState, moment: CheckpointMetadata
+    ) -> tuple[dict[str, Any], Fault]:
         """Find what cannot be saved before anybody has begun."""
         if self._late:
             return {}, self._late
@@ -171,28 +180,30 @@ class Saver:
         except CheckpointError as error:
             return {}, Fault.of(error)
 
-    def _prepare(self, world: World, offer: Offer, step: int) -> tuple[Plan, Draft]:
+    def _prepare(self, world: World, offer: ShardInventory, step: int) -> tuple[Plan, PendingCheckpoint]:
         """Agree on who writes what; where others than the first one write, the folder is open afterwards."""
         known = None if self._agreed is None else self._agreed[2]
         draft = self.checkpoints.draft(step)
         if known is not None:
             several = known.writers != (0,)
             return known, _from_first(world, lambda: self._opened(known, draft)) if several else draft
-        offers: list[Offer] = all_gather_object(world.comm, offer)
+        offers: list[ShardInventory] = all_gather_object(world.comm, offer)
         plan, draft = _from_first(world, lambda: self._planned(offers, draft))
         if plan.writers != (0,):
             sees: list[bool] = all_gather_object(world.comm, draft.partial.is_dir())
             if not all(sees):
                 with _tidy(world, draft):
-                    plan = _from_first(world, lambda: make_plan(offers, sees))
+                    plan = _from_first(world, lambda: assign_writers(offers, sees))
         self._agreed = world.comm, offer, plan
         return plan, draft
 
-    def _planned(self, offers: list[Offer], draft: Draft) -> tuple[Plan, Draft]:
-        plan = make_plan(offers)
+    def _planned(
+        self, offers: list[ShardInventory], draft: PendingCheckpoint
+    ) -> tuple[Plan, PendingCheckpoint]:
+        plan = assign_writers(offers)
         return plan, self._opened(plan, draft)
 
-    def _opened(self, plan: Plan, draft: Draft) -> Draft:
+    def _opened(self, plan: Plan, draft: PendingCheckpoint) -> PendingCheckpoint:
         if plan.writers != (0,):
             with committing(draft.partial, draft.final):
                 self.checkpoints.open(draft)
@@ -269,7 +280,7 @@ def _from_first(world: World, act: Callable[[], Value]) -> Value:
     return cast(Value, value)
 
 
-def _tidy(world: World, draft: Draft) -> AbstractContextManager[None]:
+def _tidy(world: World, draft: PendingCheckpoint) -> AbstractContextManager[None]:
     """Have the worker that made a folder, and no other, take it away when something goes wrong."""
     return discarding(draft.partial) if world.is_first else nullcontext()
 

@@ -18,15 +18,15 @@ from typing import Any
 
 from paceline.checkpoint.compare import same
 from paceline.checkpoint.contents import Contents, contents_of
-from paceline.checkpoint.draft import Draft
 from paceline.checkpoint.durable import committing, remove, seal, sync
 from paceline.checkpoint.leftovers import discard, holds_others_files, sweep
 from paceline.checkpoint.manifest import REST, Manifest, part_name
-from paceline.checkpoint.parts import Parts
+from paceline.checkpoint.parts import StoredTensors
+from paceline.checkpoint.pending_checkpoint import PendingCheckpoint
 from paceline.checkpoint.read import Loaded, check_files, read, seems_whole
 from paceline.checkpoint.rest import read_rest
 from paceline.errors import CheckpointError, DiskFaultError, InputError
-from paceline.state.chunks import Box
+from paceline.state.chunks import ChunkBounds
 
 _COMMITTED = r"step-(\d+)"
 # What a rename says whose target is a folder with something in it, or a file.
@@ -88,18 +88,18 @@ class Checkpoints:
 
     # The same in steps, for several writers.
 
-    def draft(self, step: int) -> Draft:
+    def draft(self, step: int) -> PendingCheckpoint:
         """Name the draft of a step."""
-        return Draft.of(self.folder / f"step-{step}", replaces=step in self.own)
+        return PendingCheckpoint.of(self.folder / f"step-{step}", replaces=step in self.own)
 
-    def open(self, draft: Draft) -> None:
+    def open(self, draft: PendingCheckpoint) -> None:
         """Make the folder that the parts are written into."""
         draft.make()
         # What the dead left may be what fills the disk. What of it cannot be deleted is told after the commit.
         with suppress(OSError):
             sweep(self.folder, _COMMITTED, now=draft.partial.stat().st_mtime, writing=draft.partial)
 
-    def write_alone(self, draft: Draft, contents: Contents) -> str:
+    def write_alone(self, draft: PendingCheckpoint, contents: Contents) -> str:
         """Write and commit what this process holds all of; gives the fingerprint of the weights."""
         try:
             return self._write_once(draft, contents)
@@ -109,7 +109,7 @@ class Checkpoints:
             # Somebody removed the folder while we wrote into it: once more, into a new one.
             return self._write_once(draft, contents)
 
-    def _write_once(self, draft: Draft, contents: Contents) -> str:
+    def _write_once(self, draft: PendingCheckpoint, contents: Contents) -> str:
         self.open(draft)
         draft.write_part(0, contents.tensors)
         files = {part_name(0): seal(draft.part(0)), REST: draft.write_rest(contents.rest)}
@@ -117,7 +117,7 @@ class Checkpoints:
         self.commit(draft, contents.manifest(files, weights))
         return weights
 
-    def commit(self, draft: Draft, manifest: Manifest) -> None:
+    def commit(self, draft: PendingCheckpoint, manifest: Manifest) -> None:
         """Seal a draft whose files are all there, and give it its name."""
         manifest.write(draft.partial)
         draft.break_seals()
@@ -219,13 +219,16 @@ def _holds_same(final: Path, partial: Path, manifest: Manifest, *, replaces: boo
     try:
         existing = Manifest.read(final)
         check_files(final, existing)
-        with Parts(final, existing) as there, Parts(partial, manifest) as here:
+        with StoredTensors(final, existing) as there, StoredTensors(partial, manifest) as here:
             equal = (
                 existing.position == manifest.position
                 and there.catalogue == here.catalogue
                 and same(read_rest(final), read_rest(partial))
                 and all(
-                    same(there.read(key, Box.whole(form.shape)), here.read(key, Box.whole(form.shape)))
+                    same(
+                        there.read(key, ChunkBounds.whole(form.shape)),
+                        here.read(key, ChunkBounds.whole(form.shape)),
+                    )
                     for key, form in here.catalogue.items()
                 )
             )

@@ -15,7 +15,7 @@ from safetensors.torch import save, save_file
 from torch import Tensor
 
 from paceline.errors import CheckpointError
-from paceline.state.chunks import MODEL, Piece
+from paceline.state.chunks import MODEL, TensorChunk
 
 # Schedules of torch keep these two in their state, and torch's restricted unpickler knows them.
 _KNOWN_MAPPINGS: tuple[type, ...] = (dict, OrderedDict, Counter)
@@ -41,7 +41,7 @@ def whole(bare: Tensor) -> Tensor:
     return bare
 
 
-def tied(pieces: Mapping[str, Piece]) -> dict[str, str]:
+def tied(pieces: Mapping[str, TensorChunk]) -> dict[str, str]:
     """Find the tied weights: the keys of a model's tensors that are another's very memory, each with that one's key."""
     aliases: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from paceline.checkpoint.background import Background
 from paceline.checkpoint.contents import Contents
-from paceline.checkpoint.draft import Draft, Fault
 from paceline.checkpoint.durable import FileRecord, committing, disk_fault, hash_file, sync
 from paceline.checkpoint.manifest import REST, part_name
+from paceline.checkpoint.pending_checkpoint import Fault, PendingCheckpoint
 from paceline.checkpoint.staging import Staging
 from paceline.checkpoint.store import Checkpoints
 from paceline.checkpoint.tensors import apart
@@ -23,7 +23,7 @@ LOOK_S = 0.02
 """How often the first worker's thread looks for the seals of the others."""
 
 
-class GivenUpError(Exception):
+class SaveAbortedError(Exception):
     """The group changed before all parts of a checkpoint were there."""
 
 
@@ -74,7 +74,7 @@ class Writing:
     """One worker's work on one checkpoint."""
 
     checkpoints: Checkpoints
-    draft: Draft
+    draft: PendingCheckpoint
     part: int | None
     """The number of the part that this worker writes, if it writes one."""
     contents: Contents
@@ -165,7 +165,7 @@ class Writing:
                 if len(sealed) == len(self.contents.plan.writers):
                     return self.commit(sealed, self.fingerprint)
                 if given_up:
-                    raise GivenUpError(
+                    raise SaveAbortedError(
                         f"the checkpoint of step {self.contents.moment.step} was given up: the group changed while it "
                         "was written. The next one is written when it is due."
                     )

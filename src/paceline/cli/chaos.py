@@ -19,7 +19,7 @@ from paceline.errors import InputError, WorkerFailedError
 from paceline.launch.base import Outcome
 from paceline.launch.failures import Failure
 from paceline.verify.faults import KINDS
-from paceline.world.points import POINTS
+from paceline.world.fault_points import POINTS
 
 _KINDS = "; ".join(f"{kind}: {what}" for kind, what in KINDS.items())
 

@@ -62,7 +62,7 @@ LoaderWorkers = Annotated[
     int | None, typer.Option(help="Processes that load data for each worker. Default: the task's.")
 ]
 Backend = Annotated[str, typer.Option(help="auto, gloo or nccl.")]
-Lane = Annotated[
+SharedMemoryChannel = Annotated[
     str | None,
     typer.Option(help="How workers of one host exchange gradients: auto, memory (shared) or gloo (sockets)."),
 ]

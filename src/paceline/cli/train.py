@@ -21,7 +21,6 @@ from paceline.cli.options import (
     Epochs,
     Horizon,
     JoinTimeout,
-    Lane,
     LoaderWorkers,
     MachineTimeout,
     MicroBatch,
@@ -31,6 +30,7 @@ from paceline.cli.options import (
     Seed,
     Servers,
     Settings,
+    SharedMemoryChannel,
     SyncBatchnorm,
     Threads,
     folder_option,
@@ -119,7 +119,7 @@ def train(
     threads: Threads = None,
     device: Device = "auto",
     backend: Backend = "auto",
-    lane: Lane = None,
+    lane: SharedMemoryChannel = None,
     check_collectives: Annotated[
         bool,
         typer.Option(

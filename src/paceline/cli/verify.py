@@ -20,13 +20,13 @@ from paceline.cli.options import (
     Device,
     Epochs,
     Horizon,
-    Lane,
     LoaderWorkers,
     MicroBatch,
     Precision,
     Seed,
     Servers,
     Settings,
+    SharedMemoryChannel,
     SyncBatchnorm,
     Threads,
 )
@@ -70,7 +70,7 @@ def verify(
     loader_workers: LoaderWorkers = None,
     servers: Servers = None,
     backend: Backend = "auto",
-    lane: Lane = None,
+    lane: SharedMemoryChannel = None,
     set_: Settings = None,
     script: Annotated[
         str | None,

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 from paceline import lazy
 
 if TYPE_CHECKING:
-    from paceline.data.feed import Feed
-    from paceline.data.moving import copied, to_device
-    from paceline.data.order import Order
+    from paceline.data.device import copied, to_device
+    from paceline.data.permutation import EpochPermutation
+    from paceline.data.sharded_loader import ShardedLoader
     from paceline.data.shards import batch_bounds, owned_shards, shard_bounds, steps_per_epoch
     from paceline.data.step_data import ShardData, StepData
 
 __all__ = [
-    "Feed",
-    "Order",
+    "EpochPermutation",
     "ShardData",
+    "ShardedLoader",
     "StepData",
     "batch_bounds",
     "copied",
@@ -27,15 +27,15 @@ __all__ = [
 __getattr__, __dir__ = lazy.names(
     __name__,
     {
-        "Feed": "paceline.data.feed",
-        "Order": "paceline.data.order",
+        "ShardedLoader": "paceline.data.sharded_loader",
+        "EpochPermutation": "paceline.data.permutation",
         "ShardData": "paceline.data.step_data",
         "StepData": "paceline.data.step_data",
         "batch_bounds": "paceline.data.shards",
-        "copied": "paceline.data.moving",
+        "copied": "paceline.data.device",
         "owned_shards": "paceline.data.shards",
         "shard_bounds": "paceline.data.shards",
         "steps_per_epoch": "paceline.data.shards",
-        "to_device": "paceline.data.moving",
+        "to_device": "paceline.data.device",
     },
 )

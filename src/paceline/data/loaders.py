@@ -1,7 +1,7 @@
 """A DataLoader given where a data set belongs: what it says is taken over exactly, or it is refused by name.
 
 A DataLoader yields batches. Taken for a stream of samples, each of its batches would be one sample, and training would go on
-with batches of batches. So nothing that yields batches may reach a `Feed`.
+with batches of batches. So nothing that yields batches may reach a `ShardedLoader`.
 """
 
 from __future__ import annotations

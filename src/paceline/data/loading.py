@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from paceline.compat.parent_death import die_with_parent
 from paceline.data.failures import Failure
-from paceline.data.order import Indices
+from paceline.data.permutation import Indices
 from paceline.data.reading import Reader
 
 WorkerInit = Callable[[int], None]
-Piece = tuple[int, Indices]
+TensorChunk = tuple[int, Indices]
 """An epoch, and the samples of one micro-batch."""
 
 
@@ -39,7 +39,7 @@ class LoadingProcesses:
         self._loader = _loader(_PieceDataset(reader), options, sampler=self._pieces, persistent=True)
         self._iterator: Iterator[Any] | None = None
 
-    def load(self, pieces: Iterable[Piece]) -> Iterator[Any]:
+    def load(self, pieces: Iterable[TensorChunk]) -> Iterator[Any]:
         """Go through the batches of the given pieces; an earlier `load` that was left early is abandoned."""
         self._pieces.upcoming = pieces
         self._iterator = iter(self._loader)
@@ -74,9 +74,9 @@ class _Pieces:
     """The sampler of the DataLoader: the pieces of whichever epoch is being read."""
 
     def __init__(self) -> None:
-        self.upcoming: Iterable[Piece] = ()
+        self.upcoming: Iterable[TensorChunk] = ()
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[TensorChunk]:
         return iter(self.upcoming)
 
 
@@ -86,7 +86,7 @@ class _PieceDataset(Dataset[Any]):
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
-    def __getitem__(self, piece: Piece) -> Any:
+    def __getitem__(self, piece: TensorChunk) -> Any:
         epoch, samples = piece
         try:
             return self._reader.read(epoch, [samples])[0]
@@ -121,7 +121,7 @@ class _Start:
 
 
 def _loader(
-    dataset: Dataset[Any], options: LoadingOptions, *, sampler: Iterable[Piece] | None, persistent: bool
+    dataset: Dataset[Any], options: LoadingOptions, *, sampler: Iterable[TensorChunk] | None, persistent: bool
 ) -> DataLoader[Any]:
     return DataLoader(
         dataset,

@@ -7,10 +7,10 @@ from itertools import islice, tee
 from typing import Any
 
 from paceline.data.loading import LoadingOptions, LoadingProcesses
-from paceline.data.order import Indices
+from paceline.data.permutation import Indices
 from paceline.data.reading import Reader
 from paceline.data.schedule import Schedule
-from paceline.data.step_data import ShardData, StepData, pieces_of
+from paceline.data.step_data import ShardData, StepData, split_micro_batches
 
 
 class MapStyle:
@@ -22,7 +22,7 @@ class MapStyle:
     def steps(self, epoch: int, start_step: int) -> Generator[StepData]:
         """Go through an epoch from a step on."""
         for plan in self._schedule.steps(epoch, start_step):
-            cuts = [pieces_of(part, self._micro_batch) for part in plan.parts]
+            cuts = [split_micro_batches(part, self._micro_batch) for part in plan.parts]
             batches = self._reader.read(epoch, [piece for cut in cuts for piece in cut])
             shards = _filled(self._schedule.owned, plan.parts, cuts, iter(batches))
             yield StepData(epoch, plan.step, plan.size, shards)
@@ -51,10 +51,10 @@ class LoadedMapStyle:
             (epoch, piece)
             for plan in ahead
             for part in plan.parts
-            for piece in pieces_of(part, self._micro_batch)
+            for piece in split_micro_batches(part, self._micro_batch)
         )
         for plan in plans:
-            cuts = [pieces_of(part, self._micro_batch) for part in plan.parts]
+            cuts = [split_micro_batches(part, self._micro_batch) for part in plan.parts]
             shards = _filled(self._schedule.owned, plan.parts, cuts, batches)
             yield StepData(epoch, plan.step, plan.size, shards)
 

@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset, default_collate
 
 from paceline.data.epochs import epoch_setters, tell_epoch
 from paceline.data.generators import GeneratorsAside, seed_generators
-from paceline.data.order import Indices
+from paceline.data.permutation import Indices
 from paceline.world.seeds import derive
 
 Collate = Callable[[list[Any]], Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.data.order import Indices
+from paceline.data.permutation import Indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class StepData:
     """The shards this worker carries, empty ones included."""
 
 
-def pieces_of(samples: Indices, micro_batch: int | None) -> list[Indices]:
+def split_micro_batches(samples: Indices, micro_batch: int | None) -> list[Indices]:
     """Cut a shard into consecutive micro-batches; an empty shard gives none."""
     length = len(samples)
     if micro_batch is None or length <= micro_batch:

@@ -25,7 +25,7 @@ from paceline.data.generators import GeneratorsAside, seed_generators
 from paceline.data.loading import LoadingOptions, StreamProcess
 from paceline.data.reading import Collate
 from paceline.data.shards import shard_bounds
-from paceline.data.step_data import ShardData, StepData, pieces_of
+from paceline.data.step_data import ShardData, StepData, split_micro_batches
 from paceline.errors import InputError
 from paceline.world.seeds import derive
 
@@ -105,7 +105,7 @@ class Stream:
         for shard in self._owned:
             low, high = shard_bounds(shard, self._shards, len(batch))
             samples = np.arange(low, high, dtype=np.int64) + step * self._batch_size
-            pieces = pieces_of(np.arange(low, high, dtype=np.int64), self._micro_batch)
+            pieces = split_micro_batches(np.arange(low, high, dtype=np.int64), self._micro_batch)
             batches = [
                 self._collated(epoch, step, [batch[place] for place in piece.tolist()], int(piece[0]))
                 for piece in pieces

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from paceline.launch.ending import FIRST_CAUSE_WAIT_S
+from paceline.launch.shutdown import FIRST_CAUSE_WAIT_S
 from paceline.observe.events import Event
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.observe.verdict import Collective, Evidence, Frame, parse_stacks
-from paceline.world.pulse import PATIENCE, STEPS, TIMEOUT_S, Kind, Phase, PulseReader, Reading
 from paceline.world.stacks import SIGNAL
+from paceline.world.status_page import PATIENCE, STEPS, TIMEOUT_S, Kind, Phase, Reading, StatusPageReader
 
 LAST_WORDS_S = 3.0
 """How long the end of a worker may take to be heard of."""
@@ -32,7 +32,7 @@ class Member:
     rank: int
     host: str
     pid: int
-    pulse: PulseReader
+    pulse: StatusPageReader
     stacks: int
     """The file that its stacks are written to."""
 

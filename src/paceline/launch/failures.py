@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import DiskFaultError, InputError, NonFiniteLossError, RecordsError, WorkerGoneError
-from paceline.world.last_words import tell_of_a_lost_peer, text_of, writable
+from paceline.world.peer_failure_messages import names_a_lost_peer, text_of, writable
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CALLERS = (
@@ -70,7 +70,7 @@ def from_exception(error: BaseException, rank: int, host: str, step: int | None 
     if isinstance(error, NonFiniteLossError):
         # Its words name step, shard and samples; where in our loop it was raised helps nobody.
         return Failure(rank=rank, host=host, kind="code", message=text_of(error), step=step)
-    lost = isinstance(error, WorkerGoneError) or tell_of_a_lost_peer(error)
+    lost = isinstance(error, WorkerGoneError) or names_a_lost_peer(error)
     return Failure(
         rank=rank,
         host=host,

@@ -20,13 +20,13 @@ from paceline.errors import PacelineError
 from paceline.launch import travel
 from paceline.launch.base import LaunchPlan, Outcome
 from paceline.launch.console import Console
-from paceline.launch.crew import Crew
 from paceline.launch.diagnosis import HangWatch, process_state
-from paceline.launch.ending import Ending
 from paceline.launch.leading import unmet
 from paceline.launch.link import Message, connect
 from paceline.launch.rendezvous import Failed, Met, Report, Waiting
+from paceline.launch.shutdown import Shutdown
 from paceline.launch.wire import Wire
+from paceline.launch.worker_pool import LocalWorkerPool
 from paceline.observe.events import Note
 from paceline.world import env
 from paceline.world.env import Identity
@@ -56,14 +56,14 @@ class Follower:
             raise RuntimeError("whoever follows needs a rendezvous")
         self._plan, self._rendezvous, self._console = plan, plan.rendezvous, console
         self._selector = selectors.DefaultSelector()
-        self._ending = Ending()
+        self._ending = Shutdown()
         self._wire: Wire | None = None
         self._leader = ""
         self._running: dict[int, int | None] = {}
         """The workers that run here, by number, with their process ids."""
         self._outcome: Outcome | None = None
         self._pulses_at = time.monotonic()
-        self._crew = Crew(folder, _Relay(self._send), self._selector, self)
+        self._crew = LocalWorkerPool(folder, _Relay(self._send), self._selector, self)
         log = f"rendezvous-{env.host()}.log"
         self._keeper = self._crew.start_keeper(plan.jobs[0], plan.rendezvous, plan.agreed, None, log)
         self._selector.register(self._keeper, selectors.EVENT_READ, self._on_keeper)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.launch.zygote import MAX_MESSAGE
+from paceline.launch.fork_server_process import MAX_MESSAGE
 
 _shared: ForkServer | None = None
 _shared_lock = threading.Lock()
@@ -30,7 +30,13 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "paceline.launch.zygote", str(theirs.fileno()), str(os.getpid())],
+                [
+                    sys.executable,
+                    "-m",
+                    "paceline.launch.fork_server_process",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # out of reach of the terminal's Ctrl-C

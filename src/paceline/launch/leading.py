@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from paceline.launch.base import LaunchPlan, Outcome
-from paceline.launch.crew import Audience, Crew
-from paceline.launch.crew import Listener as CrewListener
 from paceline.launch.failures import Failure
 from paceline.launch.link import Listener, Message
-from paceline.launch.remote_crew import RemoteCrew
+from paceline.launch.remote_worker_pool import RemoteWorkerPool
 from paceline.launch.rendezvous import Failed, Machine, Met, Offer, Refused, Report, Waiting
 from paceline.launch.wire import Wire
+from paceline.launch.worker_pool import Audience, LocalWorkerPool
+from paceline.launch.worker_pool import Listener as CrewListener
 from paceline.world import env
 
 GOODBYE_S = 2.0
@@ -24,7 +24,7 @@ GOODBYE_S = 2.0
 class Observer(CrewListener, Protocol):
     """Who is told about machines, and about their workers."""
 
-    def arrived(self, machine: Follower, crew: RemoteCrew) -> None:
+    def arrived(self, machine: Follower, crew: RemoteWorkerPool) -> None:
         """A machine is there and takes orders."""
 
     def left(self, machine: Follower, reason: str) -> None:
@@ -47,7 +47,7 @@ class Follower:
     host: str = ""
     store_address: str = ""
     """Where its workers reach this machine."""
-    crew: RemoteCrew | None = field(default=None, repr=False)
+    crew: RemoteWorkerPool | None = field(default=None, repr=False)
 
 
 class Leading:
@@ -67,7 +67,7 @@ class Leading:
         self._give_up_at = 0.0
         self._is_open = False
 
-    def open(self, crew: Crew, store_port: int) -> None:
+    def open(self, crew: LocalWorkerPool, store_port: int) -> None:
         """Hold the rendezvous, and listen for the launchers of other machines."""
         self._observer.remark(
             f"listening on {self._rendezvous.bound}: whoever can reach it can run code here. Use a network you trust."
@@ -152,7 +152,7 @@ class Leading:
         machine = Machine(host=hello["host"], address=hello["address"])
         one.host, one.name, one.store_address = machine.host, str(machine), hello["leader"]
         one.wire.rename(one.name)
-        one.crew = RemoteCrew(one.wire.send, self._audience, self._observer)
+        one.crew = RemoteWorkerPool(one.wire.send, self._audience, self._observer)
         self._observer.arrived(one, one.crew)
 
     def _on_keeper(self) -> None:

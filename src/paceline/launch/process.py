@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import BinaryIO
 
-from paceline.world.pulse import PulseReader
+from paceline.world.status_page import StatusPageReader
 
 _CHUNK = 1 << 16
 
@@ -27,7 +27,7 @@ class Process:
     control: Connection | None = field(default=None, repr=False)
     log: BinaryIO | None = field(default=None, repr=False)
     open_pipes: int = 0
-    pulse: PulseReader | None = field(default=None, repr=False)
+    pulse: StatusPageReader | None = field(default=None, repr=False)
     stacks: int = -1
 
     def pipe(self, selector: selectors.BaseSelector, receive: Callable[[bytes], None]) -> int:

@@ -178,7 +178,7 @@ class Failed:
 Report = Met | Waiting | Refused | Failed
 
 
-class Keeper:
+class RendezvousAgent:
     """The launcher's handle on the process that keeps the rendezvous."""
 
     def __init__(self, channel: socket.socket, ticket: int) -> None:
@@ -199,9 +199,9 @@ class Keeper:
         spec: Mapping[str, str],
         offer: Offer | None,
         log: Path,
-    ) -> Keeper:
+    ) -> RendezvousAgent:
         """Ask for the process; `spec` is what must be the same on every machine, and an `offer` makes this one lead."""
-        from paceline.launch.keeper import KeepRendezvous
+        from paceline.launch.rendezvous_agent import KeepRendezvous
 
         call = KeepRendezvous(rendezvous=rendezvous, spec=dict(spec), offer=offer)
         ours, theirs = socket.socketpair()

@@ -28,18 +28,18 @@ from paceline.launch.announcements import Announcements
 from paceline.launch.base import LaunchPlan, Outcome
 from paceline.launch.console import Console
 from paceline.launch.control import ControlSocket
-from paceline.launch.crew import STORE, Crew
-from paceline.launch.ending import ECHO_WAIT_S, STOP_WAIT_S, Ending
 from paceline.launch.failures import Failure
+from paceline.launch.health_monitor import HealthMonitor
 from paceline.launch.job import ScriptCall
 from paceline.launch.leading import Follower, Leading
-from paceline.launch.lookout import Lookout
 from paceline.launch.membership import Membership, State
-from paceline.launch.remote_crew import RemoteCrew
+from paceline.launch.nodes import LEADER, Node, Nodes
+from paceline.launch.remote_worker_pool import RemoteWorkerPool
 from paceline.launch.roster import Entry, Roster
-from paceline.launch.sites import LEADER, Site, Sites
-from paceline.launch.staffing import Staffing
+from paceline.launch.shutdown import ECHO_WAIT_S, STOP_WAIT_S, Shutdown
 from paceline.launch.watch import Watch
+from paceline.launch.worker_pool import STORE, LocalWorkerPool
+from paceline.launch.worker_scheduler import WorkerScheduler
 from paceline.observe.events import Event, Note, WorkerLost
 from paceline.observe.sinks import append_event
 from paceline.observe.verdict import Verdict
@@ -57,14 +57,14 @@ class Supervisor:
     def __init__(self, plan: LaunchPlan, folder: Path, console: Console) -> None:
         self._plan, self._folder, self._console = plan, folder, console
         self._selector = selectors.DefaultSelector()
-        self._crew = Crew(folder, console, self._selector, self)
+        self._crew = LocalWorkerPool(folder, console, self._selector, self)
         self._membership = membership = Membership(plan.policy, time.monotonic)
-        self._roster, self._ending = Roster(), Ending()
+        self._roster, self._ending = Roster(), Shutdown()
         self._announcements = Announcements(self._tell)
-        own = Site(LEADER, env.host(), self._crew, plan.address, wanted=len(plan.jobs))
-        self._sites = Sites(own)
-        self._staffing = Staffing(plan, self._sites, self._roster, membership)
-        self._lookout = Lookout(Watch(plan.policy.hang_timeout), self._sites, self._roster, membership)
+        own = Node(LEADER, env.host(), self._crew, plan.address, wanted=len(plan.jobs))
+        self._sites = Nodes(own)
+        self._staffing = WorkerScheduler(plan, self._sites, self._roster, membership)
+        self._lookout = HealthMonitor(Watch(plan.policy.hang_timeout), self._sites, self._roster, membership)
         self._without: list[int] = []
         """The ranks that were lost and that the others do without."""
         self._verdicts: dict[int, str] = {}
@@ -327,13 +327,13 @@ class Supervisor:
 
     # What is heard of other machines.
 
-    def arrived(self, machine: Follower, crew: RemoteCrew) -> None:
+    def arrived(self, machine: Follower, crew: RemoteWorkerPool) -> None:
         """Let a machine take part: from the beginning, or from the next step on."""
         policy = self._membership.policy
         room = policy.most - self._sites.wanted
         to_come = 1 if self._plan.rendezvous is None else self._plan.rendezvous.max_nodes - len(self._sites)
         wanted = min(len(self._plan.jobs) - policy.server_count, -(-room // max(1, to_come)))
-        site = Site(machine.index, machine.host, crew, machine.store_address, wanted, due=wanted)
+        site = Node(machine.index, machine.host, crew, machine.store_address, wanted, due=wanted)
         self._sites.add(site)
         self._membership.target = self._sites.wanted
         if self._staffing.started:

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.launch.failures import Failure
 from paceline.observe.verdict import Collective, Evidence, Frame
-from paceline.world.pulse import Kind, Phase, Reading
+from paceline.world.status_page import Kind, Phase, Reading
 
 LARGEST_RESULT = 1 << 20
 """What a worker returned travels only where it is small and plain: whoever wants more reads it from a file."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from paceline.launch.diagnosis import HangWatch
 from paceline.observe.straggler import CaughtUp, Straggler, StragglerWatch, shares
 from paceline.observe.verdict import Evidence, Verdict, judge
-from paceline.world.pulse import Reading
+from paceline.world.status_page import Reading
 
 EVERY_S = 1.0
 Readings = Mapping[int, Reading]

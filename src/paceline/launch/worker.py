@@ -22,13 +22,13 @@ import torch
 from paceline.compat.parent_death import die_with_parent
 from paceline.launch import failures
 from paceline.launch.job import Job
-from paceline.launch.seat import Seat
+from paceline.launch.membership_client import MembershipClient
 from paceline.training.membership import FixedMembership, LeaveRunError, Membership
 from paceline.training.options import RunOptions
 from paceline.training.run import Run
 from paceline.world import env, stacks
 from paceline.world.env import Identity
-from paceline.world.pulse import NoPulse, Pulse
+from paceline.world.status_page import NoStatusPage, StatusPage
 
 _STEP, _UNFINISHED = "paceline_step", "paceline_unfinished"
 _NO_GROUP = "Default process group has not been initialized"
@@ -52,7 +52,7 @@ class Worker:
     starts: int = 0
     """How often all workers were started over."""
     launcher: Connection | None = None
-    pulse: NoPulse = field(default_factory=NoPulse)
+    pulse: NoStatusPage = field(default_factory=NoStatusPage)
     extra: int | None = None
     """One more descriptor from the launcher: where events go, or the socket that the store listens on."""
 
@@ -101,11 +101,11 @@ def run(
     return status
 
 
-def _open_pulse(page: int | None, shown: int | None) -> NoPulse:
+def _open_pulse(page: int | None, shown: int | None) -> NoStatusPage:
     if page is None or shown is None:
-        return NoPulse()
+        return NoStatusPage()
     stacks.register(shown)
-    pulse = Pulse(page)
+    pulse = StatusPage(page)
     os.close(page)
     stacks.attend(pulse)
     return pulse
@@ -158,7 +158,7 @@ def open_run(worker: Worker, options: Mapping[str, Any]) -> Iterator[Run]:
     made = RunOptions(**options)
     membership: Membership = FixedMembership()
     if worker.launcher is not None:
-        membership = Seat(worker.launcher, newcomer=worker.newcomer, elastic=made.elastic)
+        membership = MembershipClient(worker.launcher, newcomer=worker.newcomer, elastic=made.elastic)
     run = Run.join(
         worker.identity, made, worker.extra, membership, worker.pulse, check_folder=worker.starts == 0
     )

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from paceline.world.pulse import Reading
+from paceline.world.status_page import Reading
 
 SLOWER = 1.5
 """A straggler takes this many times what the others take."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.observe import formats
-from paceline.world.pulse import Kind, Phase, Reading
+from paceline.world.status_page import Kind, Phase, Reading
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _TASKS = f"{_PACKAGE}/tasks/"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.reduce.packing import as_real
-from paceline.reduce.tree import Gradients, Node, TreeSum, cover, splits
+from paceline.reduce.tree import Gradients, Subtree, TreeSum, cover, splits
 
 
 class Combination:
@@ -21,7 +21,7 @@ class Combination:
     def __init__(self, tree: TreeSum, last: int | None, owned: range, shards: int) -> None:
         """`last` is the shard that is live; None when all are finished, or none had a sample."""
         table = splits(shards)
-        stack: list[tuple[Node, Gradients | None]] = list(tree.nodes)
+        stack: list[tuple[Subtree, Gradients | None]] = list(tree.nodes)
         self.into_live: list[Gradients] = []
         """Sums that the last shard completes, in the order in which they are added to it."""
         # Shards behind the last one have no samples in this step: they add nothing, but complete their subtrees.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.compat import process_groups
 from paceline.data import owned_shards
-from paceline.reduce.tree import Node, cover, splits
+from paceline.reduce.tree import Subtree, cover, splits
 from paceline.world import Comm, PendingReduction, World
 
 Done = Callable[[], None]
@@ -63,10 +63,10 @@ class Layout:
         return [(min(rank * chunk, length), min((rank + 1) * chunk, length)) for rank in range(self.size)]
 
 
-def program(nodes: Sequence[Node], shards: int) -> tuple[list[tuple[int, int]], list[int]]:
+def program(nodes: Sequence[Subtree], shards: int) -> tuple[list[tuple[int, int]], list[int]]:
     """Return the additions (into, from) that bring the sums of `nodes` as far up the tree as they reach, and where they end."""
     table = splits(shards)
-    stack: list[tuple[Node, int]] = []
+    stack: list[tuple[Subtree, int]] = []
     steps: list[tuple[int, int]] = []
     for place, node in enumerate(nodes):
         stack.append((node, place))

@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.compat import process_groups
 from paceline.errors import InputError
 from paceline.world import World
-from paceline.world.lane import Lane, open_lane
+from paceline.world.shared_memory import SharedMemoryChannel, open_channel
 from paceline.world.world import SHARED_MEMORY
 
 PLACES = 3
@@ -61,10 +61,10 @@ class SocketGather:
         return work
 
 
-class LaneGather:
+class SharedMemoryGather:
     """Through the memory of one host."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: SharedMemoryChannel) -> None:
         self._lane = lane
         self._places: list[int] = []
         self._number = 0
@@ -129,13 +129,13 @@ class _Arrival(dist.Work):
 
 def open_gather(place: World, lane: str) -> Gather:
     """Choose how weights travel among those who share a model; all of them choose alike."""
-    shared = reach_lane(place, lane)
-    return SocketGather() if shared is None else LaneGather(shared)
+    shared = reach_channel(place, lane)
+    return SocketGather() if shared is None else SharedMemoryGather(shared)
 
 
-def reach_lane(world: World, lane: str) -> Lane | None:
+def reach_channel(world: World, lane: str) -> SharedMemoryChannel | None:
     """Open a lane where there can be one and `lane` does not speak against it."""
-    opened = open_lane(world) if lane != "gloo" else None
+    opened = open_channel(world) if lane != "gloo" else None
     world.note_transport(None if opened is None else SHARED_MEMORY)
     if opened is None and lane == "memory":
         raise InputError(

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from paceline.data import owned_shards
 from paceline.reduce.exchange import Done, Exchange, Layout, over_sockets
-from paceline.reduce.shared_memory import ARRIVED, SUMMED, LaneExchange
+from paceline.reduce.shared_memory import ARRIVED, SUMMED, SharedMemoryExchange
 from paceline.world import World, all_gather_object
-from paceline.world.lane import Lane, machine, open_lane
+from paceline.world.shared_memory import SharedMemoryChannel, machine, open_channel
 from paceline.world.world import SHARED_MEMORY
 
 
@@ -32,9 +32,9 @@ class _Running:
 class HostsExchange:
     """Sums among the workers of several hosts, as many on each."""
 
-    def __init__(self, lane: Lane, inside: Layout, across: Exchange) -> None:
+    def __init__(self, lane: SharedMemoryChannel, inside: Layout, across: Exchange) -> None:
         self._lane, self._inside, self._across = lane, inside, across
-        self._memory = LaneExchange(lane, inside)
+        self._memory = SharedMemoryExchange(lane, inside)
         self._number = 0
         self._running: list[_Running] = []
 
@@ -82,7 +82,7 @@ class HostsExchange:
             one.done()
 
 
-def open_lanes(world: World, shards: int, hosts: Sequence[object] | None = None) -> Exchange | None:
+def open_shared_memory(world: World, shards: int, hosts: Sequence[object] | None = None) -> Exchange | None:
     """Open a lane on every host and sockets between them; None where that is not possible, for all workers alike.
 
     `hosts` says for each rank which host it is on; by default the machines are asked.
@@ -94,11 +94,11 @@ def open_lanes(world: World, shards: int, hosts: Sequence[object] | None = None)
     if not contiguous or len({len(ranks) for ranks in members}) != 1 or len(members) == world.size:
         return None
     if len(members) == 1:
-        lane = open_lane(world)
+        lane = open_channel(world)
         if lane is None:
             return None
         world.note_transport(SHARED_MEMORY)
-        return LaneExchange(lane, Layout.of_workers(world, shards))
+        return SharedMemoryExchange(lane, Layout.of_workers(world, shards))
     return _open_hosts(world, shards, members, order.index(hosts[world.rank]))
 
 
@@ -107,7 +107,7 @@ def _open_hosts(world: World, shards: int, members: list[list[int]], host: int) 
     local, across = world.comm.split(host), world.comm.split(place)
     if local is None or across is None:
         raise RuntimeError("a group without its own member")
-    lane = open_lane(replace(world, rank=place, size=len(members[host]), comm=local))
+    lane = open_channel(replace(world, rank=place, size=len(members[host]), comm=local))
     if not all(all_gather_object(world.comm, lane is not None)) or lane is None:
         return None
     carried = [[owned_shards(rank, world.size, shards, world.shares) for rank in ranks] for ranks in members]

@@ -17,12 +17,12 @@ from paceline.data import owned_shards
 from paceline.errors import InputError
 from paceline.reduce.combination import Combination
 from paceline.reduce.exchange import Exchange, Layout, over_sockets
-from paceline.reduce.hosts import open_lanes
+from paceline.reduce.hosts import open_shared_memory
 from paceline.reduce.packing import refuse_rows
 from paceline.reduce.tree import Gradients, TreeSum
 from paceline.world import World
-from paceline.world.points import REDUCTION, reach
-from paceline.world.pulse import Phase
+from paceline.world.fault_points import REDUCTION, hit
+from paceline.world.status_page import Phase
 
 BUCKET = 4 << 20
 """Bytes of a bucket: it stays in the last-level cache between copying in, adding and copying out."""
@@ -30,7 +30,7 @@ BUCKET = 4 << 20
 
 def open_exchange(world: World, shards: int, lane: str = "auto") -> Exchange:
     """Choose how sums travel in the order of the tree; all workers choose alike."""
-    made = open_lanes(world, shards) if lane != "gloo" else None
+    made = open_shared_memory(world, shards) if lane != "gloo" else None
     if made is not None:
         return made
     if lane == "memory":
@@ -61,7 +61,7 @@ class _Bucket:
         return self.flat
 
 
-class LateSum:
+class PostBackwardReduce:
     """The sum over all workers of lists of gradients that are finished.
 
     `world` holds those that data is dealt out to: `world.along("ddp", "fsdp")` where there are others.
@@ -97,7 +97,7 @@ class LateSum:
         for key, bucket in enumerate(self._buckets):
             behind = [bucket.fill([*held, None]).clone() for held in others]
             exchange.start(key, [bucket.fill([*first, present]), *behind], bucket.flat, _nothing)
-        reach(REDUCTION)
+        hit(REDUCTION)
         before = self._world.pulse.enter(Phase.COMMUNICATION)
         exchange.finish()
         self._world.pulse.enter(before)

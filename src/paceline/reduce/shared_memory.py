@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.reduce.exchange import Done, Layout
-from paceline.world.lane import LINE, Lane
+from paceline.world.shared_memory import LINE, SharedMemoryChannel
 
 PIECE = 1 << 16
 """Elements added at a time: 256 KB of float32, a fraction of a core's own cache."""
@@ -47,14 +47,14 @@ class _Plan:
             mine.copy_(total)
 
 
-class LaneExchange:
+class SharedMemoryExchange:
     """Sums among the workers of one host without a socket.
 
     All exchanges that are under way lie side by side in a room of fixed size. When it is full they are finished, so what
     is shared does not grow with the model.
     """
 
-    def __init__(self, lane: Lane, layout: Layout) -> None:
+    def __init__(self, lane: SharedMemoryChannel, layout: Layout) -> None:
         self._lane, self._layout = lane, layout
         self._room = [lane.reserve(ROOM) for _ in range(sum(layout.counts))]
         self._taken = 0

@@ -13,21 +13,21 @@ import torch
 from torch import Tensor
 
 from paceline.reduce.exchange import Layout
-from paceline.reduce.gather import reach_lane
+from paceline.reduce.gather import reach_channel
 from paceline.reduce.scatter import Scatter
 from paceline.reduce.shared_memory import ARRIVED, PIECE, SUMMED
 from paceline.world import World
-from paceline.world.lane import Lane
+from paceline.world.shared_memory import SharedMemoryChannel
 
 PLACES = 2
 SMALLEST = 1 << 16
 """Bytes that small sums fit into: those of thousands of auxiliary terms."""
 
 
-class LaneScatter:
+class SharedMemoryScatter:
     """Sums of all workers that data is dealt to, each worker's part to itself."""
 
-    def __init__(self, lane: Lane, layout: Layout, parts: int) -> None:
+    def __init__(self, lane: SharedMemoryChannel, layout: Layout, parts: int) -> None:
         """`parts` are those that a model is cut into; copies of it stand beside each other in the order of ranks."""
         self._lane, self._layout = lane, layout
         self._part = layout.rank % parts
@@ -101,9 +101,9 @@ class LaneScatter:
                 total.copy_(pieces[left])
 
 
-def open_scatter(data: World, copies: World, shards: int, lane: str) -> Scatter | LaneScatter:
+def open_scatter(data: World, copies: World, shards: int, lane: str) -> Scatter | SharedMemoryScatter:
     """Choose how sums travel among all workers that data is dealt to; all of them choose alike."""
-    shared = reach_lane(data, lane)
+    shared = reach_channel(data, lane)
     if shared is None:
         return Scatter(data, copies, shards)
-    return LaneScatter(shared, Layout.of_workers(data, shards), data.size // copies.size)
+    return SharedMemoryScatter(shared, Layout.of_workers(data, shards), data.size // copies.size)

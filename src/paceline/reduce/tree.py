@@ -14,15 +14,15 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-Node = tuple[int, int]
+Subtree = tuple[int, int]
 Gradients = list[Tensor | None]
 Add = Callable[[Gradients, Gradients], Gradients]
 
 
 @lru_cache(maxsize=64)
-def splits(shards: int) -> dict[Node, int]:
+def splits(shards: int) -> dict[Subtree, int]:
     """Map each inner node [low, high) of the tree over `shards` leaves to the place where its halves meet."""
-    table: dict[Node, int] = {}
+    table: dict[Subtree, int] = {}
     todo = [(0, shards)]
     while todo:
         low, high = todo.pop()
@@ -34,10 +34,10 @@ def splits(shards: int) -> dict[Node, int]:
     return table
 
 
-def cover(low: int, high: int, shards: int) -> list[Node]:
+def cover(low: int, high: int, shards: int) -> list[Subtree]:
     """Return the fewest nodes of the tree that make up the shards [low, high), from left to right."""
 
-    def walk(node: Node) -> list[Node]:
+    def walk(node: Subtree) -> list[Subtree]:
         start, stop = node
         if stop <= low or high <= start:
             return []
@@ -65,10 +65,10 @@ class TreeSum:
         """`adding` adds two lists, where they hold other than dense gradients."""
         self._splits = splits(shards)
         self._adding = adding
-        self.nodes: list[tuple[Node, Gradients]] = []
+        self.nodes: list[tuple[Subtree, Gradients]] = []
         """What is summed so far: complete subtrees, from left to right."""
 
-    def add(self, node: Node, gradients: Gradients) -> None:
+    def add(self, node: Subtree, gradients: Gradients) -> None:
         """Take the sum of one node; it must lie right of everything taken before."""
         self.nodes.append((node, gradients))
         while len(self.nodes) > 1:

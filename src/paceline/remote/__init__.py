@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from paceline.remote.batching import batched
     from paceline.remote.calls import Future, Method, method, wait_all
     from paceline.remote.counted_references import Reference, reference
-    from paceline.remote.holdings import Holding, references
     from paceline.remote.joining import join
     from paceline.remote.names import Roles
     from paceline.remote.pipeline import Pipeline
     from paceline.remote.proxy import call, create, peer, service_of
+    from paceline.remote.reference_report import HeldReference, references
     from paceline.remote.registry import allow, function, idempotent, service
     from paceline.remote.roles import Role
     from paceline.remote.rollouts import Rollouts
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BackwardPass",
     "Future",
-    "Holding",
+    "HeldReference",
     "Method",
     "Optimizer",
     "Pipeline",
@@ -57,7 +57,7 @@ __getattr__, __dir__ = lazy.names(
     {
         "BackwardPass": "paceline.remote.autograd",
         "Future": "paceline.remote.calls",
-        "Holding": "paceline.remote.holdings",
+        "HeldReference": "paceline.remote.reference_report",
         "Method": "paceline.remote.calls",
         "Optimizer": "paceline.remote.autograd",
         "Pipeline": "paceline.remote.pipeline",
@@ -78,7 +78,7 @@ __getattr__, __dir__ = lazy.names(
         "method": "paceline.remote.calls",
         "peer": "paceline.remote.proxy",
         "reference": "paceline.remote.counted_references",
-        "references": "paceline.remote.holdings",
+        "references": "paceline.remote.reference_report",
         "service": "paceline.remote.registry",
         "service_of": "paceline.remote.proxy",
         "wait_all": "paceline.remote.calls",

@@ -13,9 +13,9 @@ from torch.futures import Future
 
 from paceline.errors import InputError, RemoteError
 from paceline.remote.failures import Failure
+from paceline.remote.message_recipient import begin
 from paceline.remote.registry import BATCHED
 from paceline.remote.session import current
-from paceline.remote.writing import begin
 
 
 @dataclass(frozen=True)

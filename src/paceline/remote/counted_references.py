@@ -12,13 +12,13 @@ from typing import Any, Generic, TypeVar, cast
 from torch.distributed import rpc
 
 from paceline.errors import CallRefusedError, CallTimeoutError, InputError, WorkerGoneError
-from paceline.remote import kept
+from paceline.remote import object_store
 from paceline.remote.failures import Failure, translate
 from paceline.remote.guard import own, refusal
-from paceline.remote.kept import Hold, Number, Token
-from paceline.remote.returns import Return, returns
+from paceline.remote.message_recipient import begin, end, written
+from paceline.remote.object_store import Hold, Number, Token
+from paceline.remote.reference_releaser import Return, returns
 from paceline.remote.session import Session, current
-from paceline.remote.writing import begin, end, written
 
 Value = TypeVar("Value")
 _here: weakref.WeakSet[Reference[Any]] = weakref.WeakSet()
@@ -70,7 +70,7 @@ class Reference(Generic[Value]):
         session.check(self.owner, what)
         wanted = (self._number, session.name)
         try:
-            value = rpc.rpc_async(self.owner, kept.fetch, args=wanted, timeout=timeout_s).wait()
+            value = rpc.rpc_async(self.owner, object_store.fetch, args=wanted, timeout=timeout_s).wait()
         except RuntimeError as error:
             raise problem(session, error, self.owner, what, timeout_s) from None
         return cast("Value", taken(value))
@@ -86,7 +86,7 @@ class Reference(Generic[Value]):
 
     def _local(self, timeout_s: float) -> Value:
         try:
-            value = kept.local(self._number, timeout_s)
+            value = object_store.local(self._number, timeout_s)
         except TimeoutError:
             raise CallTimeoutError(
                 f"{self._what} was not made within {timeout_s:g} s. Give fetch(timeout=...) more."
@@ -108,9 +108,9 @@ class Reference(Generic[Value]):
         token = (session.rank, next(session.numbers))
         unheard = []
         if self.owner == session.name:
-            kept.hold(self._number, token, holder)
+            object_store.hold(self._number, token, holder)
         elif self.owner not in session.lost:
-            unheard = [rpc.rpc_async(self.owner, kept.add, args=(self._number, token, holder))]
+            unheard = [rpc.rpc_async(self.owner, object_store.add, args=(self._number, token, holder))]
             with _lock:
                 self._unheard = [one for one in self._unheard if not one.done()] + unheard
         if given is not None:
@@ -136,8 +136,8 @@ def reference(value: Value) -> Reference[Value]:
     """Return a reference to a value of this worker, for others to hold."""
     session = current()
     number, token = new_hold(session)
-    kept.hold(number, token, session.name)
-    kept.put(number, value)
+    object_store.hold(number, token, session.name)
+    object_store.put(number, value)
     return Reference(session.name, number, token, type(value).__name__)
 
 
@@ -162,7 +162,7 @@ def ask(
             found = problem(session, error, owner, what, timeout_s)
             held = None if isinstance(found, CallTimeoutError) else (token, session.name)
             with suppress(RuntimeError):
-                rpc.rpc_async(owner, kept.spoil, args=(number, Failure.of(found, session.name), held))
+                rpc.rpc_async(owner, object_store.spoil, args=(number, Failure.of(found, session.name), held))
 
     asked.add_done_callback(look)
     return Reference(owner, number, token, what, asked=asked, holds=holds)

@@ -15,13 +15,13 @@ from torch.distributed.rpc import functions
 from torch.futures import Future
 
 from paceline.errors import CallRefusedError, RemoteError
-from paceline.remote import kept, registry
+from paceline.remote import object_store, registry
 from paceline.remote.batching import Batcher
 from paceline.remote.failures import Failure
 from paceline.remote.guard import own
-from paceline.remote.kept import Number, Token
+from paceline.remote.message_recipient import NOTHING, begin, end
+from paceline.remote.object_store import Number, Token
 from paceline.remote.session import Session, at_open, current
-from paceline.remote.writing import NOTHING, begin, end
 
 
 class _Instance:
@@ -84,10 +84,10 @@ def clear() -> None:
 @at_open
 def _begin(session: Session) -> None:
     """Begin with nothing: word of a session before may have come after its end."""
-    kept.clear()
+    object_store.clear()
     session.at_close(clear)
-    session.at_close(kept.clear)
-    session.at_loss(kept.forget)
+    session.at_close(object_store.clear)
+    session.at_loss(object_store.forget)
 
 
 def _find(number: Number) -> _Instance:
@@ -124,8 +124,8 @@ def make(
         description = registry.find_service(address)
         made = _Instance(description, description.made_by(*args, **kwargs))
         _instances[number] = made
-        kept.hold(number, token, current().roles.names[caller])
-        kept.put(number, Lease(number, made))
+        object_store.hold(number, token, current().roles.names[caller])
+        object_store.put(number, Lease(number, made))
 
     return _guarded(caller, action)
 
@@ -135,8 +135,8 @@ def keep(caller: int, number: Number, token: Token, run: Callable[..., Any], arg
     """Call something here, and keep what it gives: a failure too, for whoever fetches it."""
     if run not in (run_method, run_function):
         raise CallRefusedError(f"{run!r} gives nothing that could be kept.")
-    kept.hold(number, token, current().roles.names[caller])
-    kept.put(number, run(caller, *args))
+    object_store.hold(number, token, current().roles.names[caller])
+    object_store.put(number, run(caller, *args))
 
 
 @own

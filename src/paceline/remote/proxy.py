@@ -11,7 +11,7 @@ from paceline.remote import dispatch, registry
 from paceline.remote.calls import Method
 from paceline.remote.counted_references import Reference, let_go, new_hold
 from paceline.remote.guard import own
-from paceline.remote.kept import Number
+from paceline.remote.object_store import Number
 from paceline.remote.session import current
 
 Parameters = ParamSpec("Parameters")

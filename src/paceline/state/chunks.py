@@ -22,7 +22,7 @@ TOGETHER = 64 << 20
 
 
 @dataclass(frozen=True)
-class Form:
+class TensorMeta:
     """What a whole tensor is, without its values."""
 
     shape: tuple[int, ...]
@@ -35,14 +35,14 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Box:
+class ChunkBounds:
     """A part of a whole tensor: where it begins and how far it reaches."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
     @classmethod
-    def whole(cls, shape: Iterable[int]) -> Box:
+    def whole(cls, shape: Iterable[int]) -> ChunkBounds:
         """Return the box that is everything."""
         shape = tuple(shape)
         return cls((0,) * len(shape), shape)
@@ -60,30 +60,30 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorChunk:
     """What one worker holds of one tensor."""
 
     values: Tensor
     """A plain tensor, in no need of a copy: it may be the very memory that training writes to."""
-    box: Box
-    form: Form
+    box: ChunkBounds
+    form: TensorMeta
 
     @classmethod
-    def whole(cls, values: Tensor) -> Piece:
+    def whole(cls, values: Tensor) -> TensorChunk:
         """Return a tensor that this worker holds all of."""
-        return cls(values, Box.whole(values.shape), Form(tuple(values.shape), values.dtype))
+        return cls(values, ChunkBounds.whole(values.shape), TensorMeta(tuple(values.shape), values.dtype))
 
 
-Catalogue = Mapping[str, Form]
-Read = Callable[[str, Box], Tensor]
+Catalogue = Mapping[str, TensorMeta]
+Read = Callable[[str, ChunkBounds], Tensor]
 """Gives the values of a part of a tensor; the caller copies them."""
 
 
 @dataclass(frozen=True)
-class Held:
+class LocalState:
     """All that one worker holds of a run's state."""
 
-    pieces: dict[str, Piece]
+    pieces: dict[str, TensorChunk]
     rest: dict[str, Any]
     """Groups and plain values of the optimizer, schedule, scaler: the same on all workers."""
 
@@ -96,20 +96,20 @@ class Held:
 # A whole state, as `Replica.state` gives it, and the same as pieces.
 
 
-def hold(state: Mapping[str, Any]) -> Held:
+def split(state: Mapping[str, Any]) -> LocalState:
     """Take a whole state apart into whole pieces and the rest."""
     check_saved(state[MODEL])
-    pieces = {f"{MODEL}/{name}": Piece.whole(value.detach()) for name, value in state[MODEL].items()}
+    pieces = {f"{MODEL}/{name}": TensorChunk.whole(value.detach()) for name, value in state[MODEL].items()}
     plain: dict[str, dict[str, Any]] = {}
     for name, slots in state[OPTIMIZER]["state"].items():
         plain[name] = {}
         for slot, value in slots.items():
             if isinstance(value, Tensor):
-                pieces[f"{OPTIMIZER}/{name}/{slot}"] = Piece.whole(value)
+                pieces[f"{OPTIMIZER}/{name}/{slot}"] = TensorChunk.whole(value)
             else:
                 plain[name][slot] = value
     rest = {key: value for key, value in state.items() if key not in (MODEL, OPTIMIZER)}
-    return Held(pieces, {**rest, OPTIMIZER: {**state[OPTIMIZER], "state": plain}})
+    return LocalState(pieces, {**rest, OPTIMIZER: {**state[OPTIMIZER], "state": plain}})
 
 
 def check_saved(saved: Mapping[str, Any]) -> None:
@@ -122,7 +122,7 @@ def check_saved(saved: Mapping[str, Any]) -> None:
         )
 
 
-def unite(tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> dict[str, Any]:
+def assemble(tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> dict[str, Any]:
     """Put a whole state together from whole tensors by key and the rest."""
     model = {key.partition("/")[2]: value for key, value in tensors.items() if key.startswith(f"{MODEL}/")}
     slots = {name: dict(plain) for name, plain in rest[OPTIMIZER]["state"].items()}
@@ -133,7 +133,7 @@ def unite(tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> dict[str, A
     return {**rest, MODEL: model, OPTIMIZER: {**rest[OPTIMIZER], "state": slots}}
 
 
-def slots_of(catalogue: Catalogue, name: str) -> dict[str, Form]:
+def slots_of(catalogue: Catalogue, name: str) -> dict[str, TensorMeta]:
     """Return the optimizer's slots of one parameter."""
     prefix = f"{OPTIMIZER}/{name}/"
     return {key[len(prefix) :]: form for key, form in catalogue.items() if key.startswith(prefix)}
@@ -143,48 +143,50 @@ def slots_of(catalogue: Catalogue, name: str) -> dict[str, Form]:
 
 
 @dataclass(frozen=True)
-class Holding:
+class ChunkIndex:
     """What everybody holds, without the values."""
 
-    forms: dict[str, Form]
-    boxes: dict[str, dict[Box, int]]
+    forms: dict[str, TensorMeta]
+    boxes: dict[str, dict[ChunkBounds, int]]
     """For each tensor the pieces that make it up, and the rank that answers for each."""
 
 
-def survey(world: World, pieces: Mapping[str, Piece]) -> Holding:
+def survey(world: World, pieces: Mapping[str, TensorChunk]) -> ChunkIndex:
     """Learn who holds what; where several hold the same piece, the first of them answers for it."""
-    return holding(all_gather_object(world.comm, rows_of(pieces)))
+    return index_of(all_gather_object(world.comm, rows_of(pieces)))
 
 
-def rows_of(pieces: Mapping[str, Piece]) -> dict[str, tuple[Form, Box]]:
+def rows_of(pieces: Mapping[str, TensorChunk]) -> dict[str, tuple[TensorMeta, ChunkBounds]]:
     """Return what pieces there are, without the values."""
     return {key: (piece.form, piece.box) for key, piece in pieces.items()}
 
 
-def holding(everybody: Iterable[Mapping[str, tuple[Form, Box]]]) -> Holding:
+def index_of(everybody: Iterable[Mapping[str, tuple[TensorMeta, ChunkBounds]]]) -> ChunkIndex:
     """Put together what each rank says it holds."""
-    forms: dict[str, Form] = {}
-    boxes: dict[str, dict[Box, int]] = {}
+    forms: dict[str, TensorMeta] = {}
+    boxes: dict[str, dict[ChunkBounds, int]] = {}
     for rank, held in enumerate(everybody):
         for key, (form, box) in held.items():
             if forms.setdefault(key, form) != form:
                 raise CheckpointError(f"{key} is {forms[key]} on one worker and {form} on rank {rank}.")
             known = boxes.setdefault(key, {})
             # A tensor that somebody holds whole comes from that one.
-            if Box.whole(form.shape) not in known:
-                if box == Box.whole(form.shape):
+            if ChunkBounds.whole(form.shape) not in known:
+                if box == ChunkBounds.whole(form.shape):
                     known.clear()
                 if box.numel or not form.size:
                     known.setdefault(box, rank)
-    return Holding(forms, boxes)
+    return ChunkIndex(forms, boxes)
 
 
-def collect(world: World, pieces: Mapping[str, Piece], found: Holding) -> Iterator[tuple[str, Tensor]]:
+def collect(
+    world: World, pieces: Mapping[str, TensorChunk], found: ChunkIndex
+) -> Iterator[tuple[str, Tensor]]:
     """Return every tensor whole, one after the other, to everybody; no more than `TOGETHER` bytes of them at a time."""
     return collect_from(world, lambda key, _: pieces[key].values, found)
 
 
-def collect_from(world: World, read: Read, found: Holding) -> Iterator[tuple[str, Tensor]]:
+def collect_from(world: World, read: Read, found: ChunkIndex) -> Iterator[tuple[str, Tensor]]:
     """Do the same for whoever holds more than one piece of a tensor: `read` gives the one that is asked for."""
     for keys in _batches(found):
         whole = {
@@ -197,7 +199,7 @@ def collect_from(world: World, read: Read, found: Holding) -> Iterator[tuple[str
         yield from whole.items()
 
 
-def _batches(found: Holding) -> Iterator[list[str]]:
+def _batches(found: ChunkIndex) -> Iterator[list[str]]:
     batch: list[str] = []
     size = 0
     for key, form in found.forms.items():
@@ -213,10 +215,10 @@ def _batches(found: Holding) -> Iterator[list[str]]:
 def _spread(
     world: World,
     rank: int,
-    sent: list[tuple[str, Box]],
+    sent: list[tuple[str, ChunkBounds]],
     whole: dict[str, Tensor],
     read: Read,
-    found: Holding,
+    found: ChunkIndex,
 ) -> None:
     """Bring one worker's pieces of some tensors to everybody, as one message of bytes."""
     lengths = [-(-box.numel * found.forms[key].dtype.itemsize // 16) * 16 for key, box in sent]

@@ -99,8 +99,8 @@ STRATEGIES = {
         modules=(
             *_SERVED,
             "paceline.strategies.parameter_server.trainer",
-            "paceline.strategies.parameter_server.patient",
-            "paceline.strategies.parameter_server.prompt",
+            "paceline.strategies.parameter_server.sync_server",
+            "paceline.strategies.parameter_server.async_server",
         ),
     ),
     "hybrid": Entry(

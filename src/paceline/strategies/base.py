@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.state.chunks import Catalogue, Held, Read
+from paceline.state.chunks import Catalogue, LocalState, Read
 from paceline.strategies.buffers import Rule
 from paceline.strategies.guards import check_optimizer, check_scheduler
 from paceline.strategies.precision import Precision
@@ -45,7 +45,7 @@ class Exactness(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class StrategyInputs:
     """What a strategy is given to work with."""
 
     make_model: Callable[[], nn.Module]
@@ -158,7 +158,7 @@ class Replica(Protocol):
     def settle(self) -> None:
         """Bring the workers to one state, where each goes its own way for a while; all workers call it."""
 
-    def held(self) -> Held:
+    def held(self) -> LocalState:
         """Return what this worker holds of the state, without asking anybody."""
 
     def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
@@ -216,5 +216,5 @@ class Strategy(Protocol):
     def level(self, tuning: Tuning) -> Exactness:
         """Return the level that it can promise with this tuning: its own, or less."""
 
-    def prepare(self, parts: Parts, world: World) -> OpenReplica:
+    def prepare(self, parts: StrategyInputs, world: World) -> OpenReplica:
         """Place the model and wire up its gradients."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.errors import InputError
 from paceline.reduce.compress import TYPES, CastExchange, CompressedExchange, PowerExchange
 from paceline.reduce.exchange import Layout, over_sockets
-from paceline.strategies.base import Exactness, Parts
+from paceline.strategies.base import Exactness, StrategyInputs
 from paceline.world import World
 
 
@@ -16,7 +16,7 @@ def level(compress: str) -> Exactness:
     return Exactness.NUMERIC if compress in TYPES else Exactness.STATISTICAL
 
 
-def open_compressed(parts: Parts, world: World) -> CompressedExchange:
+def open_compressed(parts: StrategyInputs, world: World) -> CompressedExchange:
     """Make the exchange that a run asked for."""
     kind, _, rank = parts.tuning.compress.partition(":")
     exact = over_sockets(world.comm, Layout.of_workers(world, parts.shards))

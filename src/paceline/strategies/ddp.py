@@ -20,11 +20,11 @@ from paceline.errors import InputError
 from paceline.reduce.combination import Combination
 from paceline.reduce.compress import CompressedExchange, Span
 from paceline.reduce.exchange import Exchange, Layout, SocketExchange, TorchExchange, over_sockets
-from paceline.reduce.hosts import open_lanes
+from paceline.reduce.hosts import open_shared_memory
 from paceline.reduce.packing import as_real, dense_strides, memory_shape, nothing_like
 from paceline.reduce.tree import TreeSum
 from paceline.strategies import compression, gradients, sparse
-from paceline.strategies.base import Exactness, OpenReplica, Parts, ShardWork, StepWork
+from paceline.strategies.base import Exactness, OpenReplica, ShardWork, StepWork, StrategyInputs
 from paceline.strategies.batchnorm import synchronise
 from paceline.strategies.buffers import Rows as BufferRows
 from paceline.strategies.buffers import gather_rows
@@ -35,8 +35,8 @@ from paceline.strategies.trained import check_equal, refuse_replaced
 from paceline.strategies.tuning import Tuning
 from paceline.strategies.writes import Writes
 from paceline.world import World, all_gather_object
-from paceline.world.points import REDUCTION, reach
-from paceline.world.pulse import Phase
+from paceline.world.fault_points import REDUCTION, hit
+from paceline.world.status_page import Phase
 
 if TYPE_CHECKING:
     from torch.distributed import GradBucket  # type: ignore[attr-defined]
@@ -59,7 +59,7 @@ class Ddp:
         """Return what is left of the promise when gradients are made smaller on their way."""
         return compression.level(tuning.compress)
 
-    def prepare(self, parts: Parts, world: World) -> OpenReplica:
+    def prepare(self, parts: StrategyInputs, world: World) -> OpenReplica:
         """Wrap the model; a world of one has nobody to sum with."""
         if parts.sync_batchnorm:
             synchronise(parts.model, world.comm, parts.shards)
@@ -89,7 +89,7 @@ class DdpReplica(SequentialReplica):
     same_weights = True
     """Whether every worker of its group has all weights; those that leave some to servers say otherwise."""
 
-    def __init__(self, parts: Parts, world: World) -> None:
+    def __init__(self, parts: StrategyInputs, world: World) -> None:
         super().__init__(parts, world)
         self._allow_unused = parts.allow_unused
         self._equal = parts.exactness is Exactness.BITWISE and self.same_weights
@@ -200,7 +200,7 @@ class DdpReplica(SequentialReplica):
         self.exchange.start(bucket.index(), parts, buffer, lambda: future.set_result(buffer))
         if bucket.is_last():
             self._last_bucket_seen = True
-            reach(REDUCTION)
+            hit(REDUCTION)
             self.exchange.finish()
         self.world.pulse.enter(before)
         return future
@@ -359,13 +359,13 @@ class DdpReplica(SequentialReplica):
         return gather_rows(rows, self.buffers.like(), self.world, self._shards)
 
 
-def _open_exchange(parts: Parts, world: World) -> Exchange:
+def _open_exchange(parts: StrategyInputs, world: World) -> Exchange:
     """Choose how sums travel; all workers choose alike."""
     if parts.tuning.compress != "none":
         return compression.open_compressed(parts, world)
     if parts.exactness is not Exactness.BITWISE:
         return TorchExchange(world.comm)
-    made = open_lanes(world, parts.shards) if parts.lane != "gloo" else None
+    made = open_shared_memory(world, parts.shards) if parts.lane != "gloo" else None
     if made is not None:
         return made
     if parts.lane == "memory":

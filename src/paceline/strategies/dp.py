@@ -27,9 +27,9 @@ from torch.func import functional_call
 
 from paceline.data import to_device
 from paceline.errors import InputError
-from paceline.reduce.tree import Gradients, Node
+from paceline.reduce.tree import Gradients, Subtree
 from paceline.strategies import gradients
-from paceline.strategies.base import Exactness, LossFunction, OpenReplica, Parts, ShardWork, StepWork
+from paceline.strategies.base import Exactness, LossFunction, OpenReplica, ShardWork, StepWork, StrategyInputs
 from paceline.strategies.hooks import HOOKS, share
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica, check_loss
@@ -50,7 +50,7 @@ class DataParallel:
         """Return its own level: no tuning changes it."""
         return self.exactness
 
-    def prepare(self, parts: Parts, world: World) -> OpenReplica:
+    def prepare(self, parts: StrategyInputs, world: World) -> OpenReplica:
         """Return a replica over the threads and devices."""
         if world.size > 1:
             raise InputError(f"--strategy dp is one process, but this is one of {world.size}. Use ddp.")
@@ -67,7 +67,7 @@ class ThreadedReplica(SequentialReplica):
     adapts = True
     holds_unsaved = True
 
-    def __init__(self, parts: Parts, world: World) -> None:
+    def __init__(self, parts: StrategyInputs, world: World) -> None:
         super().__init__(parts, world)
         self._others = [_Device(device) for device in other_devices(world.device, parts.threads)]
         self._here = world.device
@@ -79,7 +79,7 @@ class ThreadedReplica(SequentialReplica):
         self._running: deque[Future[Gradients]] = deque()
         self._batches: list[Callable[[], Gradients]] = []
         """The batches of the shard that is open whose backward passes run on threads."""
-        self._closed: deque[tuple[Node, list[Callable[[], Gradients]]]] = deque()
+        self._closed: deque[tuple[Subtree, list[Callable[[], Gradients]]]] = deque()
         """Shards whose sums are not in the tree yet; it takes them from left to right."""
 
     def step(self, work: StepWork, loss: LossFunction, clip: float | None) -> StepResult:

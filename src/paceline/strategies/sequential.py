@@ -19,11 +19,19 @@ from paceline.data import to_device
 from paceline.errors import InputError
 from paceline.reduce.tree import Gradients, TreeSum, add
 from paceline.reduction import is_mean
-from paceline.state.chunks import Box, Catalogue, Held, Read, hold, unite
+from paceline.state.chunks import Catalogue, ChunkBounds, LocalState, Read, assemble, split
 from paceline.state.optimizer_state import check_own_entries, load_optimizer_state, optimizer_state, plain
 from paceline.strategies import gradients, sparse
 from paceline.strategies.auxiliary import Auxiliary
-from paceline.strategies.base import Leaves, LossFunction, MetricsFunction, Parts, Rows, ShardWork, StepWork
+from paceline.strategies.base import (
+    Leaves,
+    LossFunction,
+    MetricsFunction,
+    Rows,
+    ShardWork,
+    StepWork,
+    StrategyInputs,
+)
 from paceline.strategies.buffer_snapshot import BufferSnapshot
 from paceline.strategies.buffers import Buffers
 from paceline.strategies.buffers import Rows as BufferRows
@@ -34,7 +42,7 @@ from paceline.strategies.trained import Trained, agree_on_change, check_held
 from paceline.strategies.unsaved import moved_unsaved, note_unsaved, put_unsaved
 from paceline.task import Loss
 from paceline.world import World, seeds
-from paceline.world.points import BACKWARD, FORWARD, OPTIMIZER, reach
+from paceline.world.fault_points import BACKWARD, FORWARD, OPTIMIZER, hit
 
 
 class SequentialReplica:
@@ -53,7 +61,7 @@ class SequentialReplica:
         cls.adapts = vars(cls).get("adapts", False)
         cls.holds_unsaved = vars(cls).get("holds_unsaved", False)
 
-    def __init__(self, parts: Parts, world: World) -> None:
+    def __init__(self, parts: StrategyInputs, world: World) -> None:
         self.world = world
         self.model = self._on_device(parts.model)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -129,7 +137,7 @@ class SequentialReplica:
             versions = self.buffers.open_shard(self.model)
             seeds.seed_everything(work.seed)
             for batch in work.batches:
-                reach(FORWARD)
+                hit(FORWARD)
                 self.world.pulse.batch()
                 yield self._placed(batch)
             self.buffers.close_shard(work.index, self.model, versions)
@@ -152,7 +160,7 @@ class SequentialReplica:
     def _enter(self, loss: Loss) -> None:
         """Take note of a loss whose backward pass comes next, or refuse it."""
         check_loss(loss)
-        reach(BACKWARD)
+        hit(BACKWARD)
         if self._left == 0:
             raise InputError(
                 f"step {self._work.number}: backward was called more often than batches were given. Call it once for each batch, "
@@ -198,7 +206,7 @@ class SequentialReplica:
         result.norm = self._normalise(held, factor, clip)
         if entry.device.type == "cpu":
             self._check_norm(result)
-        reach(OPTIMIZER)
+        hit(OPTIMIZER)
         self._update()
         self.buffers.settle()
         return result
@@ -239,7 +247,7 @@ class SequentialReplica:
 
     # What a strategy of several workers does otherwise.
 
-    def _scope(self, parts: Parts, world: World) -> Scope:  # noqa: ARG002
+    def _scope(self, parts: StrategyInputs, world: World) -> Scope:  # noqa: ARG002
         """Return how much of the model this worker's optimizer updates in one step."""
         return Scope.ALL if self.whole else Scope.ROWS
 
@@ -399,14 +407,14 @@ class SequentialReplica:
         if self.scaler is not None and state["scaler"] is not None:
             self.scaler.load_state_dict(state["scaler"])
 
-    def held(self) -> Held:
+    def held(self) -> LocalState:
         """Return everything: this worker holds it all."""
-        return hold(self.state())
+        return split(self.state())
 
     def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over the whole of a state."""
-        whole = {key: read(key, Box.whole(form.shape)) for key, form in catalogue.items()}
-        self.load(unite(whole, rest))
+        whole = {key: read(key, ChunkBounds.whole(form.shape)) for key, form in catalogue.items()}
+        self.load(assemble(whole, rest))
 
 
 def check_trainable(parameters: Sized) -> None:

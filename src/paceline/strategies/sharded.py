@@ -21,12 +21,12 @@ from paceline.errors import CheckpointError
 from paceline.state.chunks import (
     MODEL,
     OPTIMIZER,
-    Box,
     Catalogue,
-    Form,
-    Held,
-    Piece,
+    ChunkBounds,
+    LocalState,
     Read,
+    TensorChunk,
+    TensorMeta,
     check_saved,
     slots_of,
 )
@@ -34,16 +34,18 @@ from paceline.state.optimizer_state import load_optimizer_state, optimizer_state
 from paceline.strategies.offload import HostRows, without_memory
 
 
-def box_of(tensor: DTensor) -> Box:
+def box_of(tensor: DTensor) -> ChunkBounds:
     """Return the part of a distributed tensor that this worker holds."""
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return Box(tuple(offset), tuple(shape))
+    return ChunkBounds(tuple(offset), tuple(shape))
 
 
 class Part:
     """What this worker holds of one parameter."""
 
-    def __init__(self, values: nn.Parameter, box: Box, form: Form, home: Tensor | None = None) -> None:
+    def __init__(
+        self, values: nn.Parameter, box: ChunkBounds, form: TensorMeta, home: Tensor | None = None
+    ) -> None:
         self.values, self.box, self.form = values, box, form
         self.home = home
         """The rows in host memory that `values` only stands for; None where `values` has them."""
@@ -71,12 +73,14 @@ class Part:
             held = without_memory(rows.shape, rows.dtype, device) if away else rows
             values = nn.Parameter(held, requires_grad=parameter.requires_grad)
             vars(values).update(vars(parameter))
-            form = Form(tuple(parameter.shape), parameter.dtype)
+            form = TensorMeta(tuple(parameter.shape), parameter.dtype)
             return cls(values, box_of(parameter.data), form, rows if away else None)
-        return cls(parameter, Box.whole(parameter.shape), Form(tuple(parameter.shape), parameter.dtype))
+        return cls(
+            parameter, ChunkBounds.whole(parameter.shape), TensorMeta(tuple(parameter.shape), parameter.dtype)
+        )
 
 
-class LocalState:
+class ShardedTensors:
     """This worker's parts of a model and of its optimizer's state, by name."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -115,13 +119,13 @@ class LocalState:
         homes = {part.values: part.home for part in self.by_name.values() if part.home is not None}
         self.host = HostRows(homes, optimizer) if homes else None
 
-    def held(self, optimizer: Optimizer, rest: Mapping[str, Any]) -> Held:
+    def held(self, optimizer: Optimizer, rest: Mapping[str, Any]) -> LocalState:
         """Return what this worker holds of model and optimizer; `rest` is what is no tensor beside them."""
         buffers = dict(self._model.named_buffers(remove_duplicate=False))
-        pieces: dict[str, Piece] = {}
+        pieces: dict[str, TensorChunk] = {}
         for name, first in self.saved.items():
             pieces[f"{MODEL}/{name}"] = (
-                Piece.whole(buffers[name].detach()) if first is None else self._piece(first)
+                TensorChunk.whole(buffers[name].detach()) if first is None else self._piece(first)
             )
         described = plain(optimizer_state(cast(nn.Module, self), optimizer))
         others: dict[str, dict[str, Any]] = {}
@@ -132,12 +136,12 @@ class LocalState:
                 if not isinstance(value, Tensor):
                     others[name][slot] = value
                 elif part is not None and value.dim() and value.shape == part.values.shape:
-                    pieces[f"{OPTIMIZER}/{name}/{slot}"] = Piece(
-                        value, part.box, Form(part.form.shape, value.dtype)
+                    pieces[f"{OPTIMIZER}/{name}/{slot}"] = TensorChunk(
+                        value, part.box, TensorMeta(part.form.shape, value.dtype)
                     )
                 else:
-                    pieces[f"{OPTIMIZER}/{name}/{slot}"] = Piece.whole(value)
-        return Held(pieces, {**rest, OPTIMIZER: {**described, "state": others}})
+                    pieces[f"{OPTIMIZER}/{name}/{slot}"] = TensorChunk.whole(value)
+        return LocalState(pieces, {**rest, OPTIMIZER: {**described, "state": others}})
 
     def take(
         self, optimizer: Optimizer, catalogue: Catalogue, read: Read, described: Mapping[str, Any]
@@ -146,7 +150,7 @@ class LocalState:
         buffers = dict(self._model.named_buffers(remove_duplicate=False))
         for name, first in self.saved.items():
             key = f"{MODEL}/{name}"
-            target = Piece.whole(buffers[name]) if first is None else self._piece(first)
+            target = TensorChunk.whole(buffers[name]) if first is None else self._piece(first)
             if key not in catalogue or catalogue[key].shape != target.form.shape:
                 there = "is missing" if key not in catalogue else f"has the shape {catalogue[key].shape}"
                 raise CheckpointError(
@@ -158,11 +162,11 @@ class LocalState:
         state = {name: dict(slots) for name, slots in described["state"].items()}
         for name, part in self.by_name.items():
             for slot, form in slots_of(catalogue, name).items():
-                box = part.box if form.shape == part.form.shape else Box.whole(form.shape)
+                box = part.box if form.shape == part.form.shape else ChunkBounds.whole(form.shape)
                 state.setdefault(name, {})[slot] = read(f"{OPTIMIZER}/{name}/{slot}", box).clone()
         with self.host.at_home() if self.host is not None else nullcontext():
             load_optimizer_state(cast(nn.Module, self), optimizer, {**described, "state": state})
 
-    def _piece(self, name: str) -> Piece:
+    def _piece(self, name: str) -> TensorChunk:
         part = self.by_name[name]
-        return Piece(part.rows, part.box, part.form)
+        return TensorChunk(part.rows, part.box, part.form)

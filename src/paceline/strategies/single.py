@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.errors import InputError
-from paceline.strategies.base import Exactness, OpenReplica, Parts
+from paceline.strategies.base import Exactness, OpenReplica, StrategyInputs
 from paceline.strategies.batchnorm import synchronise
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.tuning import Tuning
@@ -21,7 +21,7 @@ class Single:
         """Return its own level: no tuning changes it."""
         return self.exactness
 
-    def prepare(self, parts: Parts, world: World) -> OpenReplica:
+    def prepare(self, parts: StrategyInputs, world: World) -> OpenReplica:
         """Place the model on the one device."""
         if world.size > 1:
             raise InputError(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from paceline.errors import InputError
 from paceline.reduce import tree
-from paceline.reduce.tree import Gradients, Node
+from paceline.reduce.tree import Gradients, Subtree
 from paceline.strategies import gradients
 from paceline.world import World, all_gather_object
 
@@ -106,7 +106,7 @@ def take(sparse: Sequence[nn.Parameter]) -> Gradients:
 
 
 def gather(
-    world: World, shards: int, nodes: Sequence[tuple[Node, Gradients]], sparse: Sequence[nn.Parameter]
+    world: World, shards: int, nodes: Sequence[tuple[Subtree, Gradients]], sparse: Sequence[nn.Parameter]
 ) -> Gradients:
     """Add up the rows of all workers, along the tree, for everybody."""
     sent = [

@@ -19,16 +19,16 @@ from paceline.errors import InputError
 from paceline.state.chunks import (
     MODEL,
     OPTIMIZER,
-    Box,
     Catalogue,
-    Held,
+    ChunkBounds,
+    LocalState,
     Read,
+    assemble,
     collect,
-    hold,
+    split,
     survey,
-    unite,
 )
-from paceline.strategies.base import Parts
+from paceline.strategies.base import StrategyInputs
 from paceline.strategies.ddp import DdpReplica
 from paceline.strategies.partial_update import Scope
 from paceline.strategies.trained import check_held
@@ -54,7 +54,7 @@ class ZeroReplica(DdpReplica):
     whole = False
     holds_unsaved = True
 
-    def __init__(self, parts: Parts, world: World) -> None:
+    def __init__(self, parts: StrategyInputs, world: World) -> None:
         super().__init__(parts, world)
         check_held(self.model, self.optimizer)
         dealt = [
@@ -70,14 +70,14 @@ class ZeroReplica(DdpReplica):
         others = {id(parameter) for parameter in self._others}
         self._strange = {name for name, parameter in self.model.named_parameters() if id(parameter) in others}
         self._rounds = _rounds(dealt, owners, world.size)
-        self._remains: Held | None = None
+        self._remains: LocalState | None = None
         """What this worker held when its group broke."""
         self._torn = False
         """Whether parameters were updated that have not reached everybody."""
         self._checked = False
         self._let_go()
 
-    def _scope(self, parts: Parts, world: World) -> Scope:  # noqa: ARG002
+    def _scope(self, parts: StrategyInputs, world: World) -> Scope:  # noqa: ARG002
         return Scope.PARAMETERS
 
     def _let_go(self) -> None:
@@ -137,18 +137,18 @@ class ZeroReplica(DdpReplica):
         those, so this worker then holds nothing.
         """
         if self._remains is None:
-            self._remains = Held({}, self.held().rest) if self._torn else self.held()
+            self._remains = LocalState({}, self.held().rest) if self._torn else self.held()
         super().abandon()
 
-    def held(self) -> Held:
+    def held(self) -> LocalState:
         """Return the whole model and this worker's part of the optimizer state."""
-        return self._remains if self._remains is not None else hold(super().state())
+        return self._remains if self._remains is not None else split(super().state())
 
     def state(self) -> dict[str, Any]:
         """Gather the state; all workers ask together."""
         held = self.held()
         found = survey(self.world, held.pieces)
-        return unite(dict(collect(self.world, held.pieces, found)), held.rest)
+        return assemble(dict(collect(self.world, held.pieces, found)), held.rest)
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over this worker's part of a state."""
@@ -162,11 +162,11 @@ class ZeroReplica(DdpReplica):
         for key, form in catalogue.items():
             room, _, path = key.partition("/")
             if room == MODEL:
-                wanted[key] = read(key, Box.whole(form.shape))
+                wanted[key] = read(key, ChunkBounds.whole(form.shape))
             elif path.rpartition("/")[0] not in self._strange:
                 # The optimizer goes on with the very tensors it is given.
-                wanted[key] = read(key, Box.whole(form.shape)).clone()
-        self.load(unite(wanted, rest))
+                wanted[key] = read(key, ChunkBounds.whole(form.shape)).clone()
+        self.load(assemble(wanted, rest))
 
 
 Message = tuple[int, list[nn.Parameter]]

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from paceline import strategies
-from paceline.data import Feed
+from paceline.data import ShardedLoader
 from paceline.errors import InputError
 from paceline.ranges import CLIP, COUNT, STEPS
 from paceline.strategies.base import Exactness, Strategy
@@ -46,7 +46,7 @@ def check_shards(asked: int | None, options: RunOptions) -> None:
         )
 
 
-def last_step(feed: Feed, epochs: int | None, steps: int | None) -> float:
+def last_step(feed: ShardedLoader, epochs: int | None, steps: int | None) -> float:
     """Return the number of the step at which the run ends, as far as it is known beforehand."""
     if steps is not None:
         return steps
@@ -55,7 +55,7 @@ def last_step(feed: Feed, epochs: int | None, steps: int | None) -> float:
     return math.inf if feed.steps_per_epoch is None else epochs * feed.steps_per_epoch
 
 
-def check_last_batch(feed: Feed, options: RunOptions, workers: int) -> None:
+def check_last_batch(feed: ShardedLoader, options: RunOptions, workers: int) -> None:
     """Refuse a last batch that is too short for statistics over all workers."""
     left = (feed.samples or 0) % feed.batch_size
     if options.sync_batchnorm and 0 < left < workers:

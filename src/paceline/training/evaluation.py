@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paceline.data import Feed
+from paceline.data import ShardedLoader
 from paceline.errors import InputError
 from paceline.strategies.base import MetricsFunction, Replica, Rows, ShardWork, StepWork
 from paceline.task import Mean, as_float
@@ -15,7 +15,7 @@ from paceline.world import World, all_gather_object, seeds
 
 
 def evaluate(
-    feed: Feed, metrics: MetricsFunction, replica: Replica, world: World, seed: int
+    feed: ShardedLoader, metrics: MetricsFunction, replica: Replica, world: World, seed: int
 ) -> dict[str, float]:
     """Measure a whole data set and give the exact mean of each metric."""
     works = (

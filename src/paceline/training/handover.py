@@ -18,20 +18,20 @@ from torch import Tensor
 from paceline.state.chunks import (
     MODEL,
     OPTIMIZER,
-    Box,
     Catalogue,
-    Form,
-    Holding,
-    Piece,
+    ChunkBounds,
+    ChunkIndex,
+    TensorChunk,
+    TensorMeta,
     collect_from,
-    holding,
+    index_of,
 )
 from paceline.strategies.base import Replica
 from paceline.training.position import Position
 from paceline.world import World, all_gather_object
 
 WORKERS, COPIES, CHECKPOINT, BEGINNING = "workers", "copies", "checkpoint", "beginning"
-Rows = Mapping[str, tuple[Form, Box]]
+Rows = Mapping[str, tuple[TensorMeta, ChunkBounds]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Source:
     """Where the run goes on."""
     bringers: tuple[int, ...] = ()
     """The ranks that bring parts of it."""
-    found: Holding = field(default_factory=lambda: Holding({}, {}))
+    found: ChunkIndex = field(default_factory=lambda: ChunkIndex({}, {}))
 
 
 def choose(offers: Sequence[Offer]) -> Source:
@@ -78,7 +78,7 @@ def _sources(offers: Sequence[Offer]) -> list[Source]:
     living = [rank for rank, offer in enumerate(offers) if offer.finished >= 0]
     for number in sorted({offers[rank].position.number for rank in living}, reverse=True):
         ranks = tuple(rank for rank in living if offers[rank].position.number == number)
-        found = holding([offer.rows if rank in ranks else {} for rank, offer in enumerate(offers)])
+        found = index_of([offer.rows if rank in ranks else {} for rank, offer in enumerate(offers)])
         _add(found, [offer.left.get(number, ()) for offer in offers])
         if _is_whole(found, outline):
             # Of these the furthest ahead: it may stand in the next epoch already.
@@ -94,25 +94,25 @@ def _sources(offers: Sequence[Offer]) -> list[Source]:
     return [*sources, Source(BEGINNING, Position())]
 
 
-def _copied(offers: Sequence[Offer], number: int) -> Holding:
+def _copied(offers: Sequence[Offer], number: int) -> ChunkIndex:
     """Put together what copies hold: first everybody's own part, then the neighbours'."""
     parts = [offer.copies[number][1] if number in offer.copies else () for offer in offers]
-    found = holding([rows[0] if rows else {} for rows in parts])
+    found = index_of([rows[0] if rows else {} for rows in parts])
     _add(found, [rows[1:] for rows in parts])
     return found
 
 
-def _add(found: Holding, more: Sequence[Sequence[Rows]]) -> None:
+def _add(found: ChunkIndex, more: Sequence[Sequence[Rows]]) -> None:
     """Add what each rank can bring beside its own part."""
     for rank, parts in enumerate(more):
         for key, (form, box) in (item for rows in parts for item in rows.items()):
             found.forms.setdefault(key, form)
             boxes = found.boxes.setdefault(key, {})
-            if box.numel and Box.whole(form.shape) not in boxes:
+            if box.numel and ChunkBounds.whole(form.shape) not in boxes:
                 boxes.setdefault(box, rank)
 
 
-def _is_whole(found: Holding, outline: Mapping[str, bool]) -> bool:
+def _is_whole(found: ChunkIndex, outline: Mapping[str, bool]) -> bool:
     """Return whether nothing is missing: no part of a tensor, no tensor, no parameter's slots where others have theirs."""
     if not outline or not outline.keys() <= found.forms.keys():
         return False
@@ -127,7 +127,7 @@ def _is_whole(found: Holding, outline: Mapping[str, bool]) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _cover(shape: tuple[int, ...], boxes: frozenset[Box]) -> bool:
+def _cover(shape: tuple[int, ...], boxes: frozenset[ChunkBounds]) -> bool:
     """Return whether boxes leave nothing of a tensor out; those of two groups lie over each other, so no sum tells."""
     edges = [
         sorted({0, length, *(box.offset[side] + far for box in boxes for far in (0, box.shape[side]))})
@@ -137,17 +137,17 @@ def _cover(shape: tuple[int, ...], boxes: frozenset[Box]) -> bool:
     return all(any(_inside(cell, box) for box in boxes) for cell in cells)
 
 
-def _inside(cell: Sequence[tuple[int, int]], box: Box) -> bool:
+def _inside(cell: Sequence[tuple[int, int]], box: ChunkBounds) -> bool:
     return all(
         start <= low and high <= start + length
         for (low, high), start, length in zip(cell, box.offset, box.shape, strict=True)
     )
 
 
-def boxes_wanted(replica: Replica, catalogue: Catalogue) -> dict[str, Box]:
+def boxes_wanted(replica: Replica, catalogue: Catalogue) -> dict[str, ChunkBounds]:
     """Return the part of each tensor that a replica will ask for: its own of the model, and the same of the slots."""
     held = replica.held()
-    wanted: dict[str, Box] = {}
+    wanted: dict[str, ChunkBounds] = {}
     for key, form in catalogue.items():
         kind, _, name = key.partition("/")
         if kind == OPTIMIZER:
@@ -155,16 +155,16 @@ def boxes_wanted(replica: Replica, catalogue: Catalogue) -> dict[str, Box]:
         mine = held.pieces.get(f"{MODEL}/{name}")
         if mine is not None:
             cut = form.shape == mine.form.shape and not replica.reads_whole
-            wanted[key] = mine.box if cut else Box.whole(form.shape)
+            wanted[key] = mine.box if cut else ChunkBounds.whole(form.shape)
         elif kind == OPTIMIZER and name.startswith("outside"):
-            wanted[key] = Box.whole(form.shape)
+            wanted[key] = ChunkBounds.whole(form.shape)
     return wanted
 
 
 def receive(
     world: World,
     source: Source,
-    mine: Sequence[Mapping[str, Piece]],
+    mine: Sequence[Mapping[str, TensorChunk]],
     rest: Mapping[str, Any] | None,
     replica: Replica,
 ) -> None:
@@ -174,14 +174,14 @@ def receive(
     rests = [one for one in all_gather_object(world.comm, rest) if one is not None]
     kept: dict[str, Tensor] = {}
 
-    def bring(key: str, box: Box) -> Tensor:
+    def bring(key: str, box: ChunkBounds) -> Tensor:
         return next(pieces[key].values for pieces in mine if key in pieces and pieces[key].box == box)
 
     for key, whole in collect_from(world, bring, source.found):
         if key in wanted:
             kept[key] = wanted[key].of(whole).clone()
 
-    def read(key: str, box: Box) -> Tensor:
+    def read(key: str, box: ChunkBounds) -> Tensor:
         if wanted.get(key) == box:
             return kept[key]
         if key in kept and kept[key].shape == catalogue[key].shape:

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline import strategies
 from paceline.errors import InputError
 from paceline.state.chunks import check_saved
-from paceline.strategies.base import Exactness, Parts, Replica
+from paceline.strategies.base import Exactness, Replica, StrategyInputs
 from paceline.strategies.buffers import Rule
 from paceline.strategies.precision import Precision
 from paceline.strategies.structure import Structure
@@ -41,13 +41,13 @@ def new_parts(
     scheduler: LRScheduler | MakeScheduler | None,
     buffers: Mapping[str, Rule] | None,
     structure: Structure | None,
-) -> Parts:
+) -> StrategyInputs:
     """Put together what the user gave and what the run was asked for."""
     _check_one(model, optimizer, scheduler)
     given = isinstance(model, nn.Module)
     if isinstance(model, nn.Module):
         _check_model(model, saved=options.out is not None)
-    return Parts(
+    return StrategyInputs(
         make_model=(lambda: model)
         if isinstance(model, nn.Module)
         else _seeded(model, options.seed, saved=options.out is not None),
@@ -147,7 +147,7 @@ def _check_bare(model: nn.Module) -> None:
         )
 
 
-def kept_parts(parts: Parts, before: Replica) -> Parts:
+def kept_parts(parts: StrategyInputs, before: Replica) -> StrategyInputs:
     """Go on with the very model, optimizer, schedule and scaler of the replica that the group before had."""
     return replace(
         parts,

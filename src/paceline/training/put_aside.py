@@ -11,10 +11,10 @@ import copy
 
 from torch import Tensor
 
-from paceline.state.chunks import Box
+from paceline.state.chunks import ChunkBounds
 from paceline.strategies.base import Replica
-from paceline.training.copies import aside
 from paceline.training.loop_state import LoopState, Values
+from paceline.training.peer_snapshots import aside
 
 
 class PutAside:
@@ -32,7 +32,7 @@ class PutAside:
         if self._states:
             loop_state.load(self._states)
 
-    def _read(self, key: str, box: Box) -> Tensor:
+    def _read(self, key: str, box: ChunkBounds) -> Tensor:
         piece = self._pieces[key]
         if piece.box != box:
             raise RuntimeError(f"{key} was put aside as another part than the one that is asked for")

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from paceline import strategies
-from paceline.data import Feed
-from paceline.data.order import Order
+from paceline.data import ShardedLoader
+from paceline.data.permutation import EpochPermutation
 from paceline.records import ledger
 from paceline.records.chain import Chain
 from paceline.records.receipt import NAME, Point, Receipt, Start
@@ -177,10 +177,10 @@ class DataFacts:
     batch_size: int
     samples: int | None
     steps_per_epoch: int | None
-    order: Order | None
+    order: EpochPermutation | None
 
     @classmethod
-    def of(cls, feed: Feed) -> DataFacts:
+    def of(cls, feed: ShardedLoader) -> DataFacts:
         """Return the facts of the data that another worker has open."""
         return cls(feed.batch_size, feed.samples, feed.steps_per_epoch, feed.order)
 
@@ -189,7 +189,7 @@ def describe_start(
     options: RunOptions,
     world: World,
     position: Position,
-    feed: Feed | DataFacts,
+    feed: ShardedLoader | DataFacts,
     *,
     exactness: str,
     clip: float | None,
@@ -207,7 +207,7 @@ def describe_start(
         strategy=options.strategy,
         workers=options.workers if threaded else world.size - world.mesh.servers,
         processes=world.size,
-        mesh=str(world.mesh) if world.data_size != world.size else "",
+        mesh=str(world.mesh) if world.dp_size != world.size else "",
         shares=world.shares,
         exactness=exactness,
         stream=order is None,

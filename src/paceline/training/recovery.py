@@ -18,7 +18,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from paceline.errors import PacelineError, WorkerGoneError
 from paceline.observe import Regrouped
-from paceline.state.chunks import Held
+from paceline.state.chunks import LocalState
 from paceline.state.transfer import broadcast_state
 from paceline.strategies.base import OpenReplica
 from paceline.strategies.result import StepResult
@@ -26,10 +26,10 @@ from paceline.training.handover import WORKERS, Offer, Source, choose
 from paceline.training.membership import EVALUATE, SAVE, STEP, Membership, Place, Standing
 from paceline.training.position import Position
 from paceline.world import World, all_gather_object, broadcast_object, connect
+from paceline.world.fault_points import REGROUP, hit
 from paceline.world.interruption import InterruptibleStore, Interruption
-from paceline.world.loss import is_lost_peer, may_come_of_a_break
-from paceline.world.points import REGROUP, reach
-from paceline.world.pulse import Kind, Phase
+from paceline.world.peer_failure import is_lost_peer, may_come_of_a_break
+from paceline.world.status_page import Kind, Phase
 
 if TYPE_CHECKING:
     from paceline.training.run import Run
@@ -106,7 +106,7 @@ class Recovery:
         self._broken_at: float | None = None
         self._left: OpenReplica | None = None
         """The replica of the last group that worked, as long as nobody has taken over what it holds."""
-        self._held: Held | None = None
+        self._held: LocalState | None = None
         """What that replica holds, asked for once: preparing another one may take it apart."""
         self._source, self._redone = "", 0
         self._dirty = self._moved = False
@@ -259,7 +259,7 @@ class Recovery:
     def _connect(self, place: Place) -> World:
         """Form the next group; a loss in the middle of it ends the attempt."""
         run, options = self._run, self._run.options
-        reach(REGROUP)
+        hit(REGROUP)
         interruption = Interruption()
         self.membership.attach(place.generation, interruption)
         # From here on a break concerns the group that is being formed.
@@ -311,7 +311,7 @@ class Recovery:
         ahead, mine = members[source], members[world.rank]
         if all(member.finished == ahead.finished for member in members):
             return
-        reach(REGROUP)
+        hit(REGROUP)
         sent: Any = None
         if world.rank == source:
             behind = any(member.number != ahead.number for member in members)
@@ -360,7 +360,7 @@ class Recovery:
             "recoveries": self.recoveries,
         }
         got = broadcast_object(world.comm, sent if world.rank == ahead else None, ahead)
-        reach(REGROUP)
+        hit(REGROUP)
         replica = run.prepare_group(self._left)
         try:
             position = run.fill(replica, source, held)

@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.checkpoint import Checkpoints, Found, Moment, Saved, Saver, check_fits, find_newest
+from paceline.checkpoint import CheckpointMetadata, Checkpoints, Found, Saved, Saver, check_fits, find_newest
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.read import unusable
 from paceline.errors import CheckpointError, InputError
 from paceline.observe import CheckpointDamaged, CheckpointSaved, Event, Note
-from paceline.state.chunks import MODEL, Box, Form
+from paceline.state.chunks import MODEL, ChunkBounds, TensorMeta
 from paceline.strategies.base import Replica
 from paceline.training.between import KEY as BETWEEN
 from paceline.training.between import Between
@@ -89,7 +89,7 @@ def save(
         **({FROZEN: frozen_names(replica.model)} if replica.whole else {}),
         "workers": options.workers if options.processes == 1 else world.size - world.mesh.servers,
     }
-    moment = Moment(step=position.number, position=asdict(position), meta={**meta, **facts})
+    moment = CheckpointMetadata(step=position.number, position=asdict(position), meta={**meta, **facts})
     held = replica.held()
     if loop_state:
         held = replace(held, rest={**held.rest, KEY: loop_state.check_same(world)})
@@ -148,7 +148,7 @@ def _take(replica: Replica, world: World, found: Found) -> None:
         }
         check_fits(_forms(replica, world), saved)
 
-        def read(key: str, box: Box) -> Tensor:
+        def read(key: str, box: ChunkBounds) -> Tensor:
             try:
                 return parts.read(key, box)
             except CheckpointError as error:
@@ -161,7 +161,7 @@ def _take(replica: Replica, world: World, found: Found) -> None:
             raise unusable(found.path, CheckpointError(reason)) from error
 
 
-def _forms(replica: Replica, world: World) -> dict[str, Form]:
+def _forms(replica: Replica, world: World) -> dict[str, TensorMeta]:
     """Return what the whole model consists of, wherever it is."""
     forms = {
         key.partition("/")[2]: piece.form
@@ -170,5 +170,5 @@ def _forms(replica: Replica, world: World) -> dict[str, Form]:
     }
     if replica.whole:
         return forms
-    everybody: list[dict[str, Form]] = all_gather_object(world.comm, forms)
+    everybody: list[dict[str, TensorMeta]] = all_gather_object(world.comm, forms)
     return {name: form for one in everybody for name, form in one.items()}

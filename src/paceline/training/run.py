@@ -21,19 +21,19 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline import strategies
 from paceline.checkpoint import weights_sha256
-from paceline.data import Feed, owned_shards
+from paceline.data import ShardedLoader, owned_shards
 from paceline.data.loaders import is_loader, merged, note_batches
 from paceline.errors import InputError
 from paceline.observe import Event, Note, RunStarted
 from paceline.records.receipt import Start
-from paceline.state.chunks import Held
+from paceline.state.chunks import LocalState
 from paceline.state.optimizer_state import drop_groups, options_of, set_options
-from paceline.strategies.base import Exactness, MetricsFunction, OpenReplica, Parts
+from paceline.strategies.base import Exactness, MetricsFunction, OpenReplica, StrategyInputs
 from paceline.strategies.buffers import Rule
 from paceline.strategies.precision import Precision
 from paceline.strategies.structure import Structure
 from paceline.task import Task
-from paceline.training import cut_state, folder, resuming, schedules
+from paceline.training import folder, resuming, schedules, sharded_recovery
 from paceline.training.attempt import Attempt, Body, Options, put_options
 from paceline.training.between import LEFT, Between
 from paceline.training.between import SAVE as SAVE_CALL
@@ -45,7 +45,6 @@ from paceline.training.checks import (
     promise,
     read_ends,
 )
-from paceline.training.cut_state import CutState
 from paceline.training.evaluation import evaluate
 from paceline.training.frozen import KEY as FROZEN
 from paceline.training.frozen import freeze_as, frozen_names
@@ -74,10 +73,11 @@ from paceline.training.put_aside import PutAside
 from paceline.training.recorder import DataFacts, describe_start, open_records
 from paceline.training.recovery import Recovery, RolledBackError
 from paceline.training.saving import Saving
+from paceline.training.sharded_recovery import ShardedRecovery
 from paceline.training.step import Step
 from paceline.training.stepping import Stepping
 from paceline.world import Identity, World, all_gather_object, broadcast_object, connect, determinism, seeds
-from paceline.world.pulse import NoPulse, Phase
+from paceline.world.status_page import NoStatusPage, Phase
 from paceline.world.world import THREADS
 
 STARTING, ENDED = Phase.STARTING, Phase.ENDED
@@ -142,21 +142,21 @@ class Run:
         """How many the run began with, on all machines; servers are not counted."""
         self._listeners = listeners
         self._recovery = Recovery(self, membership or FixedMembership())
-        self.cut = CutState(options)
+        self.cut = ShardedRecovery(options)
         self.ended = False
         """Whether the steps have all been taken."""
         self.parameters = 0
         """Of the model, on all workers together."""
-        self._parts: Parts | None = None
+        self._parts: StrategyInputs | None = None
         self._handle: Handle | None = None
         """What a loop of the user's own holds."""
         self._replica: OpenReplica | None = None
         self.guard = LoopGuard(self._seed_update)
         """Finds what a loop does that is done for it."""
         self._journal = Journal(self.emit, world.device)
-        self._feeds: list[Feed] = []
+        self._feeds: list[ShardedLoader] = []
         self._meta: dict[str, Any] = {}
-        self._begun: tuple[Feed, float | None] | None = None
+        self._begun: tuple[ShardedLoader, float | None] | None = None
         self.between, self._before = Between(), Between()  # before the first call: saved there alone
         self.loop_state = LoopState()
         """What the loop has registered beside model, optimizer and schedule."""
@@ -181,7 +181,7 @@ class Run:
         options: RunOptions,
         events: int | None = None,
         membership: Membership | None = None,
-        pulse: NoPulse | None = None,
+        pulse: NoStatusPage | None = None,
         *,
         check_folder: bool = True,
     ) -> Run:
@@ -338,7 +338,7 @@ class Run:
 
     # Data and steps.
 
-    def feed(self, data: Any, *, batch_size: int | None = None, **loading: Any) -> Feed:
+    def feed(self, data: Any, *, batch_size: int | None = None, **loading: Any) -> ShardedLoader:
         """Open this worker's share of a data set, or of a DataLoader's; the batch is the GLOBAL one (32 where nobody says)."""
         options = self.options
         loading = {"loader_workers": options.loader_workers, **loading}
@@ -348,7 +348,7 @@ class Run:
         if doubt is not None:
             self._doubted = True
             self.emit(Note(text=doubt))
-        made = Feed(
+        made = ShardedLoader(
             data,
             batch_size=DEFAULT_BATCH if batch_size is None else batch_size,
             shards=options.total_shards,
@@ -382,7 +382,7 @@ class Run:
         if phase < self.position.phase and not self._recovery.waiting_to_join:
             self._skip(phase)
             return
-        feed = data if isinstance(data, Feed) else self.feed(data, batch_size=batch_size)
+        feed = data if isinstance(data, ShardedLoader) else self.feed(data, batch_size=batch_size)
         try:
             yield from self._phase(phase, feed, epochs, steps, clip, after_epoch)
         except GeneratorExit:
@@ -501,7 +501,7 @@ class Run:
                 self._take_up_again()
         return False
 
-    def _goes_on(self, feed: Feed, epochs: int | None, steps: int | None) -> bool:
+    def _goes_on(self, feed: ShardedLoader, epochs: int | None, steps: int | None) -> bool:
         """Return whether steps are left of the call of `steps` in which the run stands."""
         at, last = self.position, last_step(feed, epochs, steps)
         return (epochs is None or at.epoch < at.first_epoch + epochs) and at.number < at.first_number + last
@@ -520,7 +520,7 @@ class Run:
     def _phase(
         self,
         phase: int,
-        feed: Feed,
+        feed: ShardedLoader,
         epochs: int | None,
         steps: int | None,
         clip: float | None,
@@ -557,7 +557,7 @@ class Run:
             self._journal.leave_epoch()
         first = self.position
         last = first.first_number + last_step(feed, epochs, steps)
-        check_last_batch(feed, self.options, self.world.data_size)
+        check_last_batch(feed, self.options, self.world.dp_size)
         self.ended = False
         if not joined:  # who joins has done so with the others
             self.emit(self._announcement(feed, epochs, last))
@@ -660,7 +660,7 @@ class Run:
         """Raise where another worker has left the call of `steps` in which this one is at a step."""
         self._leaving.check_present(self.world, self.position.phase, number)
 
-    def _close_feed(self, feed: Feed) -> None:
+    def _close_feed(self, feed: ShardedLoader) -> None:
         self._feeds.remove(feed)
         feed.close()
 
@@ -705,7 +705,7 @@ class Run:
         if options is not None:
             put_options(self.replica.optimizer, options)
 
-    def note_begun(self, step: Step) -> None:
+    def record_step(self, step: Step) -> None:
         """Enter a step in the books before any of it can reach another worker: others may finish it while this one is killed."""
         self._tell_steps()
         self._step = step
@@ -726,7 +726,7 @@ class Run:
         self.position = self.position.next_epoch()
         self._journal.end_epoch(self.position)
 
-    def stand_behind(self, step: Step) -> None:
+    def step_applied(self, step: Step) -> None:
         """Stand behind a step that has just been applied."""
         self.position = self.position.after_step()
         if step.attempt is not None:
@@ -760,7 +760,7 @@ class Run:
     @property
     def _owned(self) -> range:
         world = self.world
-        return owned_shards(world.data_rank, world.data_size, self.options.total_shards, world.shares)
+        return owned_shards(world.dp_rank, world.dp_size, self.options.total_shards, world.shares)
 
     def laid_out(self, world: World) -> World:
         """Return a world with the mesh that its workers make up."""
@@ -809,7 +809,7 @@ class Run:
         """Let a checkpoint that is being written come to its end: it may be what the others are to go on from."""
         self._saving.wait()
 
-    def fill(self, replica: OpenReplica, source: Source, held: Held | None) -> Position:
+    def fill(self, replica: OpenReplica, source: Source, held: LocalState | None) -> Position:
         """Return a new replica its part of the state from where it is, and say where the run goes on."""
         position = source.position
         if source.kind == CHECKPOINT:
@@ -897,7 +897,7 @@ class Run:
         self._data_of_others, self._adopted = shared["data"], shared["states"]
         self.loop_state.load(shared["states"])
 
-    def _announcement(self, feed: Feed, epochs: int | None, last: float) -> RunStarted:
+    def _announcement(self, feed: ShardedLoader, epochs: int | None, last: float) -> RunStarted:
         world, options = self.world, self.options
         return RunStarted(
             task=self.name,
@@ -927,7 +927,9 @@ class Run:
         if self._came_by(name):
             measured: dict[str, float] = self.outcomes.next(self._call, name)
             return measured
-        feed = data if isinstance(data, Feed) else self.feed(data, batch_size=batch_size, shuffle=False)
+        feed = (
+            data if isinstance(data, ShardedLoader) else self.feed(data, batch_size=batch_size, shuffle=False)
+        )
         self._copy()
 
         def measure() -> dict[str, float]:
@@ -967,7 +969,7 @@ class Run:
             found = weights_sha256(self.replica.state()["model"])
         else:
             found = self._recovery.together(
-                EVALUATE, lambda: cut_state.weights_sha256(self.world, self.replica)
+                EVALUATE, lambda: sharded_recovery.weights_sha256(self.world, self.replica)
             )
         self._note_between(name, found)
         return found

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.data import Feed, StepData
+from paceline.data import ShardedLoader, StepData
 from paceline.errors import InputError
 from paceline.strategies.base import ShardWork, StepWork
 from paceline.training.membership import STEP, LeaveRunError
@@ -15,8 +15,8 @@ from paceline.training.recovery import Recovery, RolledBackError
 from paceline.training.saving import Saving
 from paceline.training.step import Step
 from paceline.world import seeds
-from paceline.world.points import DATA, reach
-from paceline.world.pulse import Kind, Phase
+from paceline.world.fault_points import DATA, hit
+from paceline.world.status_page import Kind, Phase
 
 if TYPE_CHECKING:
     from paceline.training.run import Run
@@ -32,7 +32,7 @@ class Stepping:
     run: Run
     recovery: Recovery
     saving: Saving
-    feed: Feed
+    feed: ShardedLoader
     clip: float | None
     last: float
     epochs: int | None
@@ -88,7 +88,7 @@ class Stepping:
             pulse.begin(STEPPING, run.position.number)
             pulse.enter(READING)
             for data in feed.epoch(run.position.epoch, run.position.step):
-                reach(DATA)
+                hit(DATA)
                 if self.recovery.membership.change_wanted:
                     self.recovery.regroup(STEP)
                 if self.recovery.stopping:
@@ -125,12 +125,12 @@ class Stepping:
             run.replica,
             run.world,
             self.clip,
-            run.stand_behind,
+            run.step_applied,
             self.recovery,
             run.guard,
             run.seed_loop,
             run.hidden,
             run.begin_attempt(),
         )
-        run.note_begun(step)
+        run.record_step(step)
         return step

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import strategies
-from paceline.data.order import Order
+from paceline.data.permutation import EpochPermutation
 from paceline.data.shards import owned_shards, steps_per_epoch
 from paceline.errors import InputError
 from paceline.ranges import SAMPLES
@@ -214,7 +214,9 @@ class _Audit:
         """Return the digest of the samples that each (step, shard) must have held."""
         low = piece.step * self.receipt.batch_size
         high = low + int(cuts[-1, -1])
-        order = Order(high if start.stream else start.samples or 0, start.order_seed, start.shuffle)
+        order = EpochPermutation(
+            high if start.stream else start.samples or 0, start.order_seed, start.shuffle
+        )
         ids = memoryview(order.indices(piece.epoch, low, high).tobytes())
         digests = b"".join(
             ledger.digest(ids[begin:end]) for row in (cuts * 8).tolist() for begin, end in pairwise(row)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from paceline.errors import InputError, UnknownNameError
 from paceline.ranges import COUNT, SECONDS, SEED, SHARDS, STEPS, WORKERS, Options, ranged, required
 from paceline.verify.faults import BREAKING, DISK, JOIN, KINDS, LEAVE, SLOW, Fault, points_of
-from paceline.world.points import CHECKPOINT, POINTS, REGROUP
+from paceline.world.fault_points import CHECKPOINT, POINTS, REGROUP
 
 STEPS_A_FAULT = 10
 """How many steps a run takes for each fault, unless it is told otherwise."""

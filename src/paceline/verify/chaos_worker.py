@@ -16,7 +16,7 @@ from paceline.training.run import Run
 from paceline.training.spec import TrainSpec
 from paceline.verify.chaos_plan import Plan
 from paceline.verify.faults import DISK, JOIN, KILL, LEAVE, SLOW, STOP, Fault, Marks
-from paceline.world.points import DATA, POINTS, REGROUP, set_trap
+from paceline.world.fault_points import DATA, POINTS, REGROUP, set_fault
 
 _SIGNALS = {KILL: signal.SIGKILL, STOP: signal.SIGSTOP, LEAVE: signal.SIGTERM}
 ORDER_ATTEMPTS = 50
@@ -25,7 +25,7 @@ ORDER_EVERY_S = 0.1
 
 def main(run: Run, spec: TrainSpec, plan: Plan, marks: str) -> dict[str, Any]:
     """Train a task among faults."""
-    set_trap(Trap(run, plan, Marks(Path(marks))))
+    set_fault(Trap(run, plan, Marks(Path(marks))))
     return trainer.main(run, spec)
 
 

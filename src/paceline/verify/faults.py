@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.observe.formats import plural
-from paceline.world.points import CHECKPOINT, DATA, POINTS
+from paceline.world.fault_points import CHECKPOINT, DATA, POINTS
 
 KILL, STOP, SLOW, LEAVE, JOIN, DISK = "kill", "stop", "slow", "leave", "join", "disk"
 KINDS = {

@@ -41,13 +41,13 @@ def _found(folder: Path) -> list[tuple[int, Path]]:
 
 def _faults(path: Path, step: int, receipt: Receipt) -> list[str]:
     from paceline.checkpoint import weights_sha256
-    from paceline.checkpoint.parts import Parts
+    from paceline.checkpoint.parts import StoredTensors
     from paceline.checkpoint.read import check_files
 
     try:
         manifest = Manifest.read(path)
         check_files(path, manifest)
-        with Parts(path, manifest) as parts:
+        with StoredTensors(path, manifest) as parts:
             really = weights_sha256(parts.model)
     except CheckpointError as error:
         return [f"it cannot be read ({error})"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.state.chunks import MODEL, Form, Piece, collect, survey
+from paceline.state.chunks import MODEL, TensorChunk, TensorMeta, collect, survey
 from paceline.strategies.base import OpenReplica
 from paceline.task import Loss
 from paceline.training.run import Run
@@ -17,7 +17,7 @@ from paceline.training.spec import TrainSpec
 from paceline.training.step import Step
 from paceline.verify import digests
 from paceline.verify.record import Call, Digests, Dump, Record, StepRecord
-from paceline.verify.subject import Subject
+from paceline.verify.task_harness import TaskHarness
 from paceline.verify.tracing import Tracer
 from paceline.verify.wanted import Watching
 from paceline.world import World
@@ -27,7 +27,7 @@ def main(run: Run, spec: TrainSpec, wanted: Watching | None = None) -> Record:
     """Train the task on this worker and give the record."""
     wanted = wanted or Watching()
     started = time.perf_counter()
-    subject = Subject(run, spec, wanted.epochs)
+    subject = TaskHarness(run, spec, wanted.epochs)
     modules = _execution_order(subject.model) if wanted.order else []
     replica = subject.prepare()
     begun = replica.state()["model"]
@@ -174,8 +174,8 @@ def whole_gradients(replica: OpenReplica, world: World) -> dict[str, Tensor]:
     for parameter in (one for group in replica.optimizer.param_groups for one in group["params"]):
         key = places.get(parameter.data_ptr(), "")
         if parameter.grad is not None and parameter.numel() and key:
-            form = Form(held[key].form.shape, parameter.grad.dtype)
-            pieces[key] = Piece(parameter.grad.to_dense(), held[key].box, form)
+            form = TensorMeta(held[key].form.shape, parameter.grad.dtype)
+            pieces[key] = TensorChunk(parameter.grad.to_dense(), held[key].box, form)
     whole = collect(world, pieces, survey(world, pieces))
     return {key.partition("/")[2]: value for key, value in whole}
 

@@ -21,8 +21,8 @@ from paceline.world.interfaces import is_loopback
 from paceline.world.interruption import Interruption
 from paceline.world.local import LocalComm
 from paceline.world.process_group import Patience, ProcessGroupComm
-from paceline.world.pulse import NoPulse
 from paceline.world.sockets import Sockets
+from paceline.world.status_page import NoStatusPage
 from paceline.world.world import World
 
 
@@ -44,7 +44,7 @@ def connect(
     shares: tuple[int, ...] | None = None,
     interruption: Interruption | None = None,
     on: torch.device | None = None,
-    pulse: NoPulse | None = None,
+    pulse: NoStatusPage | None = None,
 ) -> World:
     """Enter the world as `identity`, and return when everybody has.
 
@@ -93,7 +93,7 @@ def connect(
         comm=CheckedComm(comm) if checked else comm,
         shares=shares,
         interruption=interruption,
-        pulse=pulse or NoPulse(),
+        pulse=pulse or NoStatusPage(),
         store=None if met is None else PrefixStore(f"generation-{generation}/beside", met),
     )
 

@@ -17,7 +17,7 @@ import threading
 from typing import Any
 
 from paceline.compat import futex
-from paceline.world.pulse import Pulse
+from paceline.world.status_page import StatusPage
 
 SIGNAL = signal.SIGUSR2
 SHOWN = 16
@@ -39,7 +39,7 @@ def register(descriptor: int) -> None:
     faulthandler.register(SIGNAL, file=descriptor, all_threads=True, chain=False)
 
 
-def attend(pulse: Pulse) -> None:
+def attend(pulse: StatusPage) -> None:
     """Answer the launcher's questions about pending collectives, from a thread that sleeps in between."""
     if futex.available():
         threading.Thread(target=_attend, args=(pulse,), name="paceline-witness", daemon=True).start()
@@ -68,7 +68,7 @@ def flight_record() -> list[dict[str, Any]]:
     ]
 
 
-def _attend(pulse: Pulse) -> None:
+def _attend(pulse: StatusPage) -> None:
     question = 0
     while True:
         question = pulse.wait_for_question(question)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from paceline.world.pulse import Phase
+from paceline.world.status_page import Phase
 from paceline.world.world import World
 
 SLACK = 1.25

@@ -12,7 +12,7 @@ from paceline.world.base import Comm
 from paceline.world.interruption import Interruption
 from paceline.world.local import LocalComm
 from paceline.world.mesh import DATA, Mesh
-from paceline.world.pulse import NoPulse
+from paceline.world.status_page import NoStatusPage
 
 SHARED_MEMORY, RPC, THREADS, NO_TRANSPORT = "shared memory", "rpc", "threads", "none"
 
@@ -40,7 +40,7 @@ class World:
     """How the workers are laid out; flat where nobody said otherwise."""
     interruption: Interruption = field(default_factory=Interruption)
     """What ends every wait for the others, when one of them is gone."""
-    pulse: NoPulse = field(default_factory=NoPulse)
+    pulse: NoStatusPage = field(default_factory=NoStatusPage)
     """Where this worker shows its launcher what it is at."""
     apart: int = 0
     """How many steps one worker may be ahead of another: with a staleness, those that are slow are waited for longer."""
@@ -58,12 +58,12 @@ class World:
         return self.rank == 0
 
     @property
-    def data_rank(self) -> int:
+    def dp_rank(self) -> int:
         """This worker's place among those that data is dealt out to."""
         return self.mesh.index(self.rank, *DATA) if self.mesh.sizes else self.rank
 
     @property
-    def data_size(self) -> int:
+    def dp_size(self) -> int:
         """How many there are that data is dealt out to."""
         return self.mesh.size(*DATA) if self.mesh.sizes else self.size
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.checkpoint import Moment
-from paceline.state.chunks import Box, Form, Held, Piece
+from paceline.checkpoint import CheckpointMetadata
+from paceline.state.chunks import ChunkBounds, LocalState, TensorChunk, TensorMeta
 
 WHOLE: dict[str, Tensor] = {
     "model/table": torch.arange(70, dtype=torch.float32).reshape(7, 10),
@@ -25,33 +25,33 @@ REST: dict[str, Any] = {
 }
 
 
-def moment(step: int) -> Moment:
-    return Moment(
+def moment(step: int) -> CheckpointMetadata:
+    return CheckpointMetadata(
         step=step,
         position={"epoch": 0, "step": step, "number": step},
         meta={"shards": 4, "strategy": "by hand"},
     )
 
 
-def rows(form: Form, rank: int, size: int) -> Box:
+def rows(form: TensorMeta, rank: int, size: int) -> ChunkBounds:
     """Give a worker's rows, as torch's own chunks are laid out: the last workers may have none."""
     each = -(-form.shape[0] // size)
     start = min(rank * each, form.shape[0])
     length = min(each, form.shape[0] - start)
-    return Box((start, *(0 for _ in form.shape[1:])), (length, *form.shape[1:]))
+    return ChunkBounds((start, *(0 for _ in form.shape[1:])), (length, *form.shape[1:]))
 
 
-def held(rank: int, size: int, *, cut: bool, add: float = 0.0) -> Held:
+def held(rank: int, size: int, *, cut: bool, add: float = 0.0) -> LocalState:
     """Give what one of so many workers holds: its rows of each matrix, and all of everything else."""
     pieces = {}
     for key, whole in WHOLE.items():
         values = whole + int(add) if whole.numel() else whole
-        form = Form(tuple(whole.shape), whole.dtype)
-        box = rows(form, rank, size) if cut and whole.dim() == 2 else Box.whole(form.shape)
-        pieces[key] = Piece(box.of(values).clone(), box, form)
+        form = TensorMeta(tuple(whole.shape), whole.dtype)
+        box = rows(form, rank, size) if cut and whole.dim() == 2 else ChunkBounds.whole(form.shape)
+        pieces[key] = TensorChunk(box.of(values).clone(), box, form)
     # As in a pipeline: what the optimizer keeps that is no tensor is known where its parameter is, here to the last.
     known = {**REST["optimizer"], "state": REST["optimizer"]["state"] if not cut or rank == size - 1 else {}}
-    return Held(pieces, {**REST, "optimizer": known})
+    return LocalState(pieces, {**REST, "optimizer": known})
 
 
 def whole(add: float = 0.0) -> dict[str, Tensor]:

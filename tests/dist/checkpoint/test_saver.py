@@ -15,9 +15,9 @@ import torch
 from paceline.checkpoint import Checkpoints, Fault, Saver, find_newest, load, planning, weights_sha256
 from paceline.checkpoint.compare import same
 from paceline.checkpoint.manifest import Manifest
-from paceline.checkpoint.parts import Parts
-from paceline.state.chunks import Box, unite
-from paceline.world import World, points
+from paceline.checkpoint.parts import StoredTensors
+from paceline.state.chunks import ChunkBounds, assemble
+from paceline.world import World, fault_points
 from tests.dist.checkpoint.cut import REST, held, moment, rows, whole
 from tests.workers import run_workers
 
@@ -30,7 +30,7 @@ def assert_holds(path: Path, step: int, parts: int, add: float = 0.0) -> None:
     loaded = load(path)
     tensors = whole(add)
     assert same(
-        loaded.state, unite(tensors, REST) | {"position": moment(step).position, "meta": moment(step).meta}
+        loaded.state, assemble(tensors, REST) | {"position": moment(step).position, "meta": moment(step).meta}
     )
     manifest = Manifest.read(path)
     assert len(manifest.parts) == parts
@@ -95,7 +95,8 @@ def read_part(world: World, folder: Path) -> dict[str, torch.Tensor]:
         assert same(found.rest, REST)
         return {
             key: parts.read(
-                key, rows(form, world.rank, world.size) if len(form.shape) == 2 else Box.whole(form.shape)
+                key,
+                rows(form, world.rank, world.size) if len(form.shape) == 2 else ChunkBounds.whole(form.shape),
             )
             for key, form in parts.catalogue.items()
         }
@@ -111,12 +112,12 @@ def test_pieces_are_cut_anew_when_read(sharded: Path) -> None:
 def test_any_box_of_what_is_cut_by_rows_can_be_read(sharded: Path, side: int) -> None:
     path = sharded / "step-3"
     table = whole(3)["model/table"]
-    with Parts(path, Manifest.read(path)) as parts:
+    with StoredTensors(path, Manifest.read(path)) as parts:
         for start in range(table.shape[side]):
             for length in range(table.shape[side] - start + 1):
                 offset, shape = [0, 0], list(table.shape)
                 offset[side], shape[side] = start, length
-                box = Box(tuple(offset), tuple(shape))
+                box = ChunkBounds(tuple(offset), tuple(shape))
                 assert torch.equal(parts.read("model/table", box), box.of(table))
 
 
@@ -200,9 +201,11 @@ def test_a_disk_that_fails_under_one_worker(tmp_path: Path) -> None:
 def save_what_is_lost(world: World, folder: Path) -> Fault:
     """Save while somebody empties the second worker's file under its hands."""
     if world.rank == 1:
-        points.set_trap(lambda _: [os.truncate(path, 0) for path in folder.glob(".*/part-1.*")] and None)
+        fault_points.set_fault(
+            lambda _: [os.truncate(path, 0) for path in folder.glob(".*/part-1.*")] and None
+        )
     fault = Saver(Checkpoints(folder)).save(world, held(world.rank, world.size, cut=True), moment(1))
-    points.set_trap(None)
+    fault_points.set_fault(None)
     return fault
 
 
@@ -223,7 +226,7 @@ def abandon(world: World, folder: Path, *, sealed: bool) -> list[str]:
     saver = Saver(Checkpoints(folder), note=notes.append, saved=lambda made: notes.append(made.path.name))
     go_on = threading.Event()
     if world.rank == 1 and not sealed:
-        points.set_trap(lambda _: go_on.wait(30) and None)
+        fault_points.set_fault(lambda _: go_on.wait(30) and None)
     saver.save(world, held(world.rank, world.size, cut=True), moment(1), background=True)
     if sealed and world.rank == 1:
         saver.wait()
@@ -234,7 +237,7 @@ def abandon(world: World, folder: Path, *, sealed: bool) -> list[str]:
     world.comm.barrier()
     go_on.set()
     saver.close()
-    points.set_trap(None)
+    fault_points.set_fault(None)
     return notes
 
 

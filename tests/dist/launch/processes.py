@@ -43,7 +43,7 @@ class Started:
 
     def forked(self) -> dict[int, str]:
         """Give the fork server and all that came from it."""
-        return {pid: command for pid, command in self.left().items() if "zygote" in command}
+        return {pid: command for pid, command in self.left().items() if "fork_server_process" in command}
 
     def fork_server(self) -> int:
         """Give the fork server itself: the one child of the command."""

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 import paceline
 from paceline import strategies
-from paceline.data import Feed
-from paceline.strategies.base import Exactness, Parts, Replica, ShardWork, StepWork
+from paceline.data import ShardedLoader
+from paceline.strategies.base import Exactness, Replica, ShardWork, StepWork, StrategyInputs
 from paceline.strategies.precision import Precision
 from paceline.strategies.tuning import Tuning
 from paceline.training.preparing import structure_of
@@ -33,7 +33,7 @@ def prepared(
     shards: int,
     tuning: Tuning,
     make_scheduler: Callable[[Optimizer], Any] = lambda _: None,
-) -> Iterator[tuple[Replica, Feed, World]]:
+) -> Iterator[tuple[Replica, ShardedLoader, World]]:
     """Prepare a task under a strategy, and let go of it at the end; `name` is that of no other training of this group."""
     world = run.world
     if world.store is not None:  # servers meet their trainers there anew
@@ -44,7 +44,7 @@ def prepared(
         made: nn.Module = task.model()
         return made
 
-    parts = Parts(
+    parts = StrategyInputs(
         make_model=make,
         make_optimizer=task.optimizer,
         make_scheduler=make_scheduler,
@@ -63,7 +63,7 @@ def prepared(
         replica.abandon()
 
 
-def steps_of(feed: Feed) -> Iterator[StepWork]:
+def steps_of(feed: ShardedLoader) -> Iterator[StepWork]:
     """Yield the work of the first steps."""
     for data in islice(feed.epoch(0), STEPS):
         shards = [

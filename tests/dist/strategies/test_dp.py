@@ -181,7 +181,7 @@ def test_shards_on_other_devices_use_the_same_modules(single: dict[str, Any]) ->
     assert differing(found, single) == []
 
 
-class Keeping(nn.Module):
+class StageState(nn.Module):
     """Comes to a weight by a list of its own."""
 
     def __init__(self) -> None:
@@ -195,7 +195,7 @@ class Keeping(nn.Module):
 
 def keep(run: paceline.Run) -> None:
     dp.other_devices = lambda first, workers: [first] * (workers - 1)
-    run.prepare(Keeping(), lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
+    run.prepare(StageState(), lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
     for step in run.steps(TensorDataset(torch.ones(8, 6), torch.ones(8, 6)), batch_size=8, epochs=1):
         step.compute(lambda model, batch: squares(None, model, batch, 0))
 

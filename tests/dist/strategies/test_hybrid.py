@@ -18,7 +18,7 @@ import paceline
 from paceline.checkpoint import weights_sha256
 from paceline.errors import InputError, WorkerFailedError
 from paceline.strategies.hybrid.tables import check
-from paceline.world import points
+from paceline.world import fault_points
 
 STEPS = 9
 ROWS = 600
@@ -81,13 +81,13 @@ def train(
                 os.kill(os.getpid(), signal.SIGKILL)
 
     run.prepare_replica(Model, optimizer, scheduler)
-    points.set_trap(trap if killed is not None else None)
+    fault_points.set_fault(trap if killed is not None else None)
     losses, measured = [], []
     for step in run.steps(data(), batch_size=13, steps=steps, clip=0.3):
         losses.append(step.compute(loss).loss)
         if step.number == 4 and not step.again:
             measured.append(run.evaluate(data(), measure, batch_size=13))
-    points.set_trap(None)
+    fault_points.set_fault(None)
     held, state = run.replica.held(), run.replica.state()
     slots = {
         f"{name}/{slot}": value

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.data import owned_shards
-from paceline.reduce import post_backward as late
+from paceline.reduce import post_backward
 from paceline.reduce.tree import Gradients, TreeSum
 from paceline.world import World
 from tests.workers import run_workers
@@ -44,9 +44,9 @@ def tree_of(shards: range, step: int) -> TreeSum:
 
 
 def work(world: World, lane: str) -> list[list[Tensor | None]]:
-    late.BUCKET = 1024  # several buckets
+    post_backward.BUCKET = 1024  # several buckets
     like = [torch.empty(shape, dtype=dtype) for shape, dtype in SHAPES]
-    sums = late.LateSum(world, SHARDS, lane)
+    sums = post_backward.PostBackwardReduce(world, SHARDS, lane)
     owned = owned_shards(world.rank, world.size, SHARDS)
     # Memory is used again in the next step, so what is kept must be a copy.
     return [

@@ -25,7 +25,7 @@ from paceline.launch.membership import Membership, Policy
 from paceline.training import trainer
 from paceline.training.membership import STEP, Standing
 from paceline.training.spec import TrainSpec
-from paceline.world import points
+from paceline.world import fault_points
 from paceline.world.mesh import DATA
 
 STEPS = 9
@@ -74,9 +74,9 @@ def train(
                 os.kill(os.getpid(), signal.SIGKILL)
 
     run.prepare_replica(make, optimizer, scheduler)
-    points.set_trap(trap if killed is not None else None)
+    fault_points.set_fault(trap if killed is not None else None)
     taken = [step.compute(loss) for step in run.steps(data(), batch_size=13, steps=steps, clip=0.05)]
-    points.set_trap(None)
+    fault_points.set_fault(None)
     held, state = run.replica.held(), run.replica.state()
     slots = {
         f"{name}/{slot}": value

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.errors import InputError
-from paceline.strategies.base import Parts
+from paceline.strategies.base import StrategyInputs
 from paceline.strategies.pipeline.call import StandIn
 from paceline.strategies.pipeline.strategy import Pipeline
 from paceline.strategies.precision import Precision
@@ -235,8 +235,10 @@ def test_a_loop_of_the_users_own() -> None:
         paceline.launch(own_loop, strategy="pp", workers=2, threads=1)
 
 
-def parts(shards: int = 4, *, whole: bool = False, sync_batchnorm: bool = False, **tuning: Any) -> Parts:
-    return Parts(
+def parts(
+    shards: int = 4, *, whole: bool = False, sync_batchnorm: bool = False, **tuning: Any
+) -> StrategyInputs:
+    return StrategyInputs(
         make_model=lambda: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)),
         make_optimizer=lambda made: torch.optim.SGD(made.parameters()),
         make_scheduler=lambda _: None,
@@ -263,7 +265,7 @@ def parts(shards: int = 4, *, whole: bool = False, sync_batchnorm: bool = False,
         (parts(sync_batchnorm=True), {"pp": 2}, "--sync-batchnorm needs all shards at once"),
     ],
 )
-def test_what_is_refused_beforehand(given: Parts, sides: dict[str, int], words: str) -> None:
+def test_what_is_refused_beforehand(given: StrategyInputs, sides: dict[str, int], words: str) -> None:
     mesh = Mesh.of(sides)
     with pytest.raises(InputError, match=words):
         Pipeline().prepare(given, replace(alone(), size=mesh.workers, mesh=mesh))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import paceline
 from paceline.errors import InputError
-from paceline.state.chunks import Form, collect, hold, survey
+from paceline.state.chunks import TensorMeta, collect, split, survey
 from paceline.strategies.tuning import Tuning
 from paceline.training import trainer
 from paceline.training.preparing import kept_parts, structure_of
@@ -130,13 +130,13 @@ def two(one: dict[str, Done]) -> list[dict[str, Done]]:
 
 
 def tensors(state: State) -> dict[str, Tensor]:
-    return {key: piece.values for key, piece in hold(state).pieces.items()}
+    return {key: piece.values for key, piece in split(state).pieces.items()}
 
 
 def assert_same_state(left: State, right: State) -> None:
     assert tensors(left).keys() == tensors(right).keys()
     assert all(torch.equal(value, tensors(right)[key]) for key, value in tensors(left).items())
-    assert hold(left).rest == hold(right).rest
+    assert split(left).rest == split(right).rest
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -220,7 +220,7 @@ def regroup(run: paceline.Run, job: Job) -> tuple[State, State]:
     held = own.replica.held()
     again = own.strategy.prepare(kept_parts(own._parts, own.replica), own.world)
     whole = dict(collect(own.world, held.pieces, survey(own.world, held.pieces)))
-    forms = {key: Form(tuple(value.shape), value.dtype) for key, value in whole.items()}
+    forms = {key: TensorMeta(tuple(value.shape), value.dtype) for key, value in whole.items()}
     again.take(forms, lambda key, box: box.of(whole[key]), held.rest)
     return before, again.state()
 

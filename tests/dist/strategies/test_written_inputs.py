@@ -65,7 +65,7 @@ BEHIND: dict[str, Callable[[Any], Any]] = {
 DICTS = {"put", "assigned", "a number", "an object", "an object in a row"}
 
 
-class Box:
+class ChunkBounds:
     """What torch takes for one thing."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ def _train_one(run: paceline.Run, kind: str) -> Any:
     def apart(model: Any, batch: list[Tensor]) -> Tensor:
         if kind not in DICTS:
             return model(batch[0]) - batch[0]  # type: ignore[no-any-return]
-        given: Any = {"features": batch[0], "scale": 1.0, "box": Box()}
+        given: Any = {"features": batch[0], "scale": 1.0, "box": ChunkBounds()}
         scores = model(given)
         return scores * (given["scale"] * given["box"].scale) - given["features"]  # type: ignore[no-any-return]
 

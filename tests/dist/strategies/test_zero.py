@@ -16,9 +16,9 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.checkpoint import weights_sha256
-from paceline.state.chunks import Box
+from paceline.state.chunks import ChunkBounds
 from paceline.strategies.zero import deal
-from paceline.world import points
+from paceline.world import fault_points
 
 STEPS = 9
 ZERO = {"shard_optimizer": True}
@@ -80,10 +80,10 @@ def train(
         run.prepare_replica(model, optimizer(kind, model))
     else:
         run.prepare_replica(make, lambda made: optimizer(kind, made))
-    points.set_trap(trap if killed is not None else None)
+    fault_points.set_fault(trap if killed is not None else None)
     for step in run.steps(data(), batch_size=12, steps=STEPS, clip=0.5):
         step.compute(loss)
-    points.set_trap(None)
+    fault_points.set_fault(None)
     replica = run.replica
     held = replica.held()
     state = replica.state()
@@ -105,7 +105,7 @@ def train(
         "bytes": moved,
         "held": sorted(held.pieces),
         "whole": replica.whole,
-        "boxes": all(piece.box == Box.whole(piece.form.shape) for piece in held.pieces.values()),
+        "boxes": all(piece.box == ChunkBounds.whole(piece.form.shape) for piece in held.pieces.values()),
         "recoveries": run.recoveries,
     }
 

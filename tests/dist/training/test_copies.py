@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import paceline
-from paceline.training.copies import Copies
+from paceline.training.peer_snapshots import PeerSnapshots
 
 MACHINES = (0, 0, 0, 1, 1)
 """The machine of each rank."""
@@ -19,7 +19,7 @@ def neighbours(run):
         local_rank=MACHINES[:rank].count(here),
         local_size=MACHINES.count(here),
     )
-    copies = Copies(every=1)
+    copies = PeerSnapshots(every=1)
     copies.attach(placed)
     found = copies._to, copies._source
     copies.detach()

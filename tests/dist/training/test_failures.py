@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.data.order import Order
+from paceline.data.permutation import EpochPermutation
 from paceline.data.shards import shard_bounds
 from paceline.errors import InputError, WorkerFailedError
 from paceline.training import trainer
@@ -24,7 +24,7 @@ def train(task: str, strategy: str = "ddp", workers: int = 2, *, steps: int = 8,
 
 def place_of_poison() -> tuple[int, int, list[int]]:
     """Work out by hand the step, the shard and the samples of the shard that the spoilt sample is in."""
-    order = Order(SAMPLES, 0)
+    order = EpochPermutation(SAMPLES, 0)
     step, place = divmod(order.position(0, broken.POISON), BATCH)
     bounds = [shard_bounds(shard, SHARDS, min(BATCH, SAMPLES - step * BATCH)) for shard in range(SHARDS)]
     shard = next(number for number, (low, high) in enumerate(bounds) if low <= place < high)

@@ -253,14 +253,14 @@ def test_what_the_user_froze_stays_frozen() -> None:
 
 def by_hand() -> dict[str, Tensor]:
     """The first step of the float64 run below, in plain torch on the whole batch."""
-    from paceline.data import Order
+    from paceline.data import EpochPermutation
     from paceline.world import seeds
 
     seeds.seed_everything(seeds.derive(0, "model"))
     model = nn.Linear(4, 1).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     columns = [column.double() for column in data().tensors]
-    order = Order(SAMPLES, 0)
+    order = EpochPermutation(SAMPLES, 0)
     for epoch in range(2):
         for start in range(0, SAMPLES, 7):
             chosen = torch.as_tensor(order.indices(epoch, start, min(start + 7, SAMPLES)))

@@ -16,10 +16,10 @@ from paceline.compat import futex
 from paceline.data import owned_shards
 from paceline.errors import WorkerFailedError
 from paceline.reduce.exchange import Exchange, Layout, SocketExchange
-from paceline.reduce.hosts import HostsExchange, open_lanes
-from paceline.reduce.shared_memory import LaneExchange
+from paceline.reduce.hosts import HostsExchange, open_shared_memory
+from paceline.reduce.shared_memory import SharedMemoryExchange
 from paceline.reduce.tree import TreeSum, cover
-from paceline.world.lane import Lane, PeerLostError, open_lane
+from paceline.world.shared_memory import PeerLostError, SharedMemoryChannel, open_channel
 from tests.workers import run_workers
 
 LENGTHS = (1, 2, 7, 1000, 200_003)
@@ -41,8 +41,8 @@ def node_sum(low: int, high: int, shards: int, length: int) -> Tensor:
     return total
 
 
-def lane_of(world: World) -> Lane:
-    lane = open_lane(world)
+def lane_of(world: World) -> SharedMemoryChannel:
+    lane = open_channel(world)
     assert lane is not None
     return lane
 
@@ -54,9 +54,9 @@ def sums(world: World, shards: int, way: str) -> list[list[float]]:
     if way == "fenced":  # the barriers of a processor that keeps no order, here too
         futex.barrier = futex.full_barrier
     if way in ("memory", "fenced"):
-        exchange = LaneExchange(lane_of(world), layout)
+        exchange = SharedMemoryExchange(lane_of(world), layout)
     elif way == "hosts":  # as if the first half of the workers were on one machine and the rest on another
-        exchange = open_lanes(world, shards, [2 * rank // world.size for rank in range(world.size)])
+        exchange = open_shared_memory(world, shards, [2 * rank // world.size for rank in range(world.size)])
         assert isinstance(exchange, HostsExchange)
     assert exchange is not None
     owned = owned_shards(world.rank, world.size, shards)
@@ -130,7 +130,7 @@ def test_a_flag_counts_beyond_four_bytes() -> None:
 
 
 def give_up(world: World) -> str:
-    lane = open_lane(world, timeout_s=0.3)
+    lane = open_channel(world, timeout_s=0.3)
     assert lane is not None
     if world.rank == 0:
         try:

@@ -6,67 +6,71 @@ import pytest
 import torch
 
 from paceline.checkpoint.compare import same
-from paceline.checkpoint.planning import ALONE, Offer, make_plan
+from paceline.checkpoint.planning import ALONE, ShardInventory, assign_writers
 from paceline.checkpoint.staging import Staging
 from paceline.errors import CheckpointError
-from paceline.state.chunks import Box, Form, Piece
+from paceline.state.chunks import ChunkBounds, TensorChunk, TensorMeta
 
-BIG = Form((8, ALONE // 16), torch.float32)
-SMALL = Form((4, 4), torch.float32)
-
-
-def offer(**pieces: tuple[Form, Box]) -> Offer:
-    return Offer("host", {f"model/{name}": piece for name, piece in pieces.items()}, {})
+BIG = TensorMeta((8, ALONE // 16), torch.float32)
+SMALL = TensorMeta((4, 4), torch.float32)
 
 
-def whole(form: Form) -> tuple[Form, Box]:
-    return form, Box.whole(form.shape)
+def offer(**pieces: tuple[TensorMeta, ChunkBounds]) -> ShardInventory:
+    return ShardInventory("host", {f"model/{name}": piece for name, piece in pieces.items()}, {})
 
 
-def rows(form: Form, start: int, count: int) -> tuple[Form, Box]:
-    return form, Box((start, 0), (count, form.shape[1]))
+def whole(form: TensorMeta) -> tuple[TensorMeta, ChunkBounds]:
+    return form, ChunkBounds.whole(form.shape)
+
+
+def rows(form: TensorMeta, start: int, count: int) -> tuple[TensorMeta, ChunkBounds]:
+    return form, ChunkBounds((start, 0), (count, form.shape[1]))
 
 
 def test_little_is_written_by_the_first_alone_and_much_by_all() -> None:
     few = [offer(a=whole(SMALL), b=whole(SMALL))] * 3
-    assert make_plan(few).writers == (0,)
+    assert assign_writers(few).writers == (0,)
     many = [offer(a=whole(BIG), b=whole(BIG), c=whole(BIG))] * 3
-    plan = make_plan(many)
+    plan = assign_writers(many)
     assert plan.writers == (0, 1, 2)
     assert sorted(plan.keys) == [("model/a",), ("model/b",), ("model/c",)]
 
 
 def test_pieces_are_written_by_their_holders_and_each_once() -> None:
     left, right = offer(a=rows(SMALL, 0, 2), b=whole(SMALL)), offer(a=rows(SMALL, 2, 2), b=whole(SMALL))
-    plan = make_plan([left, right, left, right])
+    plan = assign_writers([left, right, left, right])
     assert plan.writers == (0, 1)
     assert plan.keys == (("model/a", "model/b"), ("model/a",))
     assert [box.part for box in plan.tensors["model/a"].boxes] == [0, 1]
 
 
 def test_of_what_somebody_holds_whole_nobody_writes_pieces() -> None:
-    plan = make_plan([offer(a=rows(SMALL, 0, 2)), offer(a=rows(SMALL, 2, 2)), offer(a=whole(SMALL))])
+    plan = assign_writers([offer(a=rows(SMALL, 0, 2)), offer(a=rows(SMALL, 2, 2)), offer(a=whole(SMALL))])
     assert (plan.writers, plan.keys) == ((2,), (("model/a",),))
 
 
 def test_what_nobody_holds_is_refused() -> None:
     with pytest.raises(CheckpointError, match="pieces do not make up whole tensors") as caught:
-        make_plan([offer(a=rows(SMALL, 0, 2)), offer(a=rows(SMALL, 2, 1))])
+        assign_writers([offer(a=rows(SMALL, 0, 2)), offer(a=rows(SMALL, 2, 1))])
     assert "\n" not in str(caught.value)
 
 
 def test_models_that_differ_are_refused() -> None:
     with pytest.raises(CheckpointError, match="Make the same model on all workers"):
-        make_plan([offer(a=whole(SMALL)), offer(a=whole(BIG))])
+        assign_writers([offer(a=whole(SMALL)), offer(a=whole(BIG))])
 
 
 def test_tied_weights_are_stored_once_where_all_agree() -> None:
     weight = torch.randn(4, 4)
-    tied = Offer.of("host", {"model/a": Piece.whole(weight), "model/b": Piece.whole(weight)})
-    apart = Offer.of("host", {"model/a": Piece.whole(weight), "model/b": Piece.whole(weight.clone())})
-    assert make_plan([tied, tied]).aliases == {"model/b": "model/a"}
-    assert list(make_plan([tied, tied]).tensors) == ["model/a"]
-    assert list(make_plan([tied, apart]).tensors) == ["model/a", "model/b"]
+    tied = ShardInventory.of(
+        "host", {"model/a": TensorChunk.whole(weight), "model/b": TensorChunk.whole(weight)}
+    )
+    apart = ShardInventory.of(
+        "host", {"model/a": TensorChunk.whole(weight), "model/b": TensorChunk.whole(weight.clone())}
+    )
+    assert assign_writers([tied, tied]).aliases == {"model/b": "model/a"}
+    assert list(assign_writers([tied, tied]).tensors) == ["model/a"]
+    assert list(assign_writers([tied, apart]).tensors) == ["model/a", "model/b"]
 
 
 def test_copies_are_of_their_own_and_their_memory_is_used_again() -> None:

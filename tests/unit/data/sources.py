@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from paceline.data import Feed, StepData, owned_shards
+from paceline.data import ShardedLoader, StepData, owned_shards
 
 
 class Squares(Dataset[int]):
@@ -80,9 +80,11 @@ class SeekableStream(Stream):
             yield torch.tensor([index, torch.rand(()).item()])
 
 
-def feed_of(dataset: Any, *, rank: int = 0, workers: int = 1, shards: int = 4, **options: Any) -> Feed:
+def feed_of(
+    dataset: Any, *, rank: int = 0, workers: int = 1, shards: int = 4, **options: Any
+) -> ShardedLoader:
     settings = {"batch_size": 8, "seed": 7, **options}
-    return Feed(dataset, shards=shards, owned=owned_shards(rank, workers, shards), **settings)
+    return ShardedLoader(dataset, shards=shards, owned=owned_shards(rank, workers, shards), **settings)
 
 
 def epoch_of(dataset: Any, *, epoch: int = 0, start_step: int = 0, **options: Any) -> list[StepData]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from paceline.data import Feed
+from paceline.data import ShardedLoader
 from paceline.errors import InputError
 from tests.unit.data.sources import Squares, Stream, combined, feed_of
 
@@ -143,7 +143,7 @@ def test_what_cannot_work_is_refused_in_one_line(dataset: Any, options: dict[str
 @pytest.mark.parametrize("owned", [range(2, 2), range(3, 5), range(0, 4, 2)])
 def test_a_worker_without_proper_shards_is_refused(owned: range) -> None:
     with pytest.raises(InputError, match="shards"):
-        Feed(Squares(9), batch_size=8, shards=4, seed=0, owned=owned)
+        ShardedLoader(Squares(9), batch_size=8, shards=4, seed=0, owned=owned)
 
 
 class Epochs(Squares):
@@ -177,7 +177,9 @@ def test_a_data_set_is_told_the_epoch_wherever_it_is_read(loader_workers: int) -
 
     plain = Epochs(8)
     for dataset in (plain, Subset(ConcatDataset([Epochs(4), Epochs(4)]), range(8)), EpochStream(8)):
-        feed = Feed(dataset, batch_size=4, shards=1, seed=0, owned=range(1), loader_workers=loader_workers)
+        feed = ShardedLoader(
+            dataset, batch_size=4, shards=1, seed=0, owned=range(1), loader_workers=loader_workers
+        )
         orders = []
         for epoch, start in ((0, 0), (1, 0), (2, 1), (1, 1), (1, 0)):
             read = [shard.batches[0] for step in feed.epoch(epoch, start) for shard in step.shards]
@@ -191,7 +193,7 @@ def test_a_data_set_is_told_the_epoch_wherever_it_is_read(loader_workers: int) -
 def test_evaluation_of_the_same_data_set_does_not_change_its_epoch() -> None:
     dataset = Epochs(8)
     options: dict[str, Any] = {"batch_size": 4, "shards": 1, "seed": 0, "owned": range(1)}
-    train, held_out = Feed(dataset, **options), Feed(dataset, shuffle=False, **options)
+    train, held_out = ShardedLoader(dataset, **options), ShardedLoader(dataset, shuffle=False, **options)
     told = []
     for step in train.epoch(3):
         told += step.shards[0].batches[0][1].tolist()

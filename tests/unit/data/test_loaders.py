@@ -18,7 +18,7 @@ from torch.utils.data import (
 )
 
 from paceline import Run
-from paceline.data import Feed
+from paceline.data import ShardedLoader
 from paceline.errors import InputError
 from tests.unit.data.sources import Squares, Stream
 from tests.unit.training.own_runs import data, losses, opened, prepared
@@ -140,7 +140,7 @@ def test_what_would_not_be_kept_is_refused(loader: Any, options: dict[str, Any],
 
 def test_a_feed_takes_no_loader_by_any_way() -> None:
     with pytest.raises(InputError, match="gives batches, not samples"):
-        Feed(DataLoader(Squares(8), batch_size=4), batch_size=4, shards=1, seed=0, owned=range(1))
+        ShardedLoader(DataLoader(Squares(8), batch_size=4), batch_size=4, shards=1, seed=0, owned=range(1))
 
 
 def test_where_batches_divide_the_samples_none_is_dropped() -> None:

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data import Order
+from paceline.data import EpochPermutation
 
 
 @settings(deadline=None)
 @given(samples=st.integers(1, 3000), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 10**6))
 def test_every_sample_has_exactly_one_position(samples: int, seed: int, epoch: int) -> None:
-    indices = Order(samples, seed).indices(epoch, 0, samples)
+    indices = EpochPermutation(samples, seed).indices(epoch, 0, samples)
     assert indices.dtype == np.int64
     assert sorted(indices.tolist()) == list(range(samples))
 
@@ -24,7 +24,7 @@ def test_every_sample_has_exactly_one_position(samples: int, seed: int, epoch: i
 @settings(deadline=None)
 @given(samples=st.integers(1, 10**18), data=st.data())
 def test_position_undoes_indices(samples: int, data: st.DataObject) -> None:
-    order = Order(samples, seed=11)
+    order = EpochPermutation(samples, seed=11)
     place = data.draw(st.integers(0, samples - 1))
     index = int(order.indices(2, place, place + 1)[0])
     assert 0 <= index < samples
@@ -34,19 +34,19 @@ def test_position_undoes_indices(samples: int, data: st.DataObject) -> None:
 @settings(deadline=None)
 @given(samples=st.integers(1, 500), data=st.data())
 def test_a_slice_is_the_same_as_the_whole(samples: int, data: st.DataObject) -> None:
-    order = Order(samples, seed=3)
+    order = EpochPermutation(samples, seed=3)
     start = data.draw(st.integers(0, samples))
     stop = data.draw(st.integers(start, samples))
     whole = order.indices(5, 0, samples)
     assert order.indices(4, 0, samples).size == samples  # another epoch in between must not matter
     np.testing.assert_array_equal(order.indices(5, start, stop), whole[start:stop])
     np.testing.assert_array_equal(
-        Order(samples, seed=3).at(5, np.array([start % samples])), whole[[start % samples]]
+        EpochPermutation(samples, seed=3).at(5, np.array([start % samples])), whole[[start % samples]]
     )
 
 
 def test_a_million_million_samples_cost_no_memory() -> None:
-    order = Order(10**12, seed=1)
+    order = EpochPermutation(10**12, seed=1)
     tracemalloc.start()
     try:
         far = order.indices(0, 10**12 - 4096, 10**12)
@@ -61,13 +61,15 @@ def test_a_million_million_samples_cost_no_memory() -> None:
 
 
 def test_without_shuffle_the_order_is_the_data_sets() -> None:
-    np.testing.assert_array_equal(Order(100, seed=1, shuffle=False).indices(3, 10, 20), np.arange(10, 20))
+    np.testing.assert_array_equal(
+        EpochPermutation(100, seed=1, shuffle=False).indices(3, 10, 20), np.arange(10, 20)
+    )
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (0, 11), (10, 12)])
 def test_positions_outside_the_epoch_are_refused(start: int, stop: int) -> None:
     with pytest.raises(IndexError, match="outside an epoch of 10 samples"):
-        Order(10, seed=0).indices(0, start, stop)
+        EpochPermutation(10, seed=0).indices(0, start, stop)
 
 
 def deviations(counts: np.ndarray, expected: float, freedom: int) -> float:
@@ -79,7 +81,7 @@ def deviations(counts: np.ndarray, expected: float, freedom: int) -> float:
 @pytest.mark.parametrize("samples", [3, 5, 8, 17, 64])
 def test_over_many_epochs_samples_land_everywhere_and_next_to_everybody(samples: int) -> None:
     epochs = 1500
-    order = Order(samples, seed=5)
+    order = EpochPermutation(samples, seed=5)
     orders = np.stack([order.indices(epoch, 0, samples) for epoch in range(epochs)])
 
     places = np.stack([np.bincount(column, minlength=samples) for column in orders.T])
@@ -99,7 +101,7 @@ def test_over_many_epochs_samples_land_everywhere_and_next_to_everybody(samples:
 
 def test_neighbours_in_a_large_epoch_are_unrelated() -> None:
     samples, cells = 1_000_007, 64
-    order = Order(samples, seed=3)
+    order = EpochPermutation(samples, seed=3)
     first, second = (order.indices(epoch, 0, 200_000) * cells // samples for epoch in (0, 1))
     for left, right in ((first[:-1], first[1:]), (first, second)):
         counts = np.bincount(left * cells + right, minlength=cells**2)
@@ -107,6 +109,9 @@ def test_neighbours_in_a_large_epoch_are_unrelated() -> None:
 
 
 def test_seed_and_epoch_each_change_the_order() -> None:
-    reference = Order(1000, seed=1).indices(0, 0, 1000)
-    for other in (Order(1000, seed=2).indices(0, 0, 1000), Order(1000, seed=1).indices(1, 0, 1000)):
+    reference = EpochPermutation(1000, seed=1).indices(0, 0, 1000)
+    for other in (
+        EpochPermutation(1000, seed=2).indices(0, 0, 1000),
+        EpochPermutation(1000, seed=1).indices(1, 0, 1000),
+    ):
         assert (reference == other).mean() < 0.02

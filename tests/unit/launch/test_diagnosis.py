@@ -17,14 +17,14 @@ import pytest
 from paceline.launch.diagnosis import HangWatch, Member, look, process_state
 from paceline.observe.verdict import Collective, judge
 from paceline.world import stacks
-from paceline.world.pulse import Kind, Phase, Pulse, PulseReader, Reading
+from paceline.world.status_page import Kind, Phase, Reading, StatusPage, StatusPageReader
 
 LIMIT_S = 60.0
 NEVER_S = 600
 DIGITS = f"""\
 import ctypes, sys, time
 from paceline.world import stacks
-from paceline.world.pulse import Kind, Phase, Pulse
+from paceline.world.status_page import Kind, Phase, StatusPage
 
 class Digits:
     def __getitem__(self, index):
@@ -38,7 +38,7 @@ def hold_the_interpreter():
     while True:
         ctypes.PyDLL(None).sleep({NEVER_S})
 
-pulse = Pulse(int(sys.argv[2]))
+pulse = StatusPage(int(sys.argv[2]))
 stacks.register(int(sys.argv[3]))
 stacks.attend(pulse)
 pulse.begin(Kind.STEP, 40)
@@ -61,10 +61,10 @@ import sys, time
 import torch
 import torch.distributed as dist
 from paceline.world import stacks
-from paceline.world.pulse import Kind, Phase, Pulse
+from paceline.world.status_page import Kind, Phase, StatusPage
 
 rank = int(sys.argv[1])
-pulse = Pulse(int(sys.argv[2]))
+pulse = StatusPage(int(sys.argv[2]))
 stacks.register(int(sys.argv[3]))
 stacks.attend(pulse)
 pulse.enter(Phase.STARTING)
@@ -84,9 +84,9 @@ dist.all_gather([torch.zeros(1), torch.zeros(1)], torch.ones(1))
 @contextmanager
 def started(rank: int, script: Path, *arguments: str) -> Iterator[Member]:
     """Start a script with a pulse and a file for its stacks; kill it afterwards."""
-    pulse, file = Pulse.create(), stacks.create()
+    pulse, file = StatusPage.create(), stacks.create()
     command = [sys.executable, str(script), arguments[0], str(pulse), str(file), *arguments[1:]]
-    reader = PulseReader(pulse)
+    reader = StatusPageReader(pulse)
     with subprocess.Popen(command, pass_fds=[pulse, file]) as process:
         try:
             yield Member(rank=rank, host="here", pid=process.pid, pulse=reader, stacks=file)

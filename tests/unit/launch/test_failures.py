@@ -5,7 +5,7 @@ import runpy
 import pytest
 import torch
 
-from paceline.data import Feed
+from paceline.data import ShardedLoader
 from paceline.errors import CheckpointError, DiskFaultError, InputError, RecordsError
 from paceline.launch import failures
 from paceline.training.options import SaveEvery
@@ -94,7 +94,7 @@ class _Torn:
 
 
 def test_a_data_set_that_raises_is_the_first_thing_shown():
-    feed = Feed(_Torn(), batch_size=2, shards=1, seed=0, owned=range(1))
+    feed = ShardedLoader(_Torn(), batch_size=2, shards=1, seed=0, owned=range(1))
     try:
         next(feed.epoch(0))
     except KeyError as error:

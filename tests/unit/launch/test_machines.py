@@ -8,11 +8,11 @@ import pytest
 from paceline.errors import InputError
 from paceline.launch import machines, travel
 from paceline.launch.failures import Failure
+from paceline.launch.nodes import LEADER, Node, Nodes
 from paceline.launch.roster import Roster
-from paceline.launch.sites import LEADER, Site, Sites
 from paceline.observe.verdict import Collective, Evidence, Frame
 from paceline.training.options import RunOptions
-from paceline.world.pulse import Kind, Phase, Reading
+from paceline.world.status_page import Kind, Phase, Reading
 
 READING = Reading(
     phase=Phase.DATA,
@@ -31,9 +31,9 @@ READING = Reading(
 
 
 def sites(*wanted):
-    made = Sites(Site(LEADER, "a", None, "10.0.0.1", wanted[0]))
+    made = Nodes(Node(LEADER, "a", None, "10.0.0.1", wanted[0]))
     for index, count in enumerate(wanted[1:], 1):
-        made.add(Site(index, f"host{index}", None, "10.0.0.1", count))
+        made.add(Node(index, f"host{index}", None, "10.0.0.1", count))
     return made
 
 

@@ -16,12 +16,12 @@ from paceline.launch import forkserver
 from paceline.launch.job import Job
 from paceline.launch.rendezvous import (
     Failed,
-    Keeper,
     Machine,
     Met,
     Offer,
     Refused,
     Rendezvous,
+    RendezvousAgent,
     Waiting,
     read_report,
     write_report,
@@ -123,7 +123,7 @@ class Keepers:
             search_path=forkserver.search_path(),
         )
         rendezvous = Rendezvous.parse(f"127.0.0.1:{self.port}", nodes, **(QUICK | patience))
-        keeper = Keeper.start(
+        keeper = RendezvousAgent.start(
             self.server,
             job,
             rendezvous,
@@ -256,7 +256,7 @@ import json, os, select, sys
 from pathlib import Path
 from paceline.launch import forkserver
 from paceline.launch.job import Job
-from paceline.launch.rendezvous import Keeper, Offer, Rendezvous, write_report
+from paceline.launch.rendezvous import RendezvousAgent, Offer, Rendezvous, write_report
 from paceline.world import env
 from paceline.world.env import Identity
 endpoint, nodes, patience = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
@@ -266,7 +266,7 @@ job = Job(
     environment=env.snapshot(), folder=os.getcwd(), search_path=forkserver.search_path(),
 )
 offer = Offer(control_port=1, store_port=2, secret="s") if rendezvous.is_here() else None
-keeper = Keeper.start(forkserver.shared(), job, rendezvous, spec={}, offer=offer, log=Path("rendezvous.log"))
+keeper = RendezvousAgent.start(forkserver.shared(), job, rendezvous, spec={}, offer=offer, log=Path("rendezvous.log"))
 while True:
     select.select([keeper], [], [])
     for report in keeper.on_readable():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.observe.straggler import CaughtUp, Straggler, StragglerWatch, shares
-from paceline.world.pulse import Kind, Phase, Reading
+from paceline.world.status_page import Kind, Phase, Reading
 
 
 class Workers:

@@ -13,7 +13,7 @@ import pytest
 
 import paceline
 from paceline.observe.verdict import Collective, Evidence, Frame, Verdict, is_users, judge, parse_stacks
-from paceline.world.pulse import Kind, Phase, Reading
+from paceline.world.status_page import Kind, Phase, Reading
 
 STANDARD = sysconfig.get_path("stdlib")
 PACKAGE = Path(paceline.__file__).parent

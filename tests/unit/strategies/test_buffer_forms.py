@@ -87,7 +87,7 @@ def test_a_buffer_that_nothing_changes_is_not_written_to_behind_the_first_step()
         assert len(set(train(run))) == 1
 
 
-class Held(nn.Module):
+class LocalState(nn.Module):
     """Has one buffer, or a name for one, that forward may set."""
 
     def __init__(self, value: Tensor | None, change: Callable[[nn.Module, Tensor], None]) -> None:
@@ -112,7 +112,7 @@ def late(model: nn.Module, _: Tensor) -> None:
 
 @pytest.mark.parametrize("made", ["held", "late"])
 def test_a_buffer_that_forward_makes_is_refused_where_the_model_has_no_other(made: str) -> None:
-    model: nn.Module = Held(None, fill) if made == "held" else Late()
+    model: nn.Module = LocalState(None, fill) if made == "held" else Late()
     with opened(shards=2) as run:
         prepared, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         with pytest.raises(InputError, match=f"^the buffer {made} was registered in forward"):
@@ -133,7 +133,7 @@ class Late(nn.Module):
 
 
 def test_a_name_without_a_buffer_has_none_behind_an_evaluation() -> None:
-    model = Held(None, fill)
+    model = LocalState(None, fill)
     with opened(shards=2) as run:
         run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         run.evaluate(data(), lambda made, batch: {"mean": Mean(made(batch[0]).sum(), 1)}, batch_size=4)
@@ -141,7 +141,7 @@ def test_a_name_without_a_buffer_has_none_behind_an_evaluation() -> None:
 
 
 def test_nan_is_the_same_on_every_shard() -> None:
-    model = Held(torch.tensor([1.0, float("nan")]), lambda *_: None)
+    model = LocalState(torch.tensor([1.0, float("nan")]), lambda *_: None)
     with opened(shards=2) as run:
         prepared, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         train(run, prepared)
@@ -155,13 +155,13 @@ def test_nan_is_the_same_on_every_shard() -> None:
     ],
 )
 def test_memory_that_nobody_can_load_is_refused_before_the_first_step(value: Tensor, said: str) -> None:
-    model = Held(value, lambda *_: None)
+    model = LocalState(value, lambda *_: None)
     with opened(shards=2) as run, pytest.raises(InputError, match=f"^{said}"):
         run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def test_what_is_expanded_by_sides_of_one_number_is_trained() -> None:
-    model = Held(torch.arange(3.0).expand(1, -1), lambda *_: None)
+    model = LocalState(torch.arange(3.0).expand(1, -1), lambda *_: None)
     with opened(shards=2) as run:
         prepared, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         train(run, prepared)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.strategies.deferred import defer
+from paceline.strategies.meta_init import record_init
 from paceline.tasks.transformer import Transformer
 
 
@@ -74,7 +74,7 @@ def seeded(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
 def test_the_same_bits_and_the_same_generator(make: Callable[[], nn.Module]) -> None:
     plain = seeded(make)()
     state = torch.get_rng_state()
-    made, reason = defer(seeded(make))
+    made, reason = record_init(seeded(make))
     assert made is not None, reason
     assert all(tensor.is_meta for tensor in (*made.model.parameters(), *made.model.buffers()))
     torch.manual_seed(99)
@@ -94,7 +94,7 @@ def test_the_same_bits_and_the_same_generator(make: Callable[[], nn.Module]) -> 
 
 @pytest.mark.parametrize("make", [gpt, initialised, tied])
 def test_no_more_than_a_few_tensors_are_held_at_once(make: Callable[[], nn.Module]) -> None:
-    made, _ = defer(seeded(make))
+    made, _ = record_init(seeded(make))
     assert made is not None
     sizes = [value.numel() * value.element_size() for value in made.model.parameters()]
     held = made.fill(lambda name, whole: None)
@@ -129,6 +129,6 @@ def keeps() -> nn.Module:
     ],
 )
 def test_what_cannot_be_put_off_says_why(make: Callable[[], nn.Module], reason: str) -> None:
-    made, why = defer(seeded(make))
+    made, why = record_init(seeded(make))
     assert made is None
     assert reason in why

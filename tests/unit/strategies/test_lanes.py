@@ -17,26 +17,27 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.data import owned_shards
-from paceline.reduce import shared_memory as lane_exchange
+from paceline.reduce import shared_memory
 from paceline.reduce.exchange import Layout
-from paceline.reduce.gather import LaneGather
-from paceline.reduce.shared_memory import LaneExchange
-from paceline.reduce.shared_memory_scatter import LaneScatter
+from paceline.reduce.gather import SharedMemoryGather
+from paceline.reduce.shared_memory import SharedMemoryExchange
+from paceline.reduce.shared_memory_scatter import SharedMemoryScatter
 from paceline.reduce.tree import TreeSum, cover
-from paceline.world.lane import Lane
+from paceline.world.shared_memory import SharedMemoryChannel
 
 WORKERS = 3
 CPU = torch.device("cpu")
 Found = TypeVar("Found")
 
 
-def together(job: Callable[[Lane], Found]) -> list[Found]:
+def together(job: Callable[[SharedMemoryChannel], Found]) -> list[Found]:
     """Let workers that share memory do a job, each on a thread of its own."""
     # Windows into one anonymous file: every worker maps it itself.
     descriptor = os.memfd_create("lane")
     os.ftruncate(descriptor, 1 << 26)
     lanes = [
-        Lane(mmap.mmap(descriptor, 1 << 26), rank, [os.getpid()] * WORKERS, 60.0) for rank in range(WORKERS)
+        SharedMemoryChannel(mmap.mmap(descriptor, 1 << 26), rank, [os.getpid()] * WORKERS, 60.0)
+        for rank in range(WORKERS)
     ]
     os.close(descriptor)
     with ThreadPoolExecutor(WORKERS) as pool:
@@ -58,13 +59,13 @@ def node_sum(low: int, high: int, shards: int, step: int, length: int) -> Tensor
     return total
 
 
-def brought(lane: Lane, shards: int, step: int, length: int) -> list[Tensor]:
+def brought(lane: SharedMemoryChannel, shards: int, step: int, length: int) -> list[Tensor]:
     owned = owned_shards(lane.rank, WORKERS, shards)
     nodes = cover(owned.start, owned.stop, shards)
     return [node_sum(low, high, shards, step, length) for low, high in nodes]
 
 
-def layout_of(lane: Lane, shards: int) -> Layout:
+def layout_of(lane: SharedMemoryChannel, shards: int) -> Layout:
     return Layout(lane.rank, [owned_shards(rank, WORKERS, shards) for rank in range(WORKERS)], shards)
 
 
@@ -74,8 +75,8 @@ LENGTHS = (700, 30, 2500, 1, 400)
 STEPS = 5
 
 
-def exchanged(lane: Lane, shards: int) -> tuple[list[list[Tensor]], int]:
-    exchange = LaneExchange(lane, layout_of(lane, shards))
+def exchanged(lane: SharedMemoryChannel, shards: int) -> tuple[list[list[Tensor]], int]:
+    exchange = SharedMemoryExchange(lane, layout_of(lane, shards))
     before = lane.reserve(0)
     kept = [torch.empty(length) for length in LENGTHS]
     found = []
@@ -95,7 +96,7 @@ def exchanged(lane: Lane, shards: int) -> tuple[list[list[Tensor]], int]:
 def test_sums_larger_than_the_room_go_through_it_in_turns(
     monkeypatch: pytest.MonkeyPatch, shards: int
 ) -> None:
-    monkeypatch.setattr(lane_exchange, "ROOM", 4096)
+    monkeypatch.setattr(shared_memory, "ROOM", 4096)
     expected = [[node_sum(0, shards, shards, step, length) for length in LENGTHS] for step in range(STEPS)]
     for found, grown in together(partial(exchanged, shards=shards)):
         assert grown == 0
@@ -109,8 +110,8 @@ def test_sums_larger_than_the_room_go_through_it_in_turns(
 # The messages of fsdp.
 
 
-def scattered(lane: Lane, shards: int, parts: int) -> list[Tensor]:
-    scatter = LaneScatter(lane, layout_of(lane, shards), parts)
+def scattered(lane: SharedMemoryChannel, shards: int, parts: int) -> list[Tensor]:
+    scatter = SharedMemoryScatter(lane, layout_of(lane, shards), parts)
     scatter.reserve(0)
     found = []
     lengths = (3 * parts, 70_000 * parts, 70_000 * parts)
@@ -139,9 +140,9 @@ def test_each_part_is_added_along_the_tree(monkeypatch: pytest.MonkeyPatch, shar
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def gathered(lane: Lane, sizes: Sequence[int]) -> list[Tensor]:
+def gathered(lane: SharedMemoryChannel, sizes: Sequence[int]) -> list[Tensor]:
     """Gather messages with one under way while another is copied out, as torch does on the way back."""
-    gather = LaneGather(lane)
+    gather = SharedMemoryGather(lane)
     gather.reserve(4 * WORKERS * max(sizes))
     group = dist.ProcessGroup(0, 1)  # nobody is asked
     found: list[Tensor] = []
@@ -170,9 +171,9 @@ def test_a_message_stays_until_everybody_has_read_it() -> None:
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def gathered_late(lane: Lane) -> list[Tensor]:
+def gathered_late(lane: SharedMemoryChannel) -> list[Tensor]:
     """Gather messages of which every third is not waited for before the end, as torch does for blocks that are not trained."""
-    gather = LaneGather(lane)
+    gather = SharedMemoryGather(lane)
     gather.reserve(4 * WORKERS)
     found: dict[int, Tensor] = {}
     late: dict[int, tuple[Tensor, dist.Work]] = {}

@@ -13,7 +13,7 @@ from paceline.errors import InputError
 from paceline.strategies.pipeline.inputs import Inputs, Received, Watch
 
 
-class Box:
+class ChunkBounds:
     """What torch takes for one thing."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ def call() -> dict[str, Any]:
         "z": torch.ones(2, 2, dtype=torch.complex64).mT.conj(),
         "n": 1.0,
         "list": [1],
-        "box": Box(),
+        "box": ChunkBounds(),
     }
 
 

@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from paceline.errors import CheckpointError
 from paceline.state.optimizer_state import load_optimizer_state, optimizer_state, plain
-from paceline.strategies.pipeline.state import Keeping
-from paceline.strategies.sharded import LocalState
+from paceline.strategies.pipeline.stage_state import StageState
+from paceline.strategies.sharded import ShardedTensors
 
 
 def model() -> nn.Module:
@@ -92,7 +92,7 @@ class Noting(nn.Linear):
 
 
 @pytest.mark.parametrize(
-    "cut", [LocalState, lambda net: Keeping(net, torch.optim.SGD(net.parameters(), lr=0.1), None)]
+    "cut", [ShardedTensors, lambda net: StageState(net, torch.optim.SGD(net.parameters(), lr=0.1), None)]
 )
 def test_what_is_no_tensor_is_not_lost_without_a_word(cut: Callable[[nn.Module], object]) -> None:
     with pytest.raises(CheckpointError, match=r"cannot hold 1\._extra_state .* it is a dict, not a tensor"):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.data import owned_shards
-from paceline.reduce.tree import Gradients, Node, TreeSum, add, cover, splits
+from paceline.reduce.tree import Gradients, Subtree, TreeSum, add, cover, splits
 
 SHARDS = st.integers(1, 70)
 
@@ -33,7 +33,7 @@ class Traced:
         self.text = {(shard, shard + 1): str(shard) for shard in range(shards)}
         self.tree = TreeSum(shards)
 
-    def add(self, node: Node) -> None:
+    def add(self, node: Subtree) -> None:
         """Put a node in, and write down every addition that follows from it."""
         before = [node for node, _ in self.tree.nodes]
         self.tree.add(node, [])

@@ -2,12 +2,12 @@
 
 import torch
 
-from paceline.state.chunks import Box, Form, Piece
+from paceline.state.chunks import ChunkBounds, TensorChunk, TensorMeta
 from paceline.training.handover import Offer, choose, united
 from paceline.training.position import Position
 
-FORM = Form((4, 2), torch.float32)
-UPPER, LOWER, ALL = Box((0, 0), (2, 2)), Box((2, 0), (2, 2)), Box.whole((4, 2))
+FORM = TensorMeta((4, 2), torch.float32)
+UPPER, LOWER, ALL = ChunkBounds((0, 0), (2, 2)), ChunkBounds((2, 0), (2, 2)), ChunkBounds.whole((4, 2))
 OUTLINE = {"model/weight": True}
 
 
@@ -74,10 +74,10 @@ def test_a_tensor_that_only_the_lost_one_knew_is_missed():
 
 def test_slots_that_only_the_lost_one_kept_are_missed():
     outline = OUTLINE | {"model/bias": True}
-    held = rows(ALL) | {"model/bias": (Form((4,), torch.float32), Box.whole((4,)))}
+    held = rows(ALL) | {"model/bias": (TensorMeta((4,), torch.float32), ChunkBounds.whole((4,)))}
     offers = [Offer(finished=4, position=Position(number=4), rows=held, outline=outline)]
     assert choose(offers).kind == "beginning"
-    held |= {"optimizer/bias/momentum": (Form((4,), torch.float32), Box.whole((4,)))}
+    held |= {"optimizer/bias/momentum": (TensorMeta((4,), torch.float32), ChunkBounds.whole((4,)))}
     assert (
         choose([Offer(finished=4, position=Position(number=4), rows=held, outline=outline)]).kind == "workers"
     )
@@ -98,15 +98,15 @@ def test_groups_of_parameters_that_each_knows_in_part_become_one():
 def test_a_piece_knows_its_place():
     whole = torch.arange(8.0).view(4, 2)
     assert torch.equal(LOWER.of(whole), whole[2:])
-    assert Piece.whole(whole).box == ALL
+    assert TensorChunk.whole(whole).box == ALL
 
 
 def test_parts_of_two_groups_that_lie_over_each_other_leave_a_gap():
     # Two of twelve rows each have half; four a quarter. One has its new part, one its old, one is new; one was lost.
-    whole = Form((12,), torch.float32)
+    whole = TensorMeta((12,), torch.float32)
 
     def part(start, length):
-        return {"model/weight": (whole, Box((start,), (length,)))}
+        return {"model/weight": (whole, ChunkBounds((start,), (length,)))}
 
     offers = [at(7, rows=part(0, 3)), at(7, rows=part(6, 6)), at(7, rows=part(6, 3))]
     assert choose(offers).kind == "beginning"

@@ -11,7 +11,7 @@ from paceline.training.leaving import Leaving
 from paceline.world import World
 from paceline.world.interruption import InterruptedWaitError, InterruptibleStore, Interruption
 from paceline.world.local import LocalComm
-from paceline.world.pulse import NoPulse
+from paceline.world.status_page import NoStatusPage
 
 
 def group(size: int) -> list[World]:
@@ -19,7 +19,7 @@ def group(size: int) -> list[World]:
     store = HashStore()
     worlds = []
     for rank in range(size):
-        pulse, interruption = NoPulse(), Interruption()
+        pulse, interruption = NoStatusPage(), Interruption()
         pulse.timeout_s = 0.02
         worlds.append(
             World(

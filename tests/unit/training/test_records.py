@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from paceline.data import Feed
+from paceline.data import ShardedLoader
 from paceline.data.shards import owned_shards, shard_bounds
 from paceline.records import ledger
 from paceline.records.receipt import NAME, Receipt, Start
@@ -54,7 +54,7 @@ class Worker:
         self.options = RunOptions(out=folder, shards=SHARDS, seed=SEED, resume=resume)
         self.folder, self.world, self.owned = folder, world, owned
         self.position = Position()
-        self.feed = Feed(
+        self.feed = ShardedLoader(
             range(SAMPLES), batch_size=BATCH, shards=SHARDS, seed=SEED, owned=range(SHARDS), shuffle=True
         )
         self.books = Records(folder, self.options, world)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data.order import Order
+from paceline.data.permutation import EpochPermutation
 from paceline.data.shards import owned_shards, shard_bounds
 from paceline.errors import InputError
 from paceline.records import ledger
@@ -67,7 +67,7 @@ class Shard:
 def serve(folder: Path, start: Start, until: int, batch: int = BATCH, shards: int = SHARDS) -> None:
     """Write the ledgers of one start, as its workers would."""
     samples = start.samples or 0
-    order = Order(samples, start.order_seed, start.shuffle)
+    order = EpochPermutation(samples, start.order_seed, start.shuffle)
     books = [ledger.Ledger(folder, rank, start.generation) for rank in range(start.processes)]
     epoch, step = start.epoch, start.step_of_epoch
     for number in range(start.step, until):

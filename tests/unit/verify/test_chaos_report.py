@@ -19,7 +19,7 @@ from paceline.records.ledger import Ledger
 from paceline.verify.chaos_evidence import Timeline, steps_redone
 from paceline.verify.chaos_report import ChaosReport, Injection, quantiles
 from paceline.verify.faults import DISK, JOIN, KILL, LEAVE, SLOW, STOP, Fault, Mark, Marks
-from paceline.world.points import BACKWARD, CHECKPOINT, DATA
+from paceline.world.fault_points import BACKWARD, CHECKPOINT, DATA
 
 
 def fault(number: int = 0, kind: str = KILL, **changes: Any) -> Fault:

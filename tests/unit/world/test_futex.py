@@ -17,7 +17,7 @@ import time
 import pytest
 
 from paceline.compat import futex
-from paceline.world.pulse import Kind, Pulse, PulseReader
+from paceline.world.status_page import Kind, StatusPage, StatusPageReader
 
 ROUNDS, WORDS = 5_000, 64
 SIZE = 1 << 14
@@ -83,8 +83,8 @@ def test_messages_behind_a_flag_arrive_whole(barrier: str) -> None:
 
 WRITER = """
 import sys, time
-from paceline.world.pulse import Kind, Phase, Pulse
-pulse = Pulse(int(sys.argv[1]))
+from paceline.world.status_page import Kind, Phase, StatusPage
+pulse = StatusPage(int(sys.argv[1]))
 number = 0
 while True:
     number += 1
@@ -97,9 +97,9 @@ while True:
 
 def test_a_status_page_is_read_in_one_piece() -> None:
     """The words inside the sequence lock belong together: steps counts the operations, one behind at most."""
-    page = Pulse.create()
+    page = StatusPage.create()
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(page)], pass_fds=[page])
-    reader = PulseReader(page)
+    reader = StatusPageReader(page)
     try:
         deadline = time.monotonic() + 60
         while reader.read().operation < 100:

@@ -7,7 +7,7 @@ import torch
 
 import paceline
 from paceline.launch import failures
-from paceline.world.last_words import tell_of_a_lost_peer
+from paceline.world.peer_failure_messages import names_a_lost_peer
 
 TORCH, OURS = Path(torch.__file__).parent, Path(paceline.__file__).parent
 CLOSED = "Connection closed by peer"
@@ -42,18 +42,18 @@ def raised_in(file, words=CLOSED, kind=RuntimeError):
 @pytest.mark.parametrize("words", [CLOSED, "timed out waiting for the server", "write: Broken pipe"])
 def test_the_same_words_count_only_where_workers_talk(file, lost, words):
     error = raised_in(file, words)
-    assert tell_of_a_lost_peer(error) is lost
+    assert names_a_lost_peer(error) is lost
     assert failures.from_exception(error, 0, "here").kind == ("peer" if lost else "code")
 
 
 def test_other_words_and_other_exceptions_never_count():
-    assert not tell_of_a_lost_peer(raised_in(TORCH / "distributed" / "x.py", "shapes differ"))
-    assert not tell_of_a_lost_peer(raised_in(TORCH / "distributed" / "x.py", kind=ConnectionError))
+    assert not names_a_lost_peer(raised_in(TORCH / "distributed" / "x.py", "shapes differ"))
+    assert not names_a_lost_peer(raised_in(TORCH / "distributed" / "x.py", kind=ConnectionError))
 
 
 def test_the_words_of_the_library_count_where_a_handle_is_waited_for():
     words = f"[../third_party/gloo/gloo/transport/tcp/pair.cc:547] {CLOSED} [127.0.0.1]:1234"
-    assert tell_of_a_lost_peer(raised_in("/home/user/train.py", words))
+    assert names_a_lost_peer(raised_in("/home/user/train.py", words))
 
 
 class MuteError(RuntimeError):

@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from paceline.launch.diagnosis import HangWatch
 from paceline.world import Identity, World, connect
 from paceline.world.interruption import InterruptedWaitError, InterruptibleStore, Interruption
-from paceline.world.pulse import Kind, Phase, Pulse, PulseReader
+from paceline.world.status_page import Kind, Phase, StatusPage, StatusPageReader
 from paceline.world.words import forget, hear, heard, tell
 
 ALONE = Identity(rank=0, size=1, local_rank=0, local_size=1)
@@ -26,9 +26,9 @@ class LateError(Exception):
 
 
 @contextmanager
-def pair(timeout_s: float) -> Iterator[tuple[World, World, PulseReader]]:
-    page = Pulse.create()
-    pulse, reader = Pulse(page), PulseReader(page)
+def pair(timeout_s: float) -> Iterator[tuple[World, World, StatusPageReader]]:
+    page = StatusPage.create()
+    pulse, reader = StatusPage(page), StatusPageReader(page)
     pulse.timeout_s = timeout_s
     pulse.begin(Kind.STEP, 0)
     pulse.end()

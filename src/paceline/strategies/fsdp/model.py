@@ -9,11 +9,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from paceline.strategies.base import Parts
+from paceline.strategies.base import StrategyInputs
 from paceline.strategies.batchnorm import synchronise
 from paceline.strategies.blocks import find_blocks
-from paceline.strategies.deferred import Deferred, defer
-from paceline.strategies.fsdp.wraps import Listener, Wrap, settle_model, wrap_model
+from paceline.strategies.fsdp.param_groups import Listener, ParamGroup, settle_model, shard_model
+from paceline.strategies.meta_init import RecordedInit, record_init
 from paceline.strategies.refusals import refuse_hooks, refuse_references, refuse_sparse
 from paceline.strategies.sharded import Part
 from paceline.world import World
@@ -24,15 +24,15 @@ class Sharded:
     """A model that is cut up, and how it came to be."""
 
     model: nn.Module
-    wraps: list[Wrap]
+    wraps: list[ParamGroup]
     originals: dict[int, str]
     """The parameters as the user made them, where an optimizer may have been made over them."""
     notes: list[str]
 
 
-def make_sharded(parts: Parts, data: World, place: World, listener: Listener) -> Sharded:
+def make_sharded(parts: StrategyInputs, data: World, place: World, listener: Listener) -> Sharded:
     """Make the model and cut it up among the workers of `place`; `data` is everybody that data is dealt to."""
-    made, reason = defer(parts.make_model) if parts.remakes else (None, "")
+    made, reason = record_init(parts.make_model) if parts.remakes else (None, "")
     model = made.model if made is not None else parts.make_model().to(data.device)
     for refuse in (refuse_sparse, refuse_hooks, refuse_references):
         refuse(model, "fsdp")
@@ -49,7 +49,7 @@ def make_sharded(parts: Parts, data: World, place: World, listener: Listener) ->
         notes.append(_note_of_one_wrap(model, parts))
     # Named by generation: torch remembers shapes by mesh, and in the next group this worker may have another rank.
     mesh = DeviceMesh.from_group(_group(place), data.device.type, mesh_dim_names=(f"fsdp-{data.generation}",))
-    wraps = wrap_model(model, blocks, mesh, parts.tuning, listener)
+    wraps = shard_model(model, blocks, mesh, parts.tuning, listener)
     if made is not None:
         _fill(model, made, data.device, offload=parts.tuning.offload)
     for name, parameter in model.named_parameters():
@@ -62,7 +62,7 @@ def make_sharded(parts: Parts, data: World, place: World, listener: Listener) ->
     return Sharded(model, wraps, originals, notes)
 
 
-def _note_of_one_wrap(model: nn.Module, parts: Parts) -> str:
+def _note_of_one_wrap(model: nn.Module, parts: StrategyInputs) -> str:
     """Return what a user should know of a model that is gathered whole."""
     if parts.allow_unused and find_blocks(model, parts.structure):
         cause = "with allow_unused batches may take different ways through it"
@@ -81,7 +81,7 @@ def _group(place: World) -> dist.ProcessGroup:
     return group
 
 
-def _fill(model: nn.Module, made: Deferred, device: torch.device, *, offload: bool) -> None:
+def _fill(model: nn.Module, made: RecordedInit, device: torch.device, *, offload: bool) -> None:
     """Give the rows memory, and the values that a plain construction would have given them."""
     _give_memory(model, device, torch.device("cpu") if offload else device)
     parts = {name: Part.of(parameter) for name, parameter in model.named_parameters()}

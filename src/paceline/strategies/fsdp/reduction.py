@@ -21,12 +21,12 @@ from paceline.reduce.gather import open_gather
 from paceline.reduce.norms import total_norm
 from paceline.reduce.shared_memory_scatter import open_scatter
 from paceline.reduce.tree import TreeSum
+from paceline.strategies.fsdp.param_groups import ParamGroup, ShardedParam
 from paceline.strategies.fsdp.rounds import END, Passage, Rounds
-from paceline.strategies.fsdp.wraps import Cut, Wrap
 from paceline.strategies.writes import refuse_writes
 from paceline.world import World
-from paceline.world.points import REDUCTION, reach
-from paceline.world.pulse import Phase
+from paceline.world.fault_points import REDUCTION, hit
+from paceline.world.status_page import Phase
 
 Value = TypeVar("Value")
 _COMMUNICATION = Phase.COMMUNICATION
@@ -43,13 +43,15 @@ class Reduction:
         self._exact = exact
         self.gather = open_gather(place, lane)
         self.scatter = open_scatter(data, copies, shards, lane)
-        self.wraps: list[Wrap] = []
+        self.wraps: list[ParamGroup] = []
         self._parameters: list[list[nn.Parameter]] = []
         self._passage = Passage(data, Rounds(data.rank, (0,) * data.size))
         self._combination: Combination | None = None
         self._outputs: dict[int, Tensor] = {}
 
-    def attach(self, wraps: list[Wrap], places: list[list[int]], parameters: Sequence[nn.Parameter]) -> None:
+    def attach(
+        self, wraps: list[ParamGroup], places: list[list[int]], parameters: Sequence[nn.Parameter]
+    ) -> None:
         """Know the wraps, where each one's parameters stand in the model's order, and the rows held of all of them."""
         self.wraps, self.places = wraps, places
         self._parameters = [[parameters[place] for place in inside] for inside in places]
@@ -59,7 +61,7 @@ class Reduction:
         self.scatter.reserve(max(sizes, default=0))
 
     @property
-    def cuts(self) -> list[Cut]:
+    def cuts(self) -> list[ShardedParam]:
         """Return the parameters in the model's order."""
         pairs = [
             pair
@@ -186,16 +188,16 @@ class Reduction:
         self._place.pulse.enter(before)
         return made
 
-    def gathers(self, wrap: Wrap) -> None:
+    def gathers(self, wrap: ParamGroup) -> None:
         """Know that the weights of a wrap are about to be gathered."""
         self._passage.announce(2 * wrap.index)
 
-    def reduces(self, wrap: Wrap, gradients: Tensor, output: Tensor) -> None:
+    def reduces(self, wrap: ParamGroup, gradients: Tensor, output: Tensor) -> None:
         """Add a wrap's gradients up over all workers; `output` gets this worker's rows."""
         self._passage.announce(2 * wrap.index + 1)
         self._reduce(wrap, gradients, output)
 
-    def room(self, wrap: Wrap) -> Tensor:
+    def room(self, wrap: ParamGroup) -> Tensor:
         """Return memory in which a wrap's gradients are laid out for `reduces`."""
         count = wrap.chunk * wrap.workers
         if self._combination is None:
@@ -203,8 +205,8 @@ class Reduction:
         place = next(place for place, (_, live) in enumerate(self._combination.nodes) if live)
         return self.scatter.room(place, count, wrap.type, wrap.device)
 
-    def _reduce(self, wrap: Wrap, live: Tensor | None, output: Tensor) -> None:
-        reach(REDUCTION)
+    def _reduce(self, wrap: ParamGroup, live: Tensor | None, output: Tensor) -> None:
+        hit(REDUCTION)
         self._outputs[wrap.index] = output
         if self._combination is None:
             self._reduce_plainly(wrap, live, output)
@@ -221,7 +223,7 @@ class Reduction:
                 sums.append(wrap.flat([None if held is None else held[place] for place in inside]))
         self.scatter.start(sums, output)
 
-    def _reduce_plainly(self, wrap: Wrap, live: Tensor | None, output: Tensor) -> None:
+    def _reduce_plainly(self, wrap: ParamGroup, live: Tensor | None, output: Tensor) -> None:
         mine = wrap.flat([None] * len(wrap.cuts)) if live is None else live
         process_groups.reduce_scatter_single(output, mine, op=dist.ReduceOp.SUM, group=self._place.comm.group)
         if self._copies.size > 1:
@@ -261,7 +263,7 @@ class Reduction:
         total = total_norm(ordered, [self._types[place] for place in places])
         return total if self._exact else self._place.comm.all_reduce(total.square()).sqrt()
 
-    def _norms(self, wrap: Wrap, rows: list[Tensor | None]) -> list[Tensor | None]:
+    def _norms(self, wrap: ParamGroup, rows: list[Tensor | None]) -> list[Tensor | None]:
         """Return each gradient's norm: of all its rows, gathered for a moment, or of the rows held here."""
         if not self._exact:
             return [None if one is None else torch.linalg.vector_norm(one) for one in rows]

@@ -18,7 +18,7 @@ from paceline.data import owned_shards
 from paceline.errors import InputError
 from paceline.reduce.combination import Combination
 from paceline.reduce.tree import Gradients, TreeSum
-from paceline.state.chunks import Catalogue, Held, Read, collect, hold, survey, unite
+from paceline.state.chunks import Catalogue, LocalState, Read, assemble, collect, split, survey
 from paceline.state.optimizer_state import plain
 from paceline.strategies import gradients
 from paceline.strategies.auxiliary import Auxiliary
@@ -27,10 +27,10 @@ from paceline.strategies.base import (
     Leaves,
     LossFunction,
     MetricsFunction,
-    Parts,
     Rows,
     ShardWork,
     StepWork,
+    StrategyInputs,
 )
 from paceline.strategies.buffer_snapshot import BufferSnapshot
 from paceline.strategies.buffers import Rows as BufferRows
@@ -42,12 +42,12 @@ from paceline.strategies.fsdp.rounds import Schedule
 from paceline.strategies.refusals import refuse_hooks
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
-from paceline.strategies.sharded import LocalState
+from paceline.strategies.sharded import ShardedTensors
 from paceline.strategies.trained import check_equal, check_held
 from paceline.strategies.writes import Writes
 from paceline.task import Loss
 from paceline.world import World, all_gather_object, seeds
-from paceline.world.points import OPTIMIZER, reach
+from paceline.world.fault_points import OPTIMIZER, hit
 
 
 class FsdpReplica(SequentialReplica):
@@ -55,7 +55,7 @@ class FsdpReplica(SequentialReplica):
 
     whole = False
 
-    def __init__(self, parts: Parts, world: World) -> None:
+    def __init__(self, parts: StrategyInputs, world: World) -> None:
         data, self._place = world.along("ddp", "fsdp"), world.along("fsdp")
         self._data = data
         self._exact = parts.exactness is Exactness.BITWISE and parts.tuning.gather == "fp32"
@@ -67,7 +67,7 @@ class FsdpReplica(SequentialReplica):
         refuse_hooks(self.model, "fsdp")  # which the optimizer's maker may have put there
         self.notes: list[str] = made.notes
         """What a user should know of how the model was made."""
-        self.local = LocalState(self.model)
+        self.local = ShardedTensors(self.model)
         self.local.rewire(self.optimizer, made.originals)
         check_held(cast(nn.Module, self.local), self.optimizer)
         self.trained.renew()
@@ -294,7 +294,7 @@ class FsdpReplica(SequentialReplica):
             factor = factor * torch.clamp(clip / (norm + 1e-6), max=1.0)
         held = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         gradients.finish(held, factor, None)
-        reach(OPTIMIZER)
+        hit(OPTIMIZER)
         self._update()
         self.buffers.settle()
         return result
@@ -350,7 +350,7 @@ class FsdpReplica(SequentialReplica):
         if self._exact:
             check_equal(self.model.named_buffers(), self._data)
 
-    def held(self) -> Held:
+    def held(self) -> LocalState:
         """Return this worker's rows; nobody is asked."""
         self._reduction.check_slots()
         return self.local.held(
@@ -372,10 +372,10 @@ class FsdpReplica(SequentialReplica):
     def state(self) -> dict[str, Any]:
         """Return everything whole; all workers must ask together."""
         held = self.held()
-        return unite(dict(collect(self.world, held.pieces, survey(self.world, held.pieces))), held.rest)
+        return assemble(dict(collect(self.world, held.pieces, survey(self.world, held.pieces))), held.rest)
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over a whole state, of this or another strategy."""
-        held = hold(state)
+        held = split(state)
         forms = {key: piece.form for key, piece in held.pieces.items()}
         self.take(forms, lambda key, box: box.of(held.pieces[key].values), held.rest)

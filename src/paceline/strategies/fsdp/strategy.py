@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.errors import InputError
-from paceline.strategies.base import Exactness, OpenReplica, Parts
+from paceline.strategies.base import Exactness, OpenReplica, StrategyInputs
 from paceline.strategies.batchnorm import synchronise
 from paceline.strategies.ddp import Ddp
 from paceline.strategies.fsdp.replica import FsdpReplica
@@ -25,7 +25,7 @@ class Fsdp:
         """Return the level that these options leave: weights gathered in fewer bits are other weights."""
         return self.exactness if tuning.gather == "fp32" else Exactness.NUMERIC
 
-    def prepare(self, parts: Parts, world: World) -> OpenReplica:
+    def prepare(self, parts: StrategyInputs, world: World) -> OpenReplica:
         """Cut the model up; a world of one has nobody to share it with."""
         if parts.tuning.offload:
             _check_offload(parts, world)
@@ -43,7 +43,7 @@ class Fsdp:
         return FsdpReplica(parts, world)
 
 
-def _check_offload(parts: Parts, world: World) -> None:
+def _check_offload(parts: StrategyInputs, world: World) -> None:
     """Refuse to offload where that spares nothing; a run that has lost its other workers goes on without it."""
     if world.device.type == "cpu":
         raise InputError(

@@ -10,11 +10,11 @@ from torch.distributed._composable_state import _module_state_mapping
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.optim import Optimizer
 
-from paceline.strategies.fsdp.wraps import groups_of
-from paceline.strategies.sharded import LocalState
+from paceline.strategies.fsdp.param_groups import groups_of
+from paceline.strategies.sharded import ShardedTensors
 
 
-def unwrap_model(model: nn.Module, optimizer: Optimizer, local: LocalState) -> None:
+def unwrap_model(model: nn.Module, optimizer: Optimizer, local: ShardedTensors) -> None:
     """Give a model whole parameters again, without values: the state is handed over to it afterwards."""
     owners = {
         name: (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])

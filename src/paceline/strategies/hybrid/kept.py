@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import InputError
-from paceline.state.chunks import OPTIMIZER, Box, Catalogue, Form, Held, Read, hold
+from paceline.state.chunks import OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read, TensorMeta, split
 from paceline.state.optimizer_state import plain
 from paceline.strategies.parameter_server.state import gathered
-from paceline.strategies.sharded import LocalState, Part
+from paceline.strategies.sharded import Part, ShardedTensors
 from paceline.world import World
 
 
@@ -26,12 +26,12 @@ def bounds(rows: int, servers: int) -> list[int]:
 def part_of(weight: Tensor, start: int, stop: int, device: torch.device) -> Part:
     """Return some rows of a table, in memory of their own."""
     shape = tuple(weight.shape)
-    box = Box((start, *(0 for _ in shape[1:])), (stop - start, *shape[1:]))
+    box = ChunkBounds((start, *(0 for _ in shape[1:])), (stop - start, *shape[1:]))
     values = nn.Parameter(box.of(weight.detach()).clone(memory_format=torch.contiguous_format).to(device))
-    return Part(values, box, Form(shape, weight.dtype))
+    return Part(values, box, TensorMeta(shape, weight.dtype))
 
 
-class KeptState(LocalState):
+class KeptState(ShardedTensors):
     """A part of model and optimizer, by name; of the rest the optimizer knows the names only."""
 
     def __init__(self, model: nn.Module, names: Collection[str], cut: Mapping[str, Part]) -> None:
@@ -100,7 +100,7 @@ class KeptReplica:
     """Trainers and servers."""
     _kept: KeptState
 
-    def held(self) -> Held:
+    def held(self) -> LocalState:
         """Return what this worker keeps; nobody is asked."""
         schedule = None if self.scheduler is None else plain(self.scheduler.state_dict())
         return self._kept.held(self.optimizer, {"scheduler": schedule, "scaler": None})
@@ -111,7 +111,7 @@ class KeptReplica:
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over this worker's part of a whole state."""
-        whole = hold(state)
+        whole = split(state)
         forms = {key: piece.form for key, piece in whole.pieces.items()}
         self.take(forms, lambda key, box: box.of(whole.pieces[key].values), whole.rest)
 

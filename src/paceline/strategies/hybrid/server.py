@@ -12,10 +12,10 @@ from paceline import remote
 from paceline.errors import InputError
 from paceline.reduce.tree import Gradients, TreeSum
 from paceline.remote.grouping import open_group
-from paceline.state.chunks import Held
+from paceline.state.chunks import LocalState
 from paceline.strategies import gradients, sparse
-from paceline.strategies.base import Leaves, MetricsFunction, Parts, Rows, ShardWork, StepWork
-from paceline.strategies.hybrid.counter import Counter, Norms, Sent
+from paceline.strategies.base import Leaves, MetricsFunction, Rows, ShardWork, StepWork, StrategyInputs
+from paceline.strategies.hybrid.embedding_service import EmbeddingService, Norms, Sent
 from paceline.strategies.hybrid.kept import (
     KeptReplica,
     KeptState,
@@ -31,9 +31,9 @@ from paceline.strategies.result import StepResult
 from paceline.strategies.trained import check_held
 from paceline.task import Loss
 from paceline.world import World
-from paceline.world.points import OPTIMIZER as OPTIMIZER_POINT
-from paceline.world.points import reach
-from paceline.world.pulse import Phase
+from paceline.world.fault_points import OPTIMIZER as OPTIMIZER_POINT
+from paceline.world.fault_points import hit
+from paceline.world.status_page import Phase
 
 
 class ServerReplica(KeptReplica):
@@ -43,7 +43,7 @@ class ServerReplica(KeptReplica):
     reads_whole = False
     scaler: torch.amp.GradScaler | None = None
 
-    def __init__(self, parts: Parts, world: World) -> None:
+    def __init__(self, parts: StrategyInputs, world: World) -> None:
         self.world = self.everybody = world
         self.model = parts.model
         self.optimizer = parts.optimizer(self.model)
@@ -63,8 +63,8 @@ class ServerReplica(KeptReplica):
         self.totals: list[tuple[int, Tensor]] = []
         self._work = StepWork(0, 0, ())
         self._shards = parts.shards
-        self._remains: Held | None = None
-        self._counter = Counter(self._parts, world.mesh.trainers, world.interruption)
+        self._remains: LocalState | None = None
+        self._counter = EmbeddingService(self._parts, world.mesh.trainers, world.interruption)
         self._session: remote.Session | None = open_group(world)
         self._session.at_close(self._counter.close)
 
@@ -114,7 +114,7 @@ class ServerReplica(KeptReplica):
         result.norm = word.norm
         result.check_norm()  # on the CPU in any case: the trainers sent it
         self._partial_update.check()
-        reach(OPTIMIZER_POINT)
+        hit(OPTIMIZER_POINT)
         for part, gradient in zip(self._parts, summed, strict=False):
             part.values.grad = gradient
         gradients.scale([one.values() for one in summed if one is not None], word.factor)
@@ -149,7 +149,7 @@ class ServerReplica(KeptReplica):
     def settle(self) -> None:
         """There is one state at all times."""
 
-    def held(self) -> Held:
+    def held(self) -> LocalState:
         """Return this server's rows."""
         if self._remains is not None:
             return self._remains

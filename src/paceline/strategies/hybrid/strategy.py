@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.errors import InputError
 from paceline.strategies import sparse
-from paceline.strategies.base import Exactness, OpenReplica, Parts
+from paceline.strategies.base import Exactness, OpenReplica, StrategyInputs
 from paceline.strategies.batchnorm import synchronise
 from paceline.strategies.ddp import Ddp
 from paceline.strategies.hybrid.server import ServerReplica
@@ -26,7 +26,7 @@ class Hybrid:
         """Return its own level: no tuning changes it."""
         return self.exactness
 
-    def prepare(self, parts: Parts, world: World) -> OpenReplica:
+    def prepare(self, parts: StrategyInputs, world: World) -> OpenReplica:
         """Place the tables on the servers and the rest on the trainers."""
         check(parts.model)
         if not world.mesh.servers:  # nobody is left beside this worker, or it has yet to join the others

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from paceline import remote
 from paceline.errors import NonFiniteLossError, RemoteError
-from paceline.reduce.tree import Gradients, Node
+from paceline.reduce.tree import Gradients, Subtree
 from paceline.remote.grouping import open_group
 from paceline.strategies import gradients, sparse
-from paceline.strategies.base import MetricsFunction, Parts, Rows, StepWork
+from paceline.strategies.base import MetricsFunction, Rows, StepWork, StrategyInputs
 from paceline.strategies.ddp import DdpReplica
-from paceline.strategies.hybrid import counter
-from paceline.strategies.hybrid.counter import Norms
+from paceline.strategies.hybrid import embedding_service
+from paceline.strategies.hybrid.embedding_service import Norms
 from paceline.strategies.hybrid.kept import KeptReplica, KeptState, bounds
 from paceline.strategies.hybrid.tables import send_away
 from paceline.strategies.parameter_server.answers import Answers
@@ -32,7 +32,7 @@ from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.trained import check_held
 from paceline.world import World
-from paceline.world.points import REDUCTION, reach
+from paceline.world.fault_points import REDUCTION, hit
 
 Answer = TypeVar("Answer")
 GOODBYE_S = 1.0
@@ -72,10 +72,12 @@ class Servers:
         self._answers = Answers(world)
         self._session: remote.Session | None = open_group(world)
         names = self._session.workers("servers")
-        self._lookup = [remote.call(name, counter.lookup) for name in names]
-        self._push = [remote.call(name, counter.push) for name in names]
-        self._apply = [remote.call(name, counter.apply) for name in names]
-        self._leave = [remote.call(name, counter.leave).options(timeout=GOODBYE_S) for name in names]
+        self._lookup = [remote.call(name, embedding_service.lookup) for name in names]
+        self._push = [remote.call(name, embedding_service.push) for name in names]
+        self._apply = [remote.call(name, embedding_service.apply) for name in names]
+        self._leave = [
+            remote.call(name, embedding_service.leave).options(timeout=GOODBYE_S) for name in names
+        ]
         self._pushed: list[remote.Future[Norms | None]] = []
 
     def lookup(self, table: int, numbers: Tensor) -> Tensor:
@@ -100,13 +102,13 @@ class Servers:
         empty = torch.empty(0, self._widths[table], dtype=self._types[table])
         return torch.cat(got) if got else empty
 
-    def push(self, nodes: Sequence[tuple[Node, Gradients]]) -> None:
+    def push(self, nodes: Sequence[tuple[Subtree, Gradients]]) -> None:
         """Send every server its rows of the sums of this trainer's subtrees."""
         parts = [[sparse.parts_of(one) if one is not None else None for one in held] for _, held in nodes]
         placed = [[one and (one[0].cpu(), one[1].cpu()) for one in held] for held in parts]
         self.traffic.pushed += sum(_bytes(*one) for held in placed for one in held if one)
         self.traffic.steps += 1
-        reach(REDUCTION)
+        hit(REDUCTION)
         self._pushed = [
             call.future(
                 self.turn,
@@ -158,7 +160,7 @@ class _Trainer(KeptReplica, SequentialReplica):
     whole = False
     servers: Servers
 
-    def _scope(self, parts: Parts, world: World) -> Scope:  # noqa: ARG002
+    def _scope(self, parts: StrategyInputs, world: World) -> Scope:  # noqa: ARG002
         return Scope.PARAMETERS
 
     def _connect(self, everybody: World) -> None:
@@ -235,7 +237,7 @@ class _Trainer(KeptReplica, SequentialReplica):
 class LoneTrainer(_Trainer):
     """The only trainer beside the servers."""
 
-    def __init__(self, parts: Parts, everybody: World, group: World) -> None:
+    def __init__(self, parts: StrategyInputs, everybody: World, group: World) -> None:
         super().__init__(parts, group)
         self._connect(everybody)
 
@@ -249,7 +251,7 @@ class Trainer(_Trainer, DdpReplica):
 
     same_weights = False
 
-    def __init__(self, parts: Parts, everybody: World, group: World) -> None:
+    def __init__(self, parts: StrategyInputs, everybody: World, group: World) -> None:
         super().__init__(parts, group)
         self._connect(everybody)
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.reduce.post_backward import LateSum, open_exchange
+from paceline.reduce.post_backward import PostBackwardReduce, open_exchange
 from paceline.reduce.tree import TreeSum
 from paceline.state.optimizer_state import load_optimizer_state, optimizer_state
 from paceline.world import World, all_gather_object
-from paceline.world.pulse import Phase
+from paceline.world.status_page import Phase
 
 Key = tuple[str, str, tuple[int, ...], torch.dtype]
 """A tensor of an optimizer's state: parameter, slot, shape and type."""
@@ -25,7 +25,7 @@ class Averaging:
     def __init__(self, world: World, lane: str) -> None:
         self.world = replace(world, shares=None)
         """The workers as equals, however many shards each carries."""
-        self._late = LateSum(self.world, world.size, lane)
+        self._late = PostBackwardReduce(self.world, world.size, lane)
         # Beside the other, which reads back what has come: that would keep a GPU waiting in every step.
         self._exchange = open_exchange(self.world, world.size, lane) if world.size > 1 else None
 

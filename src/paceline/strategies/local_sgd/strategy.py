@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InputError
-from paceline.reduce.post_backward import LateSum
+from paceline.reduce.post_backward import PostBackwardReduce
 from paceline.reduce.tree import add
-from paceline.state.chunks import OPTIMIZER, Held, hold
-from paceline.strategies.base import Exactness, MetricsFunction, OpenReplica, Parts, Rows, StepWork
+from paceline.state.chunks import OPTIMIZER, LocalState, split
+from paceline.strategies.base import Exactness, MetricsFunction, OpenReplica, Rows, StepWork, StrategyInputs
 from paceline.strategies.buffers import Buffers, Versions, gather_rows
 from paceline.strategies.buffers import Rows as BufferRows
 from paceline.strategies.local_sgd.averaging import Averaging, wide
@@ -53,7 +53,7 @@ class LocalSgd:
         """Return its own level: no tuning changes it."""
         return self.exactness
 
-    def prepare(self, parts: Parts, world: World) -> OpenReplica:
+    def prepare(self, parts: StrategyInputs, world: World) -> OpenReplica:
         """Make a replica that averages; one that has nobody to average with is one process."""
         if parts.precision.name == "fp16":
             raise InputError(
@@ -74,13 +74,13 @@ class LocalSgd:
 class LocalReplica(SequentialReplica):
     """One worker's model, which goes its own way for a while."""
 
-    def __init__(self, parts: Parts, world: World) -> None:
+    def __init__(self, parts: StrategyInputs, world: World) -> None:
         super().__init__(parts, world)
         check_held(self.model, self.optimizer)
         self._tuning = parts.tuning
         self._averaging = Averaging(world, parts.lane)
         self._sums = (
-            LateSum(world, parts.shards, parts.lane, strategy="local-sgd")
+            PostBackwardReduce(world, parts.shards, parts.lane, strategy="local-sgd")
             if parts.tuning.local_warmup
             else None
         )
@@ -105,7 +105,7 @@ class LocalReplica(SequentialReplica):
 
     # A group that forms.
 
-    def _meet(self, parts: Parts) -> None:
+    def _meet(self, parts: StrategyInputs) -> None:
         """Start from one state: the first worker's, or the mean of what those hold that trained before."""
         before = parts.kept if isinstance(parts.kept, LocalReplica) else None
         mine = before.progress if before is not None else (0, 0.0)
@@ -289,9 +289,9 @@ class LocalReplica(SequentialReplica):
         self.settle()
         return self._state()
 
-    def held(self) -> Held:
+    def held(self) -> LocalState:
         """Return this worker's own state as it is."""
-        return hold(self._state())
+        return split(self._state())
 
     def _state(self) -> dict[str, Any]:
         state = super().state()

@@ -10,7 +10,7 @@ from paceline.errors import RemoteError
 from paceline.remote import Future, wait_all
 from paceline.world import World
 from paceline.world.interruption import InterruptedWaitError
-from paceline.world.pulse import Phase
+from paceline.world.status_page import Phase
 
 Value = TypeVar("Value")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.reduce.packing import refuse_rows
 from paceline.reduce.tree import Gradients
 
-Parcel = tuple[list[bool], list[Tensor]]
+StageMessage = tuple[list[bool], list[Tensor]]
 """Which tensors of a list there are, and their values: one flat tensor for each type, in host memory."""
 
 
@@ -22,7 +22,7 @@ class Packing:
         made = [torch.empty_like(one, device="meta") for one in like]
         self._forms = [(one.shape, one.stride(), one.numel(), one.dtype) for one in made]
 
-    def pack(self, held: Gradients) -> Parcel:
+    def pack(self, held: Gradients) -> StageMessage:
         """Put a list together; None stays None."""
         refuse_rows(held, "ps")
         present = [one is not None for one in held]
@@ -34,7 +34,7 @@ class Packing:
                 view.copy_(one)
         return present, [flat.cpu() for flat in flats.values()]
 
-    def unpack(self, parcel: Parcel, device: torch.device) -> Gradients:
+    def unpack(self, parcel: StageMessage, device: torch.device) -> Gradients:
         """Take a parcel apart: the tensors are parts of its memory where that is on the device."""
         present, values = parcel
         flats = dict(zip(self._sizes(present), (one.to(device) for one in values), strict=True))

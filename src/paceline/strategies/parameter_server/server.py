@@ -10,20 +10,20 @@ from torch import Tensor
 
 from paceline import remote
 from paceline.remote.grouping import open_group
-from paceline.state.chunks import MODEL, OPTIMIZER, Box, Catalogue, Held, Read, hold, unite
+from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read, assemble, split
 from paceline.state.optimizer_state import load_optimizer_state
 from paceline.strategies.auxiliary import Auxiliary
-from paceline.strategies.base import MetricsFunction, Parts, Rows, StepWork
-from paceline.strategies.parameter_server.desk import Content, Desk, Letter
+from paceline.strategies.base import MetricsFunction, Rows, StepWork, StrategyInputs
 from paceline.strategies.parameter_server.parcel import Packing
 from paceline.strategies.parameter_server.placement import Placement
+from paceline.strategies.parameter_server.push_queue import Content, Push, PushQueue
 from paceline.strategies.parameter_server.state import agree_on_weights, check_slots, gathered
 from paceline.strategies.partial_update import Scope
 from paceline.strategies.result import StepResult
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.trained import check_held
 from paceline.world import World
-from paceline.world.pulse import Phase
+from paceline.world.status_page import Phase
 
 
 class ServerReplica(SequentialReplica):
@@ -31,7 +31,7 @@ class ServerReplica(SequentialReplica):
 
     whole = False
 
-    def __init__(self, parts: Parts, world: World) -> None:
+    def __init__(self, parts: StrategyInputs, world: World) -> None:
         super().__init__(parts, world)
         check_held(self.model, self.optimizer)
         agree_on_weights(self.model, parts, world)
@@ -49,11 +49,11 @@ class ServerReplica(SequentialReplica):
         self._let_go()
         self._checked = False
         self._stale = True
-        self._desk = Desk(self._weights, world.interruption)
+        self._desk = PushQueue(self._weights, world.interruption)
         self._session: remote.Session | None = open_group(world)
         self._session.at_close(self._desk.close)
 
-    def _scope(self, parts: Parts, world: World) -> Scope:  # noqa: ARG002
+    def _scope(self, parts: StrategyInputs, world: World) -> Scope:  # noqa: ARG002
         return Scope.PARAMETERS if world.mesh.servers > 1 else Scope.ELSEWHERE
 
     # What trainers get.
@@ -78,7 +78,7 @@ class ServerReplica(SequentialReplica):
             "buffers": {},
         }
 
-    def _letters(self, count: int) -> list[Letter]:
+    def _letters(self, count: int) -> list[Push]:
         before = self.world.pulse.enter(Phase.COMMUNICATION)
         letters = self._desk.take(count)
         self.world.pulse.enter(before)
@@ -122,11 +122,11 @@ class ServerReplica(SequentialReplica):
             if id(parameter) not in own:
                 self.optimizer.state.pop(parameter, None)
 
-    def held(self) -> Held:
+    def held(self) -> LocalState:
         """Return this server's part; nobody is asked."""
         state = super().state()
         mine = {name: value for name, value in state[MODEL].items() if name in self._mine}
-        return hold({**state, MODEL: mine})
+        return split({**state, MODEL: mine})
 
     def state(self) -> dict[str, Any]:
         """Gather the state; all workers ask together."""
@@ -134,7 +134,7 @@ class ServerReplica(SequentialReplica):
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over this server's part of a whole state."""
-        held = hold(state)
+        held = split(state)
         forms = {key: piece.form for key, piece in held.pieces.items()}
         self.take(forms, lambda key, box: box.of(held.pieces[key].values), held.rest)
 
@@ -146,8 +146,8 @@ class ServerReplica(SequentialReplica):
             name = path if room == MODEL else path.rpartition("/")[0]
             if name in self._mine:
                 # The optimizer goes on with the very tensors it is given.
-                wanted[key] = read(key, Box.whole(form.shape)).clone()
-        state = unite(wanted, rest)
+                wanted[key] = read(key, ChunkBounds.whole(form.shape)).clone()
+        state = assemble(wanted, rest)
         self.model.load_state_dict(state[MODEL], strict=False)
         slots = {name: one for name, one in state[OPTIMIZER]["state"].items() if name in self._mine}
         load_optimizer_state(self.model, self.optimizer, {**state[OPTIMIZER], "state": slots})

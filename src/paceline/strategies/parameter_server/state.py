@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from paceline.errors import InputError
-from paceline.state.chunks import MODEL, OPTIMIZER, Held, collect, survey, unite
-from paceline.strategies.base import Parts
+from paceline.state.chunks import MODEL, OPTIMIZER, LocalState, assemble, collect, survey
+from paceline.strategies.base import StrategyInputs
 from paceline.world import World
 
 
 @torch.no_grad()
-def agree_on_weights(model: nn.Module, parts: Parts, world: World) -> None:
+def agree_on_weights(model: nn.Module, parts: StrategyInputs, world: World) -> None:
     """Begin with the first worker's weights, where nobody knows yet that all have the same."""
     if not parts.agreed:
         for value in model.state_dict().values():
@@ -29,10 +29,10 @@ def rest_of(state: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, OPTIMIZER: {**state[OPTIMIZER], "state": {}}}
 
 
-def gathered(world: World, held: Held) -> dict[str, Any]:
+def gathered(world: World, held: LocalState) -> dict[str, Any]:
     """Put the whole state together; all workers ask at once."""
     found = survey(world, held.pieces)
-    return unite(dict(collect(world, held.pieces, found)), held.rest)
+    return assemble(dict(collect(world, held.pieces, found)), held.rest)
 
 
 def check_slots(slots: Mapping[str, Mapping[str, Any]], kind: str) -> None:

@@ -16,7 +16,7 @@ of time, so the level is statistical; evaluations and checkpoints see all shares
 from __future__ import annotations
 
 from paceline.errors import InputError
-from paceline.strategies.base import Exactness, OpenReplica, Parts
+from paceline.strategies.base import Exactness, OpenReplica, StrategyInputs
 from paceline.strategies.refusals import refuse_sparse
 from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.tuning import Tuning
@@ -35,7 +35,7 @@ class ParameterServer:
         """Return what is left of the promise when trainers do not wait for each other."""
         return Exactness.STATISTICAL if tuning.staleness else Exactness.BITWISE
 
-    def prepare(self, parts: Parts, world: World) -> OpenReplica:
+    def prepare(self, parts: StrategyInputs, world: World) -> OpenReplica:
         """Make a trainer or a server; one that is left alone needs no server."""
         if parts.precision.name == "fp16":
             raise InputError(
@@ -55,9 +55,9 @@ class ParameterServer:
 
             return TrainerReplica(parts, world)
         if parts.tuning.staleness:
-            from paceline.strategies.parameter_server.prompt import PromptServer
+            from paceline.strategies.parameter_server.async_server import AsyncServer
 
-            return PromptServer(parts, world)
-        from paceline.strategies.parameter_server.patient import PatientServer
+            return AsyncServer(parts, world)
+        from paceline.strategies.parameter_server.sync_server import SyncServer
 
-        return PatientServer(parts, world)
+        return SyncServer(parts, world)

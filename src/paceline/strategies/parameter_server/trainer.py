@@ -17,13 +17,13 @@ from paceline.errors import InputError, PacelineError, RemoteError
 from paceline.reduce.combination import Combination
 from paceline.reduce.tree import Gradients, add
 from paceline.remote.grouping import PATIENCE_S, open_group
-from paceline.state.chunks import OPTIMIZER, Catalogue, Held, Read
+from paceline.state.chunks import OPTIMIZER, Catalogue, LocalState, Read
 from paceline.state.optimizer_state import load_optimizer_state
 from paceline.strategies import gradients
-from paceline.strategies.base import MetricsFunction, Parts, Rows, StepWork
+from paceline.strategies.base import MetricsFunction, Rows, StepWork, StrategyInputs
 from paceline.strategies.buffers import Rows as BufferRows
 from paceline.strategies.buffers import gather_rows
-from paceline.strategies.parameter_server import desk
+from paceline.strategies.parameter_server import push_queue
 from paceline.strategies.parameter_server.answers import Answers
 from paceline.strategies.parameter_server.parcel import Packing
 from paceline.strategies.parameter_server.placement import Placement
@@ -34,8 +34,8 @@ from paceline.strategies.sequential import SequentialReplica
 from paceline.strategies.trained import check_equal, check_held
 from paceline.strategies.writes import Writes
 from paceline.world import World, all_gather_object
-from paceline.world.points import OPTIMIZER as OPTIMIZER_POINT
-from paceline.world.points import REDUCTION, reach
+from paceline.world.fault_points import OPTIMIZER as OPTIMIZER_POINT
+from paceline.world.fault_points import REDUCTION, hit
 
 GOODBYE_S = 1.0
 """How long a server may take to hear that this trainer leaves."""
@@ -46,7 +46,7 @@ class TrainerReplica(SequentialReplica):
 
     whole = False
 
-    def __init__(self, parts: Parts, world: World) -> None:
+    def __init__(self, parts: StrategyInputs, world: World) -> None:
         super().__init__(parts, world)
         check_held(self.model, self.optimizer)
         agree_on_weights(self.model, parts, world)
@@ -59,14 +59,14 @@ class TrainerReplica(SequentialReplica):
         self._sent_packings: list[Packing] = []
         self._session: remote.Session | None = open_group(world)
         servers = self._session.workers("servers")
-        self._push = [remote.call(name, desk.push).options(timeout=PATIENCE_S) for name in servers]
-        self._pull = [remote.call(name, desk.pull).options(timeout=PATIENCE_S) for name in servers]
-        self._leave = [remote.call(name, desk.leave).options(timeout=GOODBYE_S) for name in servers]
+        self._push = [remote.call(name, push_queue.push).options(timeout=PATIENCE_S) for name in servers]
+        self._pull = [remote.call(name, push_queue.pull).options(timeout=PATIENCE_S) for name in servers]
+        self._leave = [remote.call(name, push_queue.leave).options(timeout=GOODBYE_S) for name in servers]
         self._answers = Answers(world)
         self._writes = Writes(self.model.named_parameters())
         self._stale = True
 
-    def _scope(self, parts: Parts, world: World) -> Scope:  # noqa: ARG002
+    def _scope(self, parts: StrategyInputs, world: World) -> Scope:  # noqa: ARG002
         return Scope.PARAMETERS if world.mesh.servers > 1 else Scope.ELSEWHERE
 
     # One step.
@@ -104,7 +104,7 @@ class TrainerReplica(SequentialReplica):
             self.auxiliary.names = max(names, key=len)
             self.auxiliary.settled = True
         contents, norm = self._shares(clip) if self._staleness else (self._sums(), None)
-        reach(REDUCTION)
+        hit(REDUCTION)
         pushed = [
             one.future(self._peers.rank, self._work.number, content)
             for one, content in zip(self._push, contents, strict=True)
@@ -119,20 +119,20 @@ class TrainerReplica(SequentialReplica):
         result = StepResult(self._work.number, self._work.size, entry, terms)
         result.norm = answers[0]["norm"] if norm is None else norm
         result.check()
-        reach(OPTIMIZER_POINT)
+        hit(OPTIMIZER_POINT)
         self._take_weights(answers)
         if self.scheduler is not None:
             self.scheduler.step()
         self.buffers.settle()
         return result
 
-    def _sums(self) -> list[desk.Content]:
+    def _sums(self) -> list[push_queue.Content]:
         """Return for each server the sums of this trainer's subtrees, from left to right."""
         nodes = [held for held, _ in Combination(self._tree, None, self._owned, self._shards).nodes]
         self._lay_out()
         self.buffers.combine(self._agree_on_buffers, self._gather_buffers)
         first = self._peers.rank == 0
-        contents: list[desk.Content] = []
+        contents: list[push_queue.Content] = []
         for places, packing in zip(self._placement.places, self._sent_packings, strict=True):
             parcels = [packing.pack(self._selected(held or [], places)) for held in nodes]
             contents.append({"names": self.auxiliary.names, "parcels": parcels, "buffers": {}})
@@ -154,7 +154,7 @@ class TrainerReplica(SequentialReplica):
             times = len(self.auxiliary.names) + 1
             self._sent_packings = [Packing([*part, self.ledger] * times) for part in self._parts]
 
-    def _shares(self, clip: float | None) -> tuple[list[desk.Content], Tensor | None]:
+    def _shares(self, clip: float | None) -> tuple[list[push_queue.Content], Tensor | None]:
         """Return for each server the mean gradient of this trainer's share, clipped by its own norm."""
         (_, total), *others = self._tree.nodes
         for _, more in others:
@@ -178,7 +178,7 @@ class TrainerReplica(SequentialReplica):
             "terms": {name: one.cpu() for name, one in terms.items()},
             "buffers": {},
         }
-        contents: list[desk.Content] = [
+        contents: list[push_queue.Content] = [
             {**facts, "parcel": packing.pack([one.grad for one in part])}
             for part, packing in zip(self._parts, self._packings, strict=True)
         ]
@@ -199,7 +199,7 @@ class TrainerReplica(SequentialReplica):
         return {name: held[name].cpu() for name in names or []}
 
     @torch.no_grad()
-    def _take_weights(self, answers: list[desk.Content]) -> None:
+    def _take_weights(self, answers: list[push_queue.Content]) -> None:
         device = self.world.device
         for answer, part, packing in zip(answers, self._parts, self._packings, strict=True):
             values = [one for one in packing.unpack(answer["weights"], device) if one is not None]
@@ -244,9 +244,9 @@ class TrainerReplica(SequentialReplica):
         if not self._staleness:
             check_equal(self.model.named_buffers(), self._peers)
 
-    def held(self) -> Held:
+    def held(self) -> LocalState:
         """Return no tensor: the servers hold them."""
-        return Held({}, rest_of(super().state()))
+        return LocalState({}, rest_of(super().state()))
 
     def state(self) -> dict[str, Any]:
         """Gather the state; all workers ask together."""

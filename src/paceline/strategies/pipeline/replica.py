@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 from paceline.data import to_device
 from paceline.errors import InputError
-from paceline.reduce.post_backward import LateSum
-from paceline.state.chunks import Catalogue, Held, Read
+from paceline.reduce.post_backward import PostBackwardReduce
+from paceline.state.chunks import Catalogue, LocalState, Read
 from paceline.state.optimizer_state import check_own_entries
 from paceline.strategies.absent import StageParameters, present
 from paceline.strategies.base import (
     LossFunction,
     MetricsFunction,
-    Parts,
     Rows,
     ShardWork,
     StepWork,
+    StrategyInputs,
 )
 from paceline.strategies.buffer_snapshot import BufferSnapshot
 from paceline.strategies.buffers import Buffers, gather_rows
@@ -29,12 +29,12 @@ from paceline.strategies.partial_update import PartialUpdate, Scope
 from paceline.strategies.pipeline.attributes import StageAttributes
 from paceline.strategies.pipeline.call import Function, call_of
 from paceline.strategies.pipeline.order import forward_programs, programs, stages_a_worker
-from paceline.strategies.pipeline.passage import Conveyor
 from paceline.strategies.pipeline.rows import CutRows, NoRows
+from paceline.strategies.pipeline.runtime import PipelineRuntime
 from paceline.strategies.pipeline.share import make_stage
 from paceline.strategies.pipeline.stage import Micro, Stage
+from paceline.strategies.pipeline.stage_state import StageState
 from paceline.strategies.pipeline.stages import Chain, chain_of
-from paceline.strategies.pipeline.state import Keeping
 from paceline.strategies.pipeline.streams import Standing
 from paceline.strategies.pipeline.sums import Sums, finish
 from paceline.strategies.recompute import recompute_blocks
@@ -45,7 +45,7 @@ from paceline.strategies.trained import Places, Trained, check_equal, check_held
 from paceline.strategies.writes import Writes
 from paceline.task import Loss
 from paceline.world import World, all_gather_object, broadcast_object, seeds
-from paceline.world.points import BACKWARD, FORWARD, OPTIMIZER, reach
+from paceline.world.fault_points import BACKWARD, FORWARD, OPTIMIZER, hit
 
 
 class PipelineReplica:
@@ -54,7 +54,7 @@ class PipelineReplica:
     whole = False
     reads_whole = False
 
-    def __init__(self, parts: Parts, world: World) -> None:
+    def __init__(self, parts: StrategyInputs, world: World) -> None:
         self.world, self._parts = world, parts
         self._pipe = world.along("pp")
         """The workers of this pipeline."""
@@ -62,7 +62,7 @@ class PipelineReplica:
         """Those that hold the same stages in other pipelines."""
         self._place = world.along("fsdp")
         """Those among them that share the parameters."""
-        self._late = LateSum(self._data, parts.shards, parts.lane)
+        self._late = PostBackwardReduce(self._data, parts.shards, parts.lane)
         self._model = parts.model
         refuse_sparse(self.model, "pp")
         self._writes: Writes | None = None
@@ -76,7 +76,7 @@ class PipelineReplica:
         self._partial_update = PartialUpdate(
             optimizer, Scope.ROWS if self._place.size > 1 else Scope.PARAMETERS, world.device
         )
-        self._keeping = Keeping(self.model, optimizer, parts.scheduler(optimizer))
+        self._keeping = StageState(self.model, optimizer, parts.scheduler(optimizer))
         self.optimizer, self.scheduler = self._keeping.optimizer, self._keeping.scheduler
         self.scaler: torch.amp.GradScaler | None = None
         self.totals: list[tuple[int, Tensor]] = []
@@ -163,7 +163,7 @@ class PipelineReplica:
         share = StageParameters(self.model, frozenset().union(*self._names.values()))
         self._wired, self._parameters = Trained(share, self.optimizer), Places(self.model)
         self._writes = Writes(share.named_parameters())
-        self._conveyor = Conveyor(self._pipe, self._stages, self._on_batch)
+        self._conveyor = PipelineRuntime(self._pipe, self._stages, self._on_batch)
 
     # One step.
 
@@ -193,7 +193,7 @@ class PipelineReplica:
             program = programs(self._schedule, self._pipe.size, self._stage_count, len(micros))[
                 self._pipe.rank
             ]
-            reach(BACKWARD)
+            hit(BACKWARD)
             self._conveyor.train(program, micros, loss, self._sums)
         for stage in self._stages.values():
             stage.body.end()
@@ -248,7 +248,7 @@ class PipelineReplica:
             result.check_norm()
         self._partial_update.check()
         self._rows.hand_over()
-        reach(OPTIMIZER)
+        hit(OPTIMIZER)
         self.optimizer.step()
         self._rows.let_go()
         if self.scheduler is not None:
@@ -268,7 +268,7 @@ class PipelineReplica:
         return lambda rows: gather_rows(rows, stage.buffers.like(), self._data, self._parts.shards)
 
     def _on_batch(self) -> None:
-        reach(FORWARD)
+        hit(FORWARD)
         self.world.pulse.batch()
 
     def _placed(self, batch: Any) -> Any:
@@ -336,7 +336,7 @@ class PipelineReplica:
             }
             check_equal(named.items(), self._data)
 
-    def held(self) -> Held:
+    def held(self) -> LocalState:
         """Return the tensors of this worker's stages."""
         if self.chain is not None:
             self._parameters.check()

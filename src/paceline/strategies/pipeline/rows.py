@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from paceline.state.chunks import Box, Form
+from paceline.state.chunks import ChunkBounds, TensorMeta
 from paceline.strategies.absent import hide, room_for, show
 from paceline.world import World
 
@@ -22,13 +22,15 @@ class Part:
     """What this worker keeps of one parameter."""
 
     values: nn.Parameter
-    box: Box
-    form: Form
+    box: ChunkBounds
+    form: TensorMeta
 
     @classmethod
     def whole(cls, parameter: nn.Parameter) -> Part:
         """Return a parameter that is not cut up."""
-        return cls(parameter, Box.whole(parameter.shape), Form(tuple(parameter.shape), parameter.dtype))
+        return cls(
+            parameter, ChunkBounds.whole(parameter.shape), TensorMeta(tuple(parameter.shape), parameter.dtype)
+        )
 
 
 class NoRows:
@@ -114,13 +116,13 @@ def _part(parameter: nn.Parameter, place: World) -> Part:
     start = min(place.rank * most, rows)
     length = min(most, rows - start)
     if parameter.dim():
-        box = Box((start, *[0] * (parameter.dim() - 1)), (length, *parameter.shape[1:]))
+        box = ChunkBounds((start, *[0] * (parameter.dim() - 1)), (length, *parameter.shape[1:]))
         values = box.of(parameter.detach()).clone(memory_format=torch.contiguous_format)
     else:
         # A single number cannot be cut: everybody keeps it.
-        box, values = Box((), ()), parameter.detach().clone()
+        box, values = ChunkBounds((), ()), parameter.detach().clone()
     made = nn.Parameter(values, requires_grad=parameter.requires_grad)
-    return Part(made, box, Form(tuple(parameter.shape), parameter.dtype))
+    return Part(made, box, TensorMeta(tuple(parameter.shape), parameter.dtype))
 
 
 def _fill(parameter: nn.Parameter, strides: tuple[int, ...], chunks: list[Tensor]) -> None:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from paceline.errors import InputError
 from paceline.reduce.tree import Gradients
-from paceline.strategies.base import Parts
+from paceline.strategies.base import StrategyInputs
 from paceline.strategies.buffers import Buffers, Versions
 from paceline.strategies.pipeline.attributes import StageAttributes
 from paceline.strategies.pipeline.call import Function, StandIn
@@ -89,7 +89,7 @@ class Stage:
         count: int,
         body: Layers | Passage,
         names: frozenset[str],
-        parts: Parts,
+        parts: StrategyInputs,
         device: torch.device,
     ) -> None:
         self.index, self.first, self.last = index, index == 0, index == count - 1
@@ -318,7 +318,7 @@ def _unpacked(handed: Handed, tensors: Sequence[Tensor]) -> tuple[Any, Changed]:
     ), changed
 
 
-def _own_rules(parts: Parts, root: nn.Module, names: frozenset[str]) -> Mapping[str, Any]:
+def _own_rules(parts: StrategyInputs, root: nn.Module, names: frozenset[str]) -> Mapping[str, Any]:
     """Return the rules for buffers by whole names, as far as they concern this stage; the whole model has checked them."""
     found: dict[str, Any] = {}
     for pattern, rule in parts.buffer_rules.items():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from paceline.data import owned_shards
 from paceline.errors import InputError
-from paceline.strategies.base import Exactness, OpenReplica, Parts
+from paceline.strategies.base import Exactness, OpenReplica, StrategyInputs
 from paceline.strategies.pipeline.order import fewest
 from paceline.strategies.pipeline.replica import PipelineReplica
 from paceline.strategies.tuning import Tuning
@@ -29,7 +29,7 @@ class Pipeline:
         """Return its own level: the bits are the same in any schedule."""
         return self.exactness
 
-    def prepare(self, parts: Parts, world: World) -> OpenReplica:
+    def prepare(self, parts: StrategyInputs, world: World) -> OpenReplica:
         """Make one worker's end of a pipeline; a pipeline of one worker is none."""
         if world.mesh.size("pp") == 1:
             from paceline.strategies.fsdp.strategy import Fsdp  # which loads DTensor: 0.8 s
@@ -40,7 +40,7 @@ class Pipeline:
         return PipelineReplica(parts, world)
 
 
-def _check(parts: Parts, world: World) -> None:
+def _check(parts: StrategyInputs, world: World) -> None:
     """Refuse what a pipeline cannot do, before anything is computed."""
     tuning, workers = parts.tuning, world.mesh.size("pp")
     if parts.kept is not None and not parts.kept.whole and not parts.remakes:
@@ -64,7 +64,7 @@ def _check(parts: Parts, world: World) -> None:
         raise InputError(
             f"--schedule 1f1b holds one stage a worker, not {tuning.stages_a_worker}. Use --schedule interleaved."
         )
-    places = world.data_size
+    places = world.dp_size
     shards = min(len(owned_shards(place, places, parts.shards)) for place in range(places))
     needed = fewest(tuning.schedule, workers)
     if parts.kept is None and shards < needed:

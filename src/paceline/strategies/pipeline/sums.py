@@ -13,10 +13,10 @@ from torch import Tensor
 
 from paceline.errors import InputError
 from paceline.reduce.norms import total_norm
-from paceline.reduce.post_backward import LateSum
+from paceline.reduce.post_backward import PostBackwardReduce
 from paceline.reduce.tree import Gradients, TreeSum
 from paceline.strategies.auxiliary import Auxiliary, check_terms
-from paceline.strategies.base import Parts, StepWork
+from paceline.strategies.base import StepWork, StrategyInputs
 from paceline.strategies.gradients import ledger_entry
 from paceline.strategies.pipeline.stage import Micro, Stage
 from paceline.strategies.recompute import check_passes
@@ -31,8 +31,8 @@ class Sums:
     def __init__(
         self,
         stages: Mapping[int, Stage],
-        late: LateSum,
-        parts: Parts,
+        late: PostBackwardReduce,
+        parts: StrategyInputs,
         trained: Mapping[str, torch.dtype],
         pipe: World,
     ) -> None:

@@ -21,7 +21,16 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from paceline.errors import InputError
-from paceline.state.chunks import MODEL, OPTIMIZER, Box, Catalogue, Form, Held, Piece, Read
+from paceline.state.chunks import (
+    MODEL,
+    OPTIMIZER,
+    Catalogue,
+    ChunkBounds,
+    LocalState,
+    Read,
+    TensorChunk,
+    TensorMeta,
+)
 from paceline.strategies.refusals import refuse_copies
 from paceline.strategies.second_order import check_transforms, watch_order
 from paceline.strategies.tensor.plan import Plan, check_divided
@@ -32,7 +41,7 @@ from paceline.strategies.tensor.proposal import join
 class Cut:
     """Which part of a whole parameter this worker has."""
 
-    box: Box
+    box: ChunkBounds
     whole: tuple[int, ...]
 
     @property
@@ -40,10 +49,10 @@ class Cut:
         """Whether others have other parts of it."""
         return self.box.shape != self.whole
 
-    def place(self, inner: Box) -> Box:
+    def place(self, inner: ChunkBounds) -> ChunkBounds:
         """Return where a part of this worker's part lies in the whole."""
         offset = tuple(a + b for a, b in zip(self.box.offset, inner.offset, strict=True))
-        return Box(offset, inner.shape)
+        return ChunkBounds(offset, inner.shape)
 
 
 Cuts = Mapping[str, Cut]
@@ -205,13 +214,13 @@ def _contiguous(value: Any) -> Any:
     )
 
 
-def _box(value: DTensor, mesh: DeviceMesh) -> Box:
+def _box(value: DTensor, mesh: DeviceMesh) -> ChunkBounds:
     offset, shape = [0] * value.dim(), list(value.shape)
     for placement in value.placements:
         if isinstance(placement, Shard):
             shape[placement.dim] //= mesh.size()
             offset[placement.dim] = mesh.get_local_rank() * shape[placement.dim]
-    return Box(tuple(offset), tuple(shape))
+    return ChunkBounds(tuple(offset), tuple(shape))
 
 
 def adopt(optimizer: Optimizer, model: nn.Module, before: Mapping[str, nn.Parameter], cuts: Cuts) -> None:
@@ -235,7 +244,7 @@ def adopt(optimizer: Optimizer, model: nn.Module, before: Mapping[str, nn.Parame
 # State: a worker's part of a model is a part of each tensor of the whole one.
 
 
-def pieces_of_whole(held: Held, cuts: Cuts) -> Held:
+def pieces_of_whole(held: LocalState, cuts: Cuts) -> LocalState:
     """Return for pieces of this worker's model which pieces of the whole model they are."""
     pieces = {}
     for key, piece in held.pieces.items():
@@ -243,20 +252,22 @@ def pieces_of_whole(held: Held, cuts: Cuts) -> Held:
         if cut is None or piece.form.shape != cut.box.shape:
             pieces[key] = piece
         else:
-            pieces[key] = Piece(piece.values, cut.place(piece.box), Form(cut.whole, piece.form.dtype))
-    return Held(pieces, held.rest)
+            pieces[key] = TensorChunk(
+                piece.values, cut.place(piece.box), TensorMeta(cut.whole, piece.form.dtype)
+            )
+    return LocalState(pieces, held.rest)
 
 
 def part_of_whole(catalogue: Catalogue, read: Read, cuts: Cuts) -> tuple[Catalogue, Read]:
     """Return a state of the whole model as one of this worker's."""
-    mine: dict[str, Form] = {}
+    mine: dict[str, TensorMeta] = {}
     moved: dict[str, Cut] = {}
     for key, form in catalogue.items():
         cut = cuts.get(_name(key))
         if cut is None or form.shape != cut.whole:
             mine[key] = form
         else:
-            mine[key], moved[key] = Form(cut.box.shape, form.dtype), cut
+            mine[key], moved[key] = TensorMeta(cut.box.shape, form.dtype), cut
     return mine, lambda key, box: read(key, moved[key].place(box) if key in moved else box)
 
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
 from paceline.errors import InputError
-from paceline.state.chunks import MODEL, Box, Read
+from paceline.state.chunks import MODEL, ChunkBounds, Read
 from paceline.world import World, seeds
 
 SAME = 1e-6
@@ -48,7 +48,7 @@ class Proof:
         if self._whole is not None:
             for name, value in self._whole.state_dict().items():
                 path = f"{self._name}.{name}" if self._name else name
-                value.copy_(read(f"{MODEL}/{path}", Box.whole(value.shape)))
+                value.copy_(read(f"{MODEL}/{path}", ChunkBounds.whole(value.shape)))
 
     def watch(self, model: nn.Module) -> None:
         """Wait for the first training pass of the module, now split."""

@@ -25,19 +25,19 @@ from torch.optim import Optimizer
 from paceline.errors import InputError
 from paceline.state.chunks import (
     MODEL,
-    Box,
     Catalogue,
-    Form,
-    Held,
-    Piece,
+    ChunkBounds,
+    LocalState,
     Read,
+    TensorChunk,
+    TensorMeta,
+    assemble,
     collect,
-    hold,
+    split,
     survey,
-    unite,
 )
 from paceline.strategies import compression
-from paceline.strategies.base import Exactness, Leaves, LossFunction, OpenReplica, Parts, StepWork
+from paceline.strategies.base import Exactness, Leaves, LossFunction, OpenReplica, StepWork, StrategyInputs
 from paceline.strategies.batchnorm import synchronise
 from paceline.strategies.ddp import Ddp, DdpReplica
 from paceline.strategies.fsdp.replica import FsdpReplica
@@ -78,7 +78,7 @@ class TensorParallel:
         left = compression.level(tuning.compress)
         return left if left is Exactness.STATISTICAL else self.exactness
 
-    def prepare(self, parts: Parts, world: World) -> OpenReplica:
+    def prepare(self, parts: StrategyInputs, world: World) -> OpenReplica:
         """Split the model, and train the parts as the data sides of the mesh say; nothing is split among one."""
         rows = world.mesh.size("fsdp")
         if world.mesh.size("tp") == 1:
@@ -99,7 +99,7 @@ class TensorReplica(SequentialReplica):
     reads_whole = True  # the proof of its plan compares whole blocks
     _writes: Writes
 
-    def __init__(self, parts: Parts, world: World) -> None:
+    def __init__(self, parts: StrategyInputs, world: World) -> None:
         self._all, self._beside, data = world, world.along("tp"), world.along(*DATA)
         self._rows = world.along("fsdp")
         model = self._split(parts, world, data)
@@ -130,7 +130,7 @@ class TensorReplica(SequentialReplica):
         self._norm: Tensor | None = None
         self._proven = False
 
-    def _split(self, parts: Parts, world: World, data: World) -> nn.Module:
+    def _split(self, parts: StrategyInputs, world: World, data: World) -> nn.Module:
         """Make the model and split it in place."""
         model, tuning = parts.make_model().to(world.device), parts.tuning
         for refuse in (refuse_sparse, refuse_hooks, refuse_references):
@@ -233,7 +233,7 @@ class TensorReplica(SequentialReplica):
 
     # State.
 
-    def held(self) -> Held:
+    def held(self) -> LocalState:
         """Return this worker's pieces of the whole model; nobody is asked."""
         return pieces_of_whole(self._held_here(), self._cuts)
 
@@ -247,11 +247,11 @@ class TensorReplica(SequentialReplica):
         """Return everything whole; all workers must ask together."""
         held = self.held()
         found = survey(self._all, held.pieces)
-        return unite(dict(collect(self._all, held.pieces, found)), held.rest)
+        return assemble(dict(collect(self._all, held.pieces, found)), held.rest)
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over this worker's part of a whole state."""
-        held = hold(state)
+        held = split(state)
         catalogue = {key: piece.form for key, piece in held.pieces.items()}
         self.take(catalogue, lambda key, box: box.of(held.pieces[key].values), held.rest)
 
@@ -262,17 +262,19 @@ class TensorReplica(SequentialReplica):
         for name, value in zip(self._trained, self.parameters, strict=True):
             if value.grad is not None:
                 known = held[f"{MODEL}/{name}"]
-                pieces[name] = Piece(value.grad, known.box, Form(known.form.shape, value.grad.dtype))
+                pieces[name] = TensorChunk(
+                    value.grad, known.box, TensorMeta(known.form.shape, value.grad.dtype)
+                )
         return dict(collect(self._all, pieces, survey(self._all, pieces)))
 
-    def _held_here(self) -> Held:
+    def _held_here(self) -> LocalState:
         """Return what this worker holds of its own part of the model."""
-        return hold(SequentialReplica.state(self))
+        return split(SequentialReplica.state(self))
 
     def _take_here(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over a state of this worker's part."""
-        tensors = {key: read(key, Box.whole(form.shape)).clone() for key, form in catalogue.items()}
-        SequentialReplica.load(self, unite(tensors, rest))
+        tensors = {key: read(key, ChunkBounds.whole(form.shape)).clone() for key, form in catalogue.items()}
+        SequentialReplica.load(self, assemble(tensors, rest))
 
 
 class TensorDdpReplica(TensorReplica, DdpReplica):
@@ -282,14 +284,14 @@ class TensorDdpReplica(TensorReplica, DdpReplica):
 class TensorFsdpReplica(TensorReplica, FsdpReplica):
     """The same with the part cut up once more, among workers with other samples."""
 
-    def _held_here(self) -> Held:
+    def _held_here(self) -> LocalState:
         return FsdpReplica.held(self)
 
     def _take_here(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         FsdpReplica.take(self, catalogue, read, rest)
 
 
-def _check(parts: Parts, rows: int) -> None:
+def _check(parts: StrategyInputs, rows: int) -> None:
     """Refuse what does not go with split layers."""
     if parts.precision.name == "fp16":
         raise InputError("--strategy tp has no loss scaling for --precision fp16. Use bf16.")
@@ -304,7 +306,7 @@ def _check(parts: Parts, rows: int) -> None:
         raise InputError("--loss-parallel does not work beside fsdp. Use ddp beside tp, or leave it out.")
 
 
-def _select_kernels(parts: Parts, world: World) -> None:
+def _select_kernels(parts: StrategyInputs, world: World) -> None:
     """Have what every worker computes alike come out alike: else copies of the same weights would drift apart."""
     determinism.select_kernels(world.device, compiled=parts.compile)
     if world.device.type == "cuda":

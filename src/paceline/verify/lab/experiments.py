@@ -9,16 +9,16 @@ import torch
 
 from paceline.data.reading import reader_of
 from paceline.strategies.base import ShardWork
-from paceline.verify.lab.bench import Bench, Gradients
 from paceline.verify.lab.notes import Parts
-from paceline.verify.subject import Subject
+from paceline.verify.lab.step_runner import Gradients, StepRunner
+from paceline.verify.task_harness import TaskHarness
 
 STRETCH = 2.0**20
 """A power of two, so that a linear backward pass gives the same bits times this; large, so that any clipping bites."""
 _NO_KERNEL = re.compile(r"^(\S+) does not have a deterministic implementation")
 
 
-def bent(bench: Bench, shard: ShardWork, plain: Gradients) -> tuple[str, ...]:
+def bent(bench: StepRunner, shard: ShardWork, plain: Gradients) -> tuple[str, ...]:
     """Name the parameters whose gradient does not grow as the start of the backward pass does."""
     _, stretched = bench.attempt(shard, STRETCH)
     wrong = []
@@ -32,7 +32,7 @@ def bent(bench: Bench, shard: ShardWork, plain: Gradients) -> tuple[str, ...]:
     return tuple(wrong)
 
 
-def parts(bench: Bench, subject: Subject) -> Parts:
+def parts(bench: StepRunner, subject: TaskHarness) -> Parts:
     """Measure three samples at once, and the same as one and two."""
     if subject.feed.samples is None or not hasattr(subject.dataset, "__getitem__"):
         raise ValueError("the training set is a stream, which cannot be cut at will")
@@ -49,7 +49,7 @@ def parts(bench: Bench, subject: Subject) -> Parts:
     )
 
 
-def no_kernel(bench: Bench, shard: ShardWork) -> str | None:
+def no_kernel(bench: StepRunner, shard: ShardWork) -> str | None:
     """Name the first operation of a step that torch has no deterministic kernel for."""
     before = torch.get_deterministic_debug_mode()
     # The same switch as torch.use_deterministic_algorithms(True), which would import the compiler (5 s) to tell it too.

@@ -13,9 +13,9 @@ from paceline.training.run import Run
 from paceline.training.spec import TrainSpec
 from paceline.verify import digests
 from paceline.verify.lab import experiments
-from paceline.verify.lab.bench import Bench
 from paceline.verify.lab.notes import Notes
-from paceline.verify.subject import Subject
+from paceline.verify.lab.step_runner import StepRunner
+from paceline.verify.task_harness import TaskHarness
 from paceline.world import alone
 
 _Result = TypeVar("_Result")
@@ -25,13 +25,13 @@ def main(run: Run, spec: TrainSpec, step: int, epochs: int | None = None) -> Not
     """Make every experiment on step number `step`, and give the notes."""
     own = Run(alone(run.world.device.type), replace(run.options, strategy="single", workers=1, exact=None))
     try:
-        subject = Subject(own, replace(spec, steps=step + 1), epochs)
+        subject = TaskHarness(own, replace(spec, steps=step + 1), epochs)
         return _experiment(subject, run)
     finally:
         own.close()
 
 
-def _experiment(subject: Subject, run: Run) -> Notes:
+def _experiment(subject: TaskHarness, run: Run) -> Notes:
     data, data_again = (_read(subject) for _ in range(2))
     replica = subject.prepare()
     last = (subject.spec.steps or 1) - 1
@@ -45,14 +45,14 @@ def _experiment(subject: Subject, run: Run) -> Notes:
 
 
 def _notes(
-    subject: Subject,
+    subject: TaskHarness,
     replica: OpenReplica,
     run: Run,
     work: StepWork,
     data: dict[int, str],
     data_again: dict[int, str],
 ) -> Notes:
-    bench = Bench(subject, replica, work.size)
+    bench = StepRunner(subject, replica, work.size)
     shards = [shard for shard in work.shards if shard.batches]
     step_data = {shard.index: digests.of_batch(shard.batches) for shard in shards}
     attempts, repeated = {}, {}
@@ -96,7 +96,7 @@ def _tried(unchecked: list[str], what: str, experiment: Callable[[], _Result]) -
         return None
 
 
-def _read(subject: Subject) -> dict[int, str]:
+def _read(subject: TaskHarness) -> dict[int, str]:
     """Read the first step's data from the beginning, in this process."""
     feed = subject.open_feed(loader_workers=0)
     try:

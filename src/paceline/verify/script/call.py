@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.launch.job import ScriptCall
-from paceline.verify.script.sight import Sight
+from paceline.verify.script.script_trace import ScriptTrace
 
 if TYPE_CHECKING:
     from paceline.launch.worker import Worker
@@ -23,7 +23,7 @@ class WatchedScript:
     scale: int = 1
     """By how much the batches of every DataLoader are enlarged."""
 
-    def __call__(self, worker: Worker) -> Sight:
+    def __call__(self, worker: Worker) -> ScriptTrace:
         """Run it to its end and give what was seen."""
         from paceline.verify.script.watching import Watch
 

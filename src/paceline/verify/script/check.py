@@ -21,7 +21,7 @@ from paceline.verify.script import probes, step_probes
 from paceline.verify.script.call import WatchedScript
 from paceline.verify.script.probes import Seen
 from paceline.verify.script.report import ScriptReport
-from paceline.verify.script.sight import Sight
+from paceline.verify.script.script_trace import ScriptTrace
 from paceline.world import env
 
 PROBES: list[Callable[[Seen], Finding | None]] = [
@@ -92,7 +92,7 @@ def verify_script(request: ScriptRequest) -> ScriptReport:
     )
 
 
-def _run(request: ScriptRequest, workers: int, folder: Path, scale: int = 1) -> list[Sight]:
+def _run(request: ScriptRequest, workers: int, folder: Path, scale: int = 1) -> list[ScriptTrace]:
     folder.mkdir(exist_ok=True)
     spec = LaunchSpec(
         call=WatchedScript(
@@ -107,7 +107,7 @@ def _run(request: ScriptRequest, workers: int, folder: Path, scale: int = 1) -> 
     return list(launcher.launch(launcher.plan(spec)).value())
 
 
-def _scale(one: Sight, many: list[Sight]) -> int:
+def _scale(one: ScriptTrace, many: list[ScriptTrace]) -> int:
     """Return by how much one process's batches must grow to be the global batch of the others."""
     if not one.training or not all(sight.training for sight in many):
         return 1

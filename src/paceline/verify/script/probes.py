@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.verify.report import Finding
-from paceline.verify.script.sight import Pass, Sight
+from paceline.verify.script.script_trace import Pass, ScriptTrace
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
     """The one-process run and every rank of the other."""
 
-    one: Sight
-    many: Sequence[Sight]
+    one: ScriptTrace
+    many: Sequence[ScriptTrace]
     scale: int = 1
     """By how much the one process's batches were enlarged to make up the same global batch."""
     multiple: float | None = None

@@ -21,7 +21,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from paceline.verify import digests
 from paceline.verify.lab.experiments import STRETCH
-from paceline.verify.script.sight import Pass, Sight, StepSight, Wrapped
+from paceline.verify.script.script_trace import Pass, ScriptTrace, StepSight, Wrapped
 from paceline.world import seeds
 
 KEPT_STEPS = 20
@@ -33,7 +33,7 @@ class Watch:
     """The eyes of one worker."""
 
     def __init__(self, rank: int, workers: int, folder: Path) -> None:
-        self.sight = Sight(rank=rank, workers=workers)
+        self.sight = ScriptTrace(rank=rank, workers=workers)
         self._folder = folder
         self._names: dict[int, str] = {}
         self._loaders: dict[int, int] = {}

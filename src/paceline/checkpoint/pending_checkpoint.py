@@ -1,0 +1,130 @@
+"""A checkpoint that is being written: a hidden folder, a part from each writer, and seals that say which are done.
+
+.step-200.partial-...  part-0.safetensors  part-1.safetensors  part-1.json  rest.pt
+
+A seal (part-1.json) is left by a worker when its part is on the disk, or when it could not be written, so that nobody
+needs to talk to anybody while the parts are written beside the training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from paceline.checkpoint.durable import FileRecord, remove, seal, sync
+from paceline.checkpoint.leftovers import beside
+from paceline.checkpoint.manifest import REST, part_name
+from paceline.checkpoint.rest import write_rest
+from paceline.checkpoint.tensors import write_tensors
+from paceline.errors import CheckpointError, DiskFaultError
+from paceline.world import fault_points
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What went wrong with a save, in one line; empty if nothing did."""
+
+    message: str = ""
+    disk: bool = False
+    """Whether it was the disk: the next save may succeed, and a run can go on until then."""
+
+    def __bool__(self) -> bool:
+        return bool(self.message)
+
+    @classmethod
+    def of(cls, error: CheckpointError) -> Fault:
+        """Return what an error was."""
+        return cls(str(error), isinstance(error, DiskFaultError))
+
+    def error(self) -> CheckpointError:
+        """Make an error of it again."""
+        return (DiskFaultError if self.disk else CheckpointError)(self.message)
+
+
+@dataclass(frozen=True)
+class PendingCheckpoint:
+    """The folder of a checkpoint that is being written, under the name of the process that will commit it."""
+
+    final: Path
+    partial: Path
+    replaces: bool = False
+    """Whether a checkpoint with another state may be there already: one of this run's own."""
+
+    @classmethod
+    def of(cls, final: Path, *, replaces: bool = False) -> PendingCheckpoint:
+        """Name the draft that this process will commit."""
+        return cls(final, beside(final, "partial"), replaces)
+
+    def make(self) -> None:
+        """Make the empty folder, and those above it."""
+        _make_folder(self.final.parent)
+        remove(self.partial)
+        self.partial.mkdir()
+
+    def part(self, number: int) -> Path:
+        """Name the file of one part."""
+        return self.partial / part_name(number)
+
+    def write_part(self, number: int, tensors: Mapping[str, Tensor]) -> None:
+        """Write one part; the disk may not hold it yet."""
+        write_tensors(self.part(number), tensors, {"format": "pt"})
+        fault_points.hit(fault_points.CHECKPOINT)
+
+    def write_rest(self, rest: Mapping[str, Any]) -> FileRecord:
+        """Write what is no tensor of model and optimizer."""
+        write_rest(self.partial, rest)
+        return seal(self.partial / REST)
+
+    # Seals: how writers that do not talk tell each other.
+
+    def seal(self, number: int, record: FileRecord | None, fault: Fault) -> None:
+        """Leave word that a part is on the disk, or why it is not."""
+        content = {"fault": fault.message, "disk": fault.disk} if record is None else record._asdict()
+        try:
+            if record is None:
+                remove(self.part(number))  # what did not fit makes room for saying so
+            self._leave(number, content)
+        except FileNotFoundError:
+            return  # the folder is gone: the save was given up
+        except OSError:
+            # No room for a word either: whoever waits for it must not wait for ever.
+            remove(self.partial)
+
+    def _leave(self, number: int, content: dict[str, Any]) -> None:
+        hidden = self.partial / f".part-{number}.json"
+        with hidden.open("w", encoding="utf-8") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        hidden.rename(self.partial / f"part-{number}.json")
+        sync(self.partial)
+
+    def sealed(self) -> dict[int, FileRecord]:
+        """Return the parts that are on the disk; raise what a writer says went wrong."""
+        found = {}
+        for name in os.listdir(self.partial):  # noqa: PTH208  (asks a network disk anew, where exists() may not)
+            if name.startswith("part-") and name.endswith(".json"):
+                content = json.loads((self.partial / name).read_bytes())
+                if "fault" in content:
+                    raise Fault(content["fault"], content["disk"]).error()
+                found[int(name[len("part-") : -len(".json")])] = FileRecord(**content)
+        return found
+
+    def break_seals(self) -> None:
+        """Take the seals away: the manifest says it all."""
+        for path in self.partial.glob("part-*.json"):
+            path.unlink()
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it, so that the disk knows each by its name."""
+    missing = [place for place in (folder, *folder.parents) if not place.is_dir()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        sync(place.parent)

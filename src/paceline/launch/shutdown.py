@@ -1,0 +1,107 @@
+"""How a launch comes to its end: the failures that end it, the user's Ctrl-C, and how long the workers have to go."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Collection, Iterator
+
+from paceline.launch import failures
+from paceline.launch.failures import Failure
+
+FIRST_CAUSE_WAIT_S = 0.3
+"""How long others may still report after the first failure, so that the cause is found and not its echo."""
+ECHO_WAIT_S = 2.0
+"""The same while all that is known are lost peers: the one that began it may still be closing its files."""
+TERMINATE_WAIT_S = 1.0
+"""From SIGTERM to SIGKILL."""
+STOP_WAIT_S = 10.0
+"""How long a step, an evaluation or a checkpoint may take after a notice before the user is told how to leave at once."""
+
+
+class Shutdown:
+    """Nothing, until something ends the launch; then the moment at which to send the next signal."""
+
+    def __init__(self) -> None:
+        self.deadline: float | None = None
+        self.interrupted: int | None = None
+        """The signal that asked for the end at once, if one did."""
+        self.notice: int | None = None
+        """The signal that asked for an end behind the next step, with a checkpoint, if one did."""
+        self.remind_at: float | None = None
+        """When to say that the end takes long, and how to leave at once."""
+        self._failures: list[Failure] = []
+        self._next = signal.SIGTERM
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the launch is ending."""
+        return self.deadline is not None
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for the next signal."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    @property
+    def cause(self) -> Failure | None:
+        """What ended it, if it was a failure."""
+        return failures.first_cause(self._failures) if self._failures else None
+
+    def note(self, failure: Failure) -> None:
+        """Take note of what followed; one that only went when it was told to is no cause."""
+        was_told = self._next is not signal.SIGTERM and failure.kind in ("exit", "signal")
+        if not (was_told and self._failures):
+            self._failures.append(failure)
+
+    def begin(self, failure: Failure) -> None:
+        """End the launch, because of this."""
+        self.note(failure)
+        wait = ECHO_WAIT_S if failure.kind == "peer" else FIRST_CAUSE_WAIT_S
+        self.deadline = time.monotonic() + wait
+
+    def signals(self) -> tuple[signal.Signals, signal.Signals]:
+        """Return the signal that is due for a worker and for one in training; the next is stronger."""
+        plain, self._next = self._next, signal.SIGKILL
+        self.deadline = time.monotonic() + TERMINATE_WAIT_S
+        # In training SIGTERM is a notice; these are to go now.
+        return plain, signal.SIGUSR1 if plain == signal.SIGTERM else plain
+
+    def interrupt(self, number: int) -> None:
+        """End the launch at once, because a signal asks for it."""
+        self.interrupted = self.interrupted or number
+        self.deadline = time.monotonic()
+
+    @contextlib.contextmanager
+    def on_signals(
+        self, selector: selectors.BaseSelector, notices: Collection[signal.Signals] = ()
+    ) -> Iterator[None]:
+        """Turn SIGINT and SIGTERM into an orderly end, for as long as the workers run; the first of `notices` into a notice."""
+
+        def interrupt(number: int, _: object) -> None:
+            if number in notices and self.notice is None and not self.under_way:
+                self.notice = number
+            else:
+                self.interrupt(number)
+
+        try:
+            before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread: whoever owns it decides
+            yield
+            return
+        read, write = socket.socketpair()
+        write.setblocking(False)
+        old = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
+        selector.register(read, selectors.EVENT_READ, lambda: read.recv(64))
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(old)
+            selector.unregister(read)
+            read.close()
+            write.close()
+            for number, handler in before.items():
+                signal.signal(number, handler)

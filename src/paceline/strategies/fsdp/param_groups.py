@@ -1,0 +1,481 @@
+"""The wraps of a fully sharded model: parameters that are gathered together and whose gradients leave together.
+
+torch's `fully_shard` does the gathering, frees what is not needed, and fires at the right moments. This file is the only
+one that reaches into it: which messages a pass sends, what is in them, and when a wrap's gradients are complete.
+"""
+# ruff: noqa: SLF001  (torch offers hooks for the messages themselves, none for the moments and the layout)
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.nn.modules.batchnorm import _NormBase
+
+from paceline.errors import InputError
+from paceline.reduce.gather import Gather
+from paceline.reduce.packing import refuse_rows
+from paceline.strategies.fsdp.replaced import Slot
+from paceline.strategies.refusals import refuse_copies
+from paceline.strategies.second_order import check_order, check_transforms
+from paceline.strategies.sharded import ShardedTensors
+from paceline.strategies.tuning import Tuning
+from paceline.strategies.writes import Samples, differing, place_of, sums_of
+
+Value = TypeVar("Value")
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Listener(Protocol):
+    """What a replica does about the messages of its wraps."""
+
+    gather: Gather
+
+    def outlive(self, action: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:
+        """Return what a message of a pass came to, or something else in its place where its step is discarded."""
+
+    def gathers(self, wrap: ParamGroup) -> None:
+        """Know that the weights of a wrap are about to be gathered."""
+
+    def reduces(self, wrap: ParamGroup, gradients: Tensor, output: Tensor) -> None:
+        """Add a wrap's gradients up over all workers; `output` gets this worker's rows."""
+
+    def room(self, wrap: ParamGroup) -> Tensor:
+        """Return memory in which a wrap's gradients are laid out for `reduces`."""
+
+
+class ShardedParam(NamedTuple):
+    """One trainable parameter of a wrap, as this worker holds it."""
+
+    member: Any
+    """torch's own record of the parameter."""
+    whole: torch.Size
+    rows: torch.Size
+    room: int
+    """Numbers it takes in a message to one worker: those of the largest part."""
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """Its rows, as the module holds them between passes: a DTensor."""
+        held: nn.Parameter = self.member.sharded_param
+        return held
+
+    @property
+    def gathered(self) -> nn.Parameter | None:
+        """The whole parameter that passes compute with; None before the first one."""
+        return getattr(self.member, "_unsharded_param", None)
+
+
+class ParamGroup:
+    """One group of parameters that travels together; without a `cut` it is only gathered, for nothing in it is trained."""
+
+    def __init__(self, index: int, name: str, group: Any, listener: Listener) -> None:
+        self.index, self.name = index, name
+        self._group = group
+        self.cuts = [
+            ShardedParam(
+                member,
+                member._orig_size,
+                member.sharded_size,
+                member.padded_sharded_param_size.numel(),
+            )
+            for member in group.fsdp_params
+            if member.sharded_param.requires_grad
+        ]
+        self.chunk = sum(cut.room for cut in self.cuts)
+        self._reduces = False
+        self._marks: list[tuple[int, int]] | None = None
+        self._sums: Tensor | None = None
+        self._samples: Samples | None = None
+        self._sampled: list[Tensor] | None = None
+        self._changed: str | None = None
+        self.looks = False
+        """Whether all values of gathered weights are compared, and not a few: not every write is counted."""
+        self._uses = 0
+        self.reduced = False
+        """Whether its gradients left in this pass."""
+        self.missing: list[ShardedParam] = []
+        """Parameters that the last pass gave no gradient for."""
+        group._all_gather_comm = _Gather(self, listener)
+        group._reduce_scatter_comm = _Reduce(self, listener)
+        group.gradient_divide_factor = 1.0
+        group.force_sum_reduction_for_comms = True
+        self._post_backward: Callable[..., None] = group.post_backward
+        self._pre_forward: Callable[..., Any] = group.pre_forward
+        group.post_backward, group.pre_forward = self._after_backward, self._before_forward
+        self._pre_backward: Callable[..., None] = group.pre_backward
+        group.pre_backward = self._before_backward
+        self._reshard: Callable[[], None] = group.reshard
+        group.reshard = self._before_reshard
+        self._slots: list[Slot] = []
+
+    def watch(self, local: ShardedTensors) -> None:
+        """Refuse, from now on, other tensors in the place of weights; `local` has the rows that are updated."""
+        self._slots = [
+            Slot(member, local.part_of(member.sharded_param)) for member in self._group.fsdp_params
+        ]
+
+    def check_slots(self, *, memory: bool) -> None:
+        """Raise where other tensors were put in the place of its weights, or where those have other `memory`."""
+        for slot in self._slots:
+            slot.check_memory() if memory else slot.check()
+
+    @property
+    def type(self) -> torch.dtype:
+        """The type in which its gradients travel."""
+        # Of the trained ones: beside them there may be weights in fewer bits that are not.
+        found: torch.dtype = self._group.mp_policy.reduce_dtype or self.cuts[0].parameter.dtype
+        return found
+
+    @property
+    def workers(self) -> int:
+        """Those who share it."""
+        count: int = self._group._all_gather_process_group.size()
+        return count
+
+    @property
+    def length(self) -> int:
+        """Bytes of the message with all its weights."""
+        members = self._group.fsdp_params
+        mine = sum(
+            one.padded_sharded_param_size.numel() * one.sharded_param.element_size() for one in members
+        )
+        return int(mine) * self.workers
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is computed."""
+        found: torch.device = self._group.device
+        return found
+
+    def open(self) -> None:
+        """Count the uses of this pass from here."""
+        self._uses = 0
+        self.reduced = False
+
+    def arm(self, *, reduces: bool, keeps: bool = False) -> None:
+        """Announce whether the coming backward pass ends with a reduction, or only adds, and whether weights stay after it."""
+        self._reduces = reduces
+        self._group.reshard_after_backward = not keeps
+        self.missing = []
+
+    def disarm(self) -> None:
+        """Let a backward pass that a loop makes for itself add on this worker only: its gradients belong to no step."""
+        self._reduces = False
+
+    def settle(self) -> None:
+        """Reduce now what could not leave during the pass: a wrap that the pass went through more than once."""
+        if self._reduces and not self.reduced and any(cut.gathered is not None for cut in self.cuts):
+            self._uses = 0
+            self._after_backward()
+
+    def gather(self) -> None:
+        """Gather its weights now, if they are not here yet."""
+        self._group.unshard()
+        self._group.wait_for_unshard()
+        self._note()
+
+    def _note(self) -> None:
+        """Remember how often the whole parameters were written to when they were gathered first, and where they lie.
+
+        torch's own copies into them do not count.
+        """
+        whole = [member._unsharded_param for member in self._group.fsdp_params]
+        if self._marks is None:
+            self._marks = [(one._version, place_of(one)) for one in whole]
+            self._samples = Samples(whole)
+        if self._samples is not None and self._sampled is None:
+            self._sampled = self._samples.take()
+        if self.looks and self._sums is None:
+            self._sums = sums_of(whole)
+
+    def written(self) -> str | None:
+        """Return the name of a parameter that a forward pass has written to: the next gathering undoes it."""
+        for member, mark in zip(self._group.fsdp_params, self._marks or (), strict=False):
+            whole = member._unsharded_param
+            if (whole._version, place_of(whole)) != mark:
+                return str(member._param_fqn)
+        return self._changed
+
+    def _before_reshard(self) -> None:
+        (sums, self._sums), (sampled, self._sampled) = (self._sums, None), (self._sampled, None)
+        if self._group.is_unsharded:
+            members, changed = self._group.fsdp_params, []
+            if sums is not None:
+                changed = differing(sums, sums_of([member._unsharded_param for member in members]))
+            elif sampled is not None and self._samples is not None:
+                changed = self._samples.changed(sampled)
+            if changed:
+                self._changed = str(members[changed[0]]._param_fqn)
+        self._reshard()
+
+    def switched(self) -> str | None:
+        """Return the name of a whole parameter that requires a gradient where its rows do not, or the other way round."""
+        for member in self._group.fsdp_params:
+            whole = getattr(member, "_unsharded_param", None)
+            if whole is not None and whole.requires_grad != member.sharded_param.requires_grad:
+                return str(member._param_fqn)
+        return None
+
+    def close(self) -> None:
+        """Let go of gathered weights, so that the next pass gathers them anew on all workers alike."""
+        self._group.reshard()
+
+    def abandon(self) -> None:
+        """Forget a message with weights that is under way."""
+        self._group._all_gather_result = None
+
+    def join_gather(self) -> None:
+        """Take part in gathering the weights without any use for them."""
+        held = [part for member in self._group.fsdp_params for part in member.all_gather_inputs]
+        if len({part.dtype for part in held}) > 1:
+            held = [part.view(torch.uint8) for part in held]
+        group, comm = self._group._all_gather_process_group, self._group._all_gather_comm
+        count = sum(part.numel() for part in held)
+        message = comm.allocate((count * group.size(),), dtype=held[0].dtype, device=self.device)
+        mine = message[group.rank() * count : (group.rank() + 1) * count]
+        torch.cat(held, out=mine)
+        work = comm(message, mine, group)
+        if work is not None:
+            work.wait()
+
+    def flat(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """Lay whole gradients out as a message: for each worker its rows of every parameter."""
+        made = torch.zeros(self.workers, self.chunk, dtype=self.type, device=self.device)
+        whole = [
+            self._nothing(cut) if one is None else one for cut, one in zip(self.cuts, gradients, strict=True)
+        ]
+        torch._chunk_cat(whole, 0, self.workers, out=made)
+        return made.view(-1)
+
+    def split(self, output: Tensor) -> list[Tensor]:
+        """Cut what came for this worker into its rows of every parameter."""
+        parts = torch.split(output, [cut.room for cut in self.cuts])
+        return [part[: cut.rows.numel()].view(cut.rows) for cut, part in zip(self.cuts, parts, strict=True)]
+
+    def whole(self, messages: Tensor) -> list[Tensor]:
+        """Put whole tensors together from the rows of all workers, laid out one after the other.
+
+        Each in memory of its own: numbers that lie apart (one row for each worker) have a norm with another last bit.
+        """
+        columns = torch.split(messages, [cut.room for cut in self.cuts], dim=1)
+        return [
+            column.contiguous().view(-1)[: cut.whole.numel()].view(cut.whole)
+            for cut, column in zip(self.cuts, columns, strict=True)
+        ]
+
+    def _nothing(self, cut: ShardedParam) -> Tensor:
+        # Minus zero is what adds nothing to anything, a minus zero included.
+        gathered = cut.gathered
+        dtype = self.type if gathered is None else gathered.dtype
+        return torch.full(cut.whole, -0.0, dtype=dtype, device=self.device)
+
+    def _before_backward(self, *args: Any) -> None:
+        check_order("fsdp")
+        self._pre_backward(*args)
+
+    def _before_forward(self, *args: Any) -> Any:
+        check_transforms("fsdp")
+        if self.name and self._group.is_unsharded:
+            self.check_slots(
+                memory=False
+            )  # its gradients leave before those of what was put in the place of its weights are there
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+            self._uses += 1
+        made = self._pre_forward(*args)
+        self._note()
+        return made
+
+    def _after_backward(self, *_: Any) -> None:
+        # A loss may use what belongs to no block before and behind the model's own pass, so its gradients are complete only
+        # when no node is left; torch asks then once more.
+        if not self.name and torch._C._current_autograd_node() is not None:
+            return
+        # A wrap that was used more than once in a pass is complete only at the end of it.
+        self._group.reduce_grads = self._reduces and self._uses <= 1
+        if self._group.reduce_grads and not self.reduced:
+            for cut in self.cuts:
+                gathered = cut.gathered
+                if gathered is not None and gathered.grad is not None:
+                    refuse_rows([gathered.grad], "fsdp")
+                elif gathered is not None:
+                    self.missing.append(cut)
+                    gathered.grad = self._nothing(cut)
+        self._post_backward()
+
+
+class _Gather(AllGather):
+    """Gathering in a way of our own, that those who follow can be told of."""
+
+    def __init__(self, wrap: ParamGroup, listener: Listener) -> None:
+        self._wrap, self._listener = wrap, listener
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return memory for the weights of all workers."""
+        self._wrap.check_slots(memory=True)
+        return self._listener.outlive(
+            lambda: self._listener.gather.room(int(*size), dtype, device),
+            lambda: torch.zeros(*size, dtype=dtype, device=device),
+        )
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Gather the weights of a wrap."""
+
+        def start() -> dist.Work | None:
+            self._listener.gathers(self._wrap)
+            return self._listener.gather.start(output_tensor, input_tensor, group, later=async_op)
+
+        work = self._listener.outlive(start, lambda: None)
+        return None if work is None else _Outlived(work, output_tensor, self._listener)
+
+
+class _Outlived(dist.Work):
+    """A message that ends in zeros where the group breaks in a step that is then discarded."""
+
+    def __init__(self, work: dist.Work, message: Tensor, listener: Listener) -> None:
+        super().__init__()
+        self._work, self._message, self._listener = work, message, listener
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the rows of all others."""
+
+        def wait() -> bool:
+            return bool(self._work.wait() if timeout is None else self._work.wait(timeout))
+
+        return self._listener.outlive(wait, self._give_up)
+
+    def _give_up(self) -> bool:
+        self._message.data = torch.zeros_like(self._message)  # not in memory that others may read
+        return True
+
+
+class _Reduce(ReduceScatter):
+    """Additions of our own in the place of torch's."""
+
+    def __init__(self, wrap: ParamGroup, listener: Listener) -> None:
+        self._wrap, self._listener = wrap, listener
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return memory for all gradients of a wrap, which are asked for first, or for this worker's rows of them."""
+        if int(*size) == self._wrap.chunk:
+            return torch.empty(*size, dtype=dtype, device=device)
+        return self._listener.room(self._wrap)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,  # noqa: ARG002
+        op: Any,  # noqa: ARG002
+        async_op: bool = False,  # noqa: ARG002
+    ) -> dist.Work | None:
+        """Add the gradients of a wrap up over all workers."""
+        self._wrap.reduced = True
+        self._listener.reduces(self._wrap, input_tensor, output_tensor)
+        return None
+
+
+def shard_model(
+    model: nn.Module, blocks: Mapping[str, nn.Module], mesh: DeviceMesh, tuning: Tuning, listener: Listener
+) -> list[ParamGroup]:
+    """Shard a model in place, block by block, and give its wraps in the model's order."""
+    _check(model, blocks)
+    # A last linear layer over more than two dimensions returns a view: in every step of every transformer.
+    warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor")
+    low = _TYPES.get(tuning.gather)
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=low, reduce_dtype=low and torch.float32),
+        **({"offload_policy": CPUOffloadPolicy()} if tuning.offload else {}),
+    }
+    if low is not None:
+        # Statistics stay in fp32, and their layers take weights of that type only.
+        exact = {**options, "mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)}
+        for module in model.modules():
+            if isinstance(module, _NormBase) and module.affine and module not in blocks.values():
+                fully_shard(module, **exact)
+    # From the inside out: a block inside a block travels alone.
+    for block in sorted(blocks.values(), key=lambda one: sum(1 for _ in one.modules())):
+        fully_shard(block, reshard_after_forward=tuning.reshard, **options)
+    fully_shard(model, **options)
+    wraps: list[ParamGroup] = []
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            refuse_copies(model.get_submodule(name), "fsdp")
+            for group in groups_of(model.get_submodule(name)):
+                wraps.append(ParamGroup(len(wraps), name, group, listener))
+    return wraps
+
+
+def settle_model(model: nn.Module) -> None:
+    """Let torch find the root of the wraps now: a worker may have to follow others before its own first pass."""
+    fully_shard.state(model)._lazy_init()  # type: ignore[attr-defined]
+
+
+def groups_of(module: nn.Module) -> list[Any]:
+    """Return torch's groups of parameters of a sharded module: 2.13 has a list of them, 2.11 one or none."""
+    state: Any = fully_shard.state(module)  # type: ignore[attr-defined]
+    found = getattr(state, "_fsdp_param_groups", None)
+    if found is None:
+        found = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+    return list(found)
+
+
+def _check(model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
+    """Refuse what cannot be cut into rows, or belongs to two wraps."""
+    if isinstance(model, nn.ModuleDict | nn.ModuleList):
+        raise InputError(
+            f"fsdp gathers weights when a module is called, and nobody calls an nn.{type(model).__name__}. Give it a class "
+            "whose forward calls its members (self.student, self.teacher), or use ddp."
+        )
+    owners: dict[int, tuple[str, str]] = {}
+    types: dict[str, tuple[str, torch.dtype]] = {}
+    names = sorted(blocks, key=len, reverse=True)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        wrap = next((block for block in names if name.startswith(f"{block}.")), "")
+        first, owner = owners.setdefault(id(parameter), (name, wrap))
+        if owner != wrap:
+            raise InputError(
+                f"{first} and {name} are one parameter, but belong to two wraps ({owner or 'the model'} and "
+                f"{wrap or 'the model'}) that fsdp gathers at different times. Name other blocks in wrap_blocks(), or use ddp."
+            )
+        if parameter.numel() == 0:
+            raise InputError(
+                f"{name} has the shape {tuple(parameter.shape)}, which leaves fsdp nothing to cut up. Leave it out, or use ddp."
+            )
+        if parameter.dim() == 0:
+            raise InputError(
+                f"{name} is a single number without a dimension, which fsdp cannot cut into rows. "
+                "Make it nn.Parameter(torch.ones(1)), or use ddp."
+            )
+        if not parameter.is_contiguous():
+            raise InputError(
+                f"{name} does not lie row by row in memory (its strides are {tuple(parameter.stride())}), so fsdp cannot cut it "
+                "into rows. Make it contiguous(), or use ddp."
+            )
+        if parameter.requires_grad:
+            other, dtype = types.setdefault(wrap, (name, parameter.dtype))
+            if dtype != parameter.dtype:
+                raise InputError(
+                    f"{other} is {dtype} and {name} is {parameter.dtype}, but fsdp gathers them together. "
+                    "Use one type, name them in wrap_blocks() as different blocks, or use ddp."
+                )

@@ -1,0 +1,148 @@
+"""Where a server's calls come in: rows are given out, gradients and the word to apply them are taken.
+
+Trainers and servers count the same turns: one when a step begins, one when it is applied, one for each evaluation. A call
+names its turn and waits until the server has come to it, so no row is read before all that came earlier is in it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from paceline import remote
+from paceline.reduce.tree import Subtree
+from paceline.strategies.sharded import Part
+from paceline.world.interruption import InterruptedWaitError, Interruption
+
+Sent = list[tuple[Subtree, list[tuple[Tensor, Tensor] | None]]]
+"""A trainer's subtrees with, for each table, row numbers and values; None where the table had no part in it."""
+Norms = list[Tensor | None]
+GRACE_S = 1.0
+"""How long a server that has everything waits for the word to apply it, once the group is broken: the trainers that are left
+give it, if any of them has got so far."""
+_counter: EmbeddingService | None = None
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What a trainer says when every server has everybody's gradients: apply them."""
+
+    factor: float
+    entry: Tensor
+    norm: Tensor | None
+
+
+class EmbeddingService:
+    """One server's side of the calls."""
+
+    def __init__(self, parts: Sequence[Part], trainers: int, interruption: Interruption) -> None:
+        global _counter  # noqa: PLW0603  (as torch's RPC, which is one a process)
+        self._parts, self._trainers = parts, trainers
+        self._turn = 0
+        self._brought: dict[int, Sent] = {}
+        self._norms: Norms | None = None
+        self._word: Commit | None = None
+        self._open = True
+        self._missed = False
+        """Whether the word did not come in time: it comes to nothing from then on."""
+        self._changed = threading.Condition()
+        self._interruption = interruption
+        _counter = self
+        interruption.on_raise(self.close)
+
+    # On the server's own thread.
+
+    def advance(self) -> None:
+        """Come to the next turn."""
+        with self._changed:
+            self._turn += 1
+            self._brought, self._norms, self._word = {}, None, None
+            self._changed.notify_all()
+
+    def collect(self) -> list[Sent]:
+        """Wait for everybody's gradients; gives them by trainer."""
+        with self._changed:
+            self._wait(lambda: len(self._brought) == self._trainers)
+            return [self._brought[trainer] for trainer in range(self._trainers)]
+
+    def confirm(self, norms: Norms) -> Commit:
+        """Return the trainers that everything is here, and wait for their word."""
+        with self._changed:
+            self._norms = norms
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._word is not None or not self._open)
+            self._changed.wait_for(lambda: self._word is not None, timeout=GRACE_S)
+            self._missed = self._word is None
+            if self._word is None:
+                raise InterruptedWaitError("the group is broken: nobody said that this step is to be applied")
+            return self._word
+
+    def close(self) -> None:
+        """Let everybody go: the group is broken."""
+        with self._changed:
+            self._open = False
+            self._changed.notify_all()
+
+    # On the threads of calls; None is no answer, because the group is broken.
+
+    def lookup(self, turn: int, table: int, rows: Tensor) -> Tensor | None:
+        """Return rows of a table."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._turn >= turn or not self._open)
+            if not self._open:
+                return None
+        values = self._parts[table].values.detach()
+        return values.index_select(0, rows.to(values.device)).cpu()
+
+    def push(self, turn: int, trainer: int, sent: Sent) -> Norms | None:
+        """Bring a trainer's gradients; answered with the norms of all touched rows, when everybody's are here."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._turn >= turn or not self._open)
+            self._brought[trainer] = sent
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._norms is not None or not self._open)
+            return self._norms
+
+    def apply(self, turn: int, word: Commit) -> bool | None:
+        """Bring the word; several trainers say the same."""
+        with self._changed:
+            if self._missed:
+                return None
+            if turn == self._turn:
+                self._word = word
+                self._changed.notify_all()
+            return True
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        while self._open and not ready():
+            self._interruption.await_change(self._changed)
+        if not ready():
+            raise InterruptedWaitError("the group is broken: a trainer was lost, or has left")
+
+
+@remote.function
+def lookup(turn: int, table: int, rows: Tensor) -> Tensor | None:
+    """Return rows of a table."""
+    return None if _counter is None else _counter.lookup(turn, table, rows)
+
+
+@remote.function
+def push(turn: int, trainer: int, sent: Sent) -> Norms | None:
+    """Bring gradients."""
+    return None if _counter is None else _counter.push(turn, trainer, sent)
+
+
+@remote.function
+def apply(turn: int, factor: float, entry: Tensor, norm: Tensor | None) -> bool | None:
+    """Have a step applied."""
+    return None if _counter is None else _counter.apply(turn, Commit(factor, entry, norm))
+
+
+@remote.function
+def leave() -> None:
+    """Tell a server that a trainer leaves the group, which so is broken."""
+    if _counter is not None:
+        _counter.close()

@@ -1,0 +1,95 @@
+"""Messages between neighbouring stages: whatever passes from one to the other, with its true shape.
+
+A message is a note on the host (what the tensors are, where the random streams stand) and then the tensors. The note comes
+first, so shapes may differ from micro-batch to micro-batch, and nothing waits for a device to learn them.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import InputError
+from paceline.world import Pending, World
+
+NOTE = 13312
+"""Bytes of a note: up to 10200 of them say where the random streams stand, 5056 for torch's own."""
+
+
+@dataclass(frozen=True)
+class _Form:
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    order: tuple[int, ...]
+    """The dimensions from the one that lies furthest apart in memory to the closest."""
+
+
+@dataclass(frozen=True)
+class StageMessage:
+    """A message that has been announced; its tensors may still be on their way."""
+
+    note: Any
+    _pending: Sequence[tuple[_Form, Pending[Tensor]]]
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors, laid out in memory as the sender had them."""
+        return [_restored(pending.wait(), form) for form, pending in self._pending]
+
+
+class Links:
+    """One worker's messages to and from the others of its pipeline."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._leaving: list[Pending[None]] = []
+
+    def send(self, to: int, note: Any, tensors: Sequence[Tensor]) -> None:
+        """Start a message; it has left when `settle` returns."""
+        comm = self._world.comm
+        forms = [_Form(tuple(one.shape), one.dtype, _order(one)) for one in tensors]
+        packed = pickle.dumps((note, forms))
+        if len(packed) > NOTE:
+            raise InputError(
+                f"{len(tensors)} tensors and {len(packed)} bytes of other values pass from one pipeline stage to the next, too "
+                "many to announce. Cut the model elsewhere: name other modules in pipeline_stages()."
+            )
+        room = torch.zeros(NOTE, dtype=torch.uint8)
+        room[: len(packed)] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+        self._leaving.append(comm.isend(room, to))
+        for one, form in zip(tensors, forms, strict=True):
+            self._leaving.append(comm.isend(one.detach().permute(form.order), to))
+
+    def receive(self, source: int) -> StageMessage:
+        """Wait for the note of the next message of a worker, and start to receive its tensors."""
+        comm = self._world.comm
+        room = comm.recv(like=torch.empty(NOTE, dtype=torch.uint8), source=source)
+        # The bytes come from a worker of this very run, which runs the same code with the same rights.
+        note, forms = pickle.loads(room.numpy().tobytes())  # noqa: S301
+        pending = [(form, comm.irecv(like=_room(form, self._world.device), source=source)) for form in forms]
+        return StageMessage(note, pending)
+
+    def settle(self) -> None:
+        """Wait until everything that was sent has left."""
+        leaving, self._leaving = self._leaving, []
+        for one in leaving:
+            one.wait()
+
+
+def _order(tensor: Tensor) -> tuple[int, ...]:
+    """Return the order of dimensions in which a tensor lies in memory; kernels may choose their way by it."""
+    strides = tensor.stride()
+    return tuple(sorted(range(tensor.dim()), key=lambda side: (-strides[side], side)))
+
+
+def _room(form: _Form, device: torch.device) -> Tensor:
+    return torch.empty([form.shape[side] for side in form.order], dtype=form.dtype, device=device)
+
+
+def _restored(values: Tensor, form: _Form) -> Tensor:
+    back = sorted(range(len(form.order)), key=lambda side: form.order[side])
+    return values.permute(back)

@@ -1,0 +1,150 @@
+"""Copies of each worker's part of the state in a neighbour's memory, taken every few steps while training goes on.
+
+Training waits only until its own part is copied aside; a thread then sends it to the next worker (on another machine,
+where there are several) through a group of its own, and receives the part of the one before. The last two copies are
+kept: one that all have, and one that may still be on its way when a worker is lost.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoint.contents import own_slots, with_slots
+from paceline.state.chunks import LocalState, TensorChunk
+from paceline.training.position import Position
+from paceline.world import Comm, World, all_gather_object
+
+KEPT = 2
+
+
+@dataclass
+class Copy:
+    """What this worker has put aside of one moment of the run."""
+
+    position: Position
+    shared: dict[str, Any]
+    rest: dict[str, Any]
+    own: dict[str, TensorChunk]
+    received: dict[str, TensorChunk] = field(default_factory=dict)
+
+
+class PeerSnapshots:
+    """One worker's copies of itself and of its neighbour."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.kept: dict[int, Copy] = {}
+        """By the number of steps taken."""
+        self._comm: Comm | None = None
+        self._to = self._source = 0
+        self._thread: threading.Thread | None = None
+
+    def attach(self, world: World) -> None:
+        """Use a group that has just formed; everybody calls it. Alone there is nobody to keep anything."""
+        self.detach()
+        self._comm = None
+        if world.size > 1:
+            self._comm = world.comm.split(0)
+            ring = _ring(world)
+            here = ring.index(world.rank)
+            self._to, self._source = ring[(here + 1) % world.size], ring[here - 1]
+
+    def detach(self) -> None:
+        """Let go of the group; it is broken, or about to be left."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def due(self, position: Position) -> bool:
+        """Return whether it is time for one."""
+        return position.number % self.every == 0
+
+    def take(self, position: Position, shared: dict[str, Any], held: LocalState, *, anew: bool) -> None:
+        """Copy this worker's part aside and send it on its way; everybody does so at the same step.
+
+        `anew` where the loop may have changed something since the last copy of this step: that one must not serve any more.
+        """
+        if self._comm is None:
+            return
+        if self._thread is not None:
+            self._thread.join()
+        if anew:
+            self.kept.pop(position.number, None)
+        copy = Copy(position, shared, held.rest, aside(held.pieces))
+        # One of the same step that another group took stays until this one is whole.
+        self.kept.setdefault(position.number, copy)
+        self._thread = threading.Thread(
+            target=self._exchange, args=(self._comm, copy), name="paceline-copies", daemon=True
+        )
+        self._thread.start()
+
+    def forget_after(self, number: int) -> None:
+        """Drop what was taken of steps that are taken anew."""
+        self.kept = {key: copy for key, copy in self.kept.items() if key <= number}
+
+    def _exchange(self, comm: Comm, copy: Copy) -> None:
+        try:
+            number = copy.position.number
+            rows = [(key, piece.form, piece.box) for key, piece in copy.own.items()]
+            header = number, rows, own_slots(copy.rest)
+            told = torch.frombuffer(bytearray(pickle.dumps(header)), dtype=torch.uint8)
+            theirs, forms, slots = pickle.loads(self._swap(comm, told).numpy().tobytes())  # noqa: S301  (a worker of this run)
+            if theirs != number:
+                raise RuntimeError(f"a copy of step {theirs} came for one of step {number}")
+            sent = [piece.values.reshape(-1).view(torch.uint8) for piece in copy.own.values()]
+            room = self._swap(comm, torch.cat(sent) if sent else torch.empty(0, dtype=torch.uint8))
+        except RuntimeError:
+            return  # the group broke; what is here already may serve
+        received: dict[str, TensorChunk] = {}
+        start = 0
+        for key, form, box in forms:
+            size = box.numel * form.dtype.itemsize
+            values = room[start : start + size].clone().view(form.dtype).view(box.shape)
+            received[key] = TensorChunk(values, box, form)
+            start += size
+        copy.received, copy.rest = received, with_slots(copy.rest, slots)
+        self.kept[number] = copy
+        for old in sorted(self.kept)[:-KEPT]:
+            del self.kept[old]
+
+    def _swap(self, comm: Comm, sent: Tensor) -> Tensor:
+        """Send bytes to the next worker and give those of the one before."""
+        length = comm.isend(torch.tensor(sent.numel()), self._to)
+        size = int(comm.recv(like=torch.tensor(0), source=self._source))
+        length.wait()
+        sending = comm.isend(sent, self._to) if sent.numel() else None
+        got = torch.empty(size, dtype=torch.uint8)
+        if size:
+            got = comm.recv(like=got, source=self._source)
+        if sending is not None:
+            sending.wait()
+        return got
+
+
+def _ring(world: World) -> list[int]:
+    """Return the ranks in an order in which, where there are several machines, the next one is on another: one may be lost."""
+    if world.nodes == 1:
+        return list(range(world.size))
+    nodes = all_gather_object(world.comm, world.node_rank)
+    left = {node: [rank for rank in range(world.size) if nodes[rank] == node] for node in set(nodes)}
+    ring: list[int] = []
+    while len(ring) < world.size:
+        last = nodes[ring[-1]] if ring else None
+        # Whoever has most left comes next, so that none is left with only its own.
+        node = max(left, key=lambda one: (bool(left[one]) and one != last, len(left[one]), -one))
+        ring.append(left[node].pop(0))
+    return ring
+
+
+def aside(pieces: dict[str, TensorChunk]) -> dict[str, TensorChunk]:
+    """Copy pieces into host memory of their own."""
+    return {
+        key: TensorChunk(one.values.detach().to("cpu", copy=True).contiguous(), one.box, one.form)
+        for key, one in pieces.items()
+    }

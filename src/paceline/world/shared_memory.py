@@ -1,0 +1,196 @@
+"""The fast lane: memory that all workers of one host share, and flags in it that say who is how far.
+
+The memory is an anonymous file (memfd): it has no name anywhere, so nothing is left behind after any crash. A wait
+ends at once when its flag is up, spins briefly where there are cores to spare, then sleeps in the kernel, and
+looks every few milliseconds whether the peers are still alive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import select
+import time
+import weakref
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.compat import futex
+from paceline.world import env
+from paceline.world.objects import all_gather_object
+from paceline.world.world import World
+
+SIZE = 1 << 36
+"""Address space of a lane; pages take memory only once they are written."""
+LINE = 64
+"""A flag has a cache line to itself."""
+HEADER = 1 << 16
+FLAGS = 2
+"""Flags of each worker: 500 of them fit into the header."""
+SPIN_S = 100e-6
+CHECK_S = 0.02
+"""How long a sleeper goes without looking at its peers."""
+_WORD = 8
+"""Bytes of a flag: it counts exchanges, and at a million a second would come round after half a million years."""
+_BROKEN = (HEADER - LINE) // _WORD
+"""The word that says that nobody may wait here any more."""
+_NAME = "paceline-lane"
+_MAP_NORESERVE = 0x4000
+
+
+class PeerLostError(RuntimeError):
+    """A worker on the same host ended in the middle of an exchange."""
+
+
+class SharedMemoryChannel:
+    """Shared memory of the workers of one host, with flags that count up."""
+
+    def __init__(self, memory: mmap.mmap, rank: int, peers: list[int], timeout_s: float) -> None:
+        self.rank = rank
+        self.size = len(peers)
+        self._memory = memory
+        self._flags = memoryview(memory)[:HEADER].cast("Q")
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._pids = peers
+        self._poll = select.poll()
+        self._watched = {os.pidfd_open(pid): other for other, pid in enumerate(peers) if other != rank}
+        for descriptor in self._watched:
+            self._poll.register(descriptor, select.POLLIN)
+        weakref.finalize(self, _close_all, list(self._watched))
+        # With more workers than cores, whoever spins keeps the one it waits for from running.
+        self._spin_s = SPIN_S if self.size <= env.cores() else 0.0
+        self._timeout_s = timeout_s
+        self._next = HEADER
+
+    def reserve(self, length: int) -> int:
+        """Set aside bytes; every worker asks for the same ones in the same order, so all get the same place."""
+        place = self._next
+        self._next += -(-length // LINE) * LINE
+        if self._next > SIZE:
+            raise MemoryError("the shared-memory lane is full")
+        return place
+
+    def tensor(self, place: int, count: int, dtype: torch.dtype) -> Tensor:
+        """Return a piece of the shared memory as a flat tensor."""
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=place)
+
+    def post(self, flag: int, value: int) -> None:
+        """Raise this worker's flag to `value` and wake who waits for it: what it stored and loaded before is done with."""
+        word = self._word(flag, self.rank)
+        futex.barrier()
+        self._flags[word] = value
+        futex.wake(self._address + _WORD * word)
+
+    def wait(self, flag: int, value: int) -> None:
+        """Wait until everybody else's flag has reached `value`: what they stored before is here to be loaded."""
+        for other in range(self.size):
+            word = self._word(flag, other)
+            if other != self.rank and self._flags[word] < value:
+                self._wait_word(word, value, other)
+        futex.barrier()
+
+    def abandon(self) -> None:
+        """End the waits of everybody on this lane, at the latest when they next look at their peers."""
+        self._flags[_BROKEN] = 1
+        for flag in range(FLAGS):
+            for rank in range(self.size):
+                futex.wake(self._address + _WORD * self._word(flag, rank))
+
+    def _word(self, flag: int, rank: int) -> int:
+        return (flag * self.size + rank) * (LINE // _WORD)
+
+    def _wait_word(self, word: int, value: int, other: int) -> None:
+        flags = self._flags
+        started = time.perf_counter()
+        while time.perf_counter() - started < self._spin_s:
+            if flags[word] >= value:
+                return
+        while (seen := flags[word]) < value:
+            futex.wait(self._address + _WORD * word, seen & futex.LOW, CHECK_S)
+            if flags[word] < value:
+                self._check_peers(other, started)
+
+    def _check_peers(self, other: int, started: float) -> None:
+        if self._flags[_BROKEN]:
+            raise PeerLostError("connection closed by peer: the lane was abandoned.")
+        for descriptor, _ in self._poll.poll(0):
+            lost = self._watched[descriptor]
+            raise PeerLostError(f"connection closed by peer: rank {lost} (pid {self._pids[lost]}) has ended.")
+        if time.perf_counter() - started > self._timeout_s:
+            raise PeerLostError(
+                f"timed out waiting for rank {other} (pid {self._pids[other]}) after {self._timeout_s:g} s in shared memory."
+            )
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def machine() -> tuple[str, str]:
+    """Return what tells machines apart: the start of the kernel and, as a container has its own, processes and network."""
+    boot, spaces = (
+        Path("/proc/sys/kernel/random/boot_id"),
+        [Path("/proc/self/ns/pid"), Path("/proc/self/ns/net")],
+    )
+    if boot.exists() and all(space.is_symlink() for space in spaces):
+        return boot.read_text().strip(), " ".join(str(space.readlink()) for space in spaces)
+    return env.host(), ""
+
+
+def open_channel(world: World, timeout_s: float = 300.0) -> SharedMemoryChannel | None:
+    """Open a lane among all workers, when they share one host and its kernel lets them; else give None.
+
+    Every worker must call it: they agree on the outcome.
+    """
+    possible = world.device.type == "cpu" and futex.available()
+    here = machine() if possible else None
+    descriptor = -1
+    if possible and world.is_first:
+        descriptor = _create()
+    try:
+        offers = all_gather_object(world.comm, (here, os.getpid(), descriptor))
+        memory: mmap.mmap | None = None
+        if possible and {offer[0] for offer in offers} == {here}:
+            memory = _map(offers[0][1], offers[0][2])
+        # Everyone has mapped it (or has failed to) when this returns: the descriptor can go.
+        everyone = all(all_gather_object(world.comm, memory is not None))
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    if memory is None or not everyone:
+        return None
+    lane = SharedMemoryChannel(memory, world.rank, [offer[1] for offer in offers], timeout_s)
+    world.interruption.on_raise(lane.abandon)
+    return lane
+
+
+def _create() -> int:
+    """Return the descriptor of a new memory; -1 where a limit stands against it, which all workers then hear of."""
+    try:
+        descriptor = os.memfd_create(_NAME)
+    except OSError:
+        return -1
+    try:
+        os.ftruncate(descriptor, SIZE)
+    except OSError:  # a limit on the size of files
+        os.close(descriptor)
+        return -1
+    return descriptor
+
+
+def _map(pid: int, descriptor: int) -> mmap.mmap | None:
+    path = Path(f"/proc/{pid}/fd/{descriptor}")
+    try:
+        if not str(path.readlink()).startswith(f"/memfd:{_NAME}"):
+            return None
+        own = os.open(path, os.O_RDWR)
+        try:
+            return mmap.mmap(own, SIZE, flags=mmap.MAP_SHARED | _MAP_NORESERVE)
+        finally:
+            os.close(own)
+    except OSError:
+        return None  # another container's process, or a limit on address space: sockets will do

@@ -1,0 +1,323 @@
+"""A worker's pulse: one page of memory it shares with its launcher, where it stores what it is doing right now.
+
+No message, and on x86-64 no system call: a worker stores a few words as it goes from reading data to computing to waiting for the
+others, and the launcher looks at them when it likes. The page is an anonymous file (memfd) that the launcher makes
+and hands over as a descriptor. Times are CLOCK_MONOTONIC, which all processes of a machine share.
+
+A worker writes from one thread only, the one that trains.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from time import monotonic
+
+from paceline.compat import futex
+from paceline.compat.futex import barrier
+
+SIZE = 4096
+_NAME = "paceline-pulse"
+# Words of eight bytes. The beat is odd while a worker is in the middle of storing words that belong together (a sequence
+# lock): the barriers keep those words between the two stores of the beat, and the reader's loads between its two.
+# Phase and the moment it began change far more often, so they share one word, which is stored and loaded as one.
+_BEAT, _PHASE, _, _TOUCHED, _OPERATION, _KIND, _STEP, _BATCHES, _STEPS = range(9)
+_PHASE_BITS = 3
+_NANOSECONDS = 1e9
+_DATA_S, _COMPUTE_S, _COMMUNICATION_S, _LONGEST_S = range(9, 13)
+_QUESTION, _ANSWERED, _LENGTH = range(16, 19)
+_ANSWER = 1024
+"""Where the answer to the launcher's question begins, in bytes."""
+_READ_ATTEMPTS = 100
+TIMEOUT_S = 60.0
+"""How long a worker may stay silent, if no option says otherwise."""
+STEPS = 10
+"""A step may take this many times the longest one seen."""
+PATIENCE = 10
+"""What may take longer than a step gets this many times its limit: a first step that compiles, a checkpoint, a new group."""
+_NAP_S = 3600.0
+
+
+class Phase(IntEnum):
+    """What a worker's time goes into."""
+
+    QUIET = 0
+    """It has said nothing yet, and nobody expects it to."""
+    STARTING = 1
+    DATA = 2
+    COMPUTE = 3
+    COMMUNICATION = 4
+    IDLE = 5
+    """Between two operations, in the loop's own code."""
+    ENDED = 6
+
+
+class Kind(IntEnum):
+    """What operation a worker is in."""
+
+    OTHER = 0
+    STEP = 1
+    EVALUATE = 2
+    SAVE = 3
+
+
+_PHASES = len(Phase)
+# Looking a member up on its enumeration takes 0.2 us in Python 3.11, as long as a phase may cost: hot code keeps them.
+_COMPUTE, _IDLE, _STEP_KIND, _OTHER = Phase.COMPUTE, Phase.IDLE, Kind.STEP, Kind.OTHER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a pulse said at one moment."""
+
+    phase: Phase
+    since: float
+    """When the phase began."""
+    touched: float
+    """When anything changed last, other than the phase."""
+    operation: int
+    """How many operations have begun."""
+    kind: Kind
+    step: int
+    batches: int
+    steps: int
+    """How many steps this process has finished."""
+    data_s: float
+    """Seconds of all finished steps; so are the next two."""
+    compute_s: float
+    communication_s: float
+    longest_s: float
+    """The longest step but the first, which may have compiled."""
+    stopped: bool = False
+    """Whether the process is stopped by a signal; its launcher sees that, not the pulse."""
+    whole: bool = True
+    """Whether all of it is of one moment; else the worker is stopped, or has lost its core, in the middle of storing it."""
+
+    def silence_s(self, now: float) -> float:
+        """Return for how long nothing has changed."""
+        return max(0.0, now - max(self.since, self.touched))
+
+    @property
+    def own_s(self) -> float:
+        """Seconds of all finished steps that this worker needed for itself, not for waiting."""
+        return self.data_s + self.compute_s
+
+
+class NoStatusPage:
+    """The pulse of a worker that no launcher of ours watches; also the surface that a real one has."""
+
+    __slots__ = ("timeout_s",)
+
+    def __init__(self) -> None:
+        self.timeout_s = TIMEOUT_S
+
+    @property
+    def limit_s(self) -> float:
+        """How long another worker may stay silent in a step as long as this one's."""
+        return self.timeout_s * PATIENCE
+
+    def begin(self, kind: Kind, step: int) -> None:
+        """Begin an operation; one that was under way counts as broken off."""
+
+    def enter(self, phase: Phase) -> Phase:  # noqa: ARG002
+        """Begin a phase and give the one before, to go back to."""
+        return Phase.QUIET
+
+    def batch(self) -> None:
+        """Count a batch that was served."""
+
+    def touch(self) -> None:
+        """Show that this worker is not stuck, though it waits."""
+
+    def end(self) -> None:
+        """End the operation; only a step that ended counts."""
+
+
+class StatusPage(NoStatusPage):
+    """The worker's side: stores where it is."""
+
+    __slots__ = (
+        "_batches",
+        "_beat",
+        "_began",
+        "_communication",
+        "_compute",
+        "_counts",
+        "_data",
+        "_kind",
+        "_longest",
+        "_memory",
+        "_operations",
+        "_phase",
+        "_seconds",
+        "_since",
+        "_spent",
+        "_steps",
+    )
+
+    def __init__(self, descriptor: int) -> None:
+        """Map the page; the descriptor may be closed afterwards."""
+        super().__init__()
+        self._memory = mmap.mmap(descriptor, SIZE)
+        self._counts = memoryview(self._memory).cast("Q")
+        self._seconds = memoryview(self._memory).cast("d")
+        self._beat = self._batches = self._operations = self._steps = 0
+        self._phase, self._kind = Phase.QUIET, Kind.OTHER
+        self._since = self._began = self._seconds[_TOUCHED] = monotonic()
+        self._longest = self._data = self._compute = self._communication = 0.0
+        self._spent = [0.0] * _PHASES
+
+    @property
+    def limit_s(self) -> float:
+        """How long another worker may stay silent in a step as long as this one's."""
+        limit = max(self.timeout_s, STEPS * self._longest)
+        return limit if self._steps else limit * PATIENCE
+
+    @staticmethod
+    def create() -> int:
+        """Make a page and give its descriptor."""
+        descriptor = os.memfd_create(_NAME)
+        os.ftruncate(descriptor, SIZE)
+        return descriptor
+
+    def begin(self, kind: Kind, step: int) -> None:
+        """Begin an operation, in phase COMPUTE; one that was under way counts as broken off."""
+        self.enter(_COMPUTE)
+        self._spent = [0.0] * _PHASES
+        self._kind, self._began = kind, self._since
+        self._operations += 1
+        counts = self._counts
+        counts[_BEAT] = self._beat + 1
+        barrier()
+        counts[_OPERATION] = self._operations
+        counts[_KIND] = kind
+        counts[_STEP] = step
+        self._beat += 2
+        barrier()
+        counts[_BEAT] = self._beat
+
+    def enter(self, phase: Phase) -> Phase:
+        """Begin a phase and give the one before, to go back to."""
+        now, before = monotonic(), self._phase
+        self._spent[before] += now - self._since
+        self._since, self._phase = now, phase
+        self._counts[_PHASE] = int(now * _NANOSECONDS) << _PHASE_BITS | phase
+        return before
+
+    def batch(self) -> None:
+        """Count a batch that was served."""
+        self._batches += 1
+        self._counts[_BATCHES] = self._batches
+        self.touch()
+
+    def touch(self) -> None:
+        """Show that this worker is not stuck, though it waits."""
+        self._seconds[_TOUCHED] = monotonic()
+
+    def end(self) -> None:
+        """End the operation, into phase IDLE; only a step that ended counts."""
+        self.enter(_IDLE)
+        if self._kind == _STEP_KIND:
+            self._end_step()
+        self._kind = _OTHER
+        self._counts[_KIND] = _OTHER
+
+    def _end_step(self) -> None:
+        counts, seconds, took = self._counts, self._seconds, self._since - self._began
+        if took > self._longest and self._steps:
+            self._longest = took
+        self._steps += 1
+        _, _, data, compute, communication, _, _ = self._spent
+        self._data += data
+        self._compute += compute
+        self._communication += communication
+        counts[_BEAT] = self._beat + 1
+        barrier()
+        counts[_STEPS] = self._steps
+        seconds[_LONGEST_S] = self._longest
+        seconds[_DATA_S] = self._data
+        seconds[_COMPUTE_S] = self._compute
+        seconds[_COMMUNICATION_S] = self._communication
+        self._beat += 2
+        barrier()
+        counts[_BEAT] = self._beat
+
+    def wait_for_question(self, seen: int) -> int:
+        """Sleep until the launcher has asked something after question `seen`, and give the question's number."""
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) + 8 * _QUESTION
+        while (asked := self._counts[_QUESTION]) == seen:
+            futex.wait(address, seen & futex.LOW, _NAP_S)
+        return asked
+
+    def answer(self, question: int, text: bytes) -> None:
+        """Leave the answer to a question for the launcher; what does not fit the page is cut off."""
+        text = text[: SIZE - _ANSWER]
+        self._memory[_ANSWER : _ANSWER + len(text)] = text
+        self._counts[_LENGTH] = len(text)
+        barrier()
+        self._counts[_ANSWERED] = question
+
+
+class StatusPageReader:
+    """The launcher's side: looks at one worker's page."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Map the page; the descriptor may be closed afterwards."""
+        self._memory = mmap.mmap(descriptor, SIZE)
+
+    def read(self) -> Reading:
+        """Return where the worker is now."""
+        counts, seconds = self._words()
+        for _ in range(_READ_ATTEMPTS):
+            beat = counts[_BEAT]
+            barrier()
+            reading = _reading(counts, seconds)
+            barrier()
+            if counts[_BEAT] == beat and beat % 2 == 0:
+                return reading
+        # A worker that was stopped in the middle of storing stays odd: then this is as good as it gets.
+        return replace(reading, whole=False)
+
+    def ask(self) -> int:
+        """Ask the worker for its pending collectives; gives the number of the question."""
+        counts, _ = self._words()
+        counts[_QUESTION] += 1
+        futex.wake(ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) + 8 * _QUESTION)
+        return counts[_QUESTION]
+
+    def answer(self, question: int) -> bytes | None:
+        """Return the worker's answer, or None while there is none."""
+        counts, _ = self._words()
+        if counts[_ANSWERED] != question:
+            return None
+        barrier()
+        return self._memory[_ANSWER : _ANSWER + counts[_LENGTH]]
+
+    def close(self) -> None:
+        """Let go of the page."""
+        self._memory.close()
+
+    def _words(self) -> tuple[memoryview[int], memoryview[float]]:
+        view = memoryview(self._memory)
+        return view.cast("Q"), view.cast("d")
+
+
+def _reading(counts: memoryview[int], seconds: memoryview[float]) -> Reading:
+    phase = counts[_PHASE]
+    return Reading(
+        phase=Phase(phase & (1 << _PHASE_BITS) - 1),
+        since=(phase >> _PHASE_BITS) / _NANOSECONDS,
+        touched=seconds[_TOUCHED],
+        operation=counts[_OPERATION],
+        kind=Kind(counts[_KIND]),
+        step=counts[_STEP],
+        batches=counts[_BATCHES],
+        steps=counts[_STEPS],
+        data_s=seconds[_DATA_S],
+        compute_s=seconds[_COMPUTE_S],
+        communication_s=seconds[_COMMUNICATION_S],
+        longest_s=seconds[_LONGEST_S],
+    )

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from paceline.world.status_page import SIZE, Kind, NoStatusPage, Phase, Reading, StatusPage, StatusPageReader
+
+LIMIT_S = 60.0
+WRITER = """
+import sys, time
+from paceline.world.status_page import Kind, Phase, StatusPage
+pulse = StatusPage(int(sys.argv[1]))
+pulse.begin(Kind.STEP, 41)
+for _ in range(3):
+    pulse.batch()
+pulse.enter(Phase.DATA)
+question = pulse.wait_for_question(0)
+pulse.answer(question, b"collective 12")
+pulse.wait_for_question(question)
+"""
+
+
+@pytest.fixture
+def page() -> Iterator[int]:
+    descriptor = StatusPage.create()
+    yield descriptor
+    os.close(descriptor)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_page_nobody_writes_to_is_quiet(page: int) -> None:
+    reading = StatusPageReader(page).read()
+    assert reading.phase is Phase.QUIET
+    assert (reading.operation, reading.batches, reading.steps) == (0, 0, 0)
+
+
+def test_a_step_is_counted_with_its_times(page: int) -> None:
+    pulse, reader = StatusPage(page), StatusPageReader(page)
+    started = time.monotonic()
+    pulse.begin(Kind.STEP, 41)
+    assert pulse.enter(Phase.DATA) is Phase.COMPUTE
+    time.sleep(0.02)
+    pulse.batch()
+    assert pulse.enter(Phase.COMPUTE) is Phase.DATA
+    assert pulse.enter(Phase.COMMUNICATION) is Phase.COMPUTE
+    time.sleep(0.01)
+    during = reader.read()
+    pulse.end()
+    after, took = reader.read(), time.monotonic() - started
+
+    assert (during.phase, during.kind, during.step) == (Phase.COMMUNICATION, Kind.STEP, 41)
+    assert (during.operation, during.batches, during.steps) == (1, 1, 0)
+    assert during.own_s == 0.0, "only finished steps are told"
+    assert (after.phase, after.kind, after.steps) == (Phase.IDLE, Kind.OTHER, 1)
+    assert after.data_s >= 0.02
+    assert after.communication_s >= 0.01
+    assert math.isclose(after.own_s, after.data_s + after.compute_s)
+    assert after.own_s + after.communication_s <= took
+
+
+def test_a_broken_step_and_an_evaluation_do_not_count(page: int) -> None:
+    pulse, reader = StatusPage(page), StatusPageReader(page)
+    pulse.begin(Kind.STEP, 0)
+    time.sleep(0.02)
+    started = time.monotonic()
+    pulse.begin(Kind.STEP, 0)
+    pulse.end()
+    one, took = reader.read(), time.monotonic() - started
+    pulse.begin(Kind.EVALUATE, 1)
+    time.sleep(0.02)
+    pulse.end()
+    two = reader.read()
+
+    assert (one.operation, one.steps) == (2, 1)
+    assert one.compute_s <= took
+    assert (two.operation, two.steps, two.compute_s) == (3, 1, one.compute_s)
+
+
+def test_the_longest_step_is_not_the_first(page: int) -> None:
+    pulse, reader = StatusPage(page), StatusPageReader(page)
+    times = []
+    for pause in (0.1, 0.01, 0.0):
+        started = time.monotonic()
+        pulse.begin(Kind.STEP, 0)
+        time.sleep(pause)
+        pulse.end()
+        times.append(time.monotonic() - started)
+    assert 0.01 <= reader.read().longest_s <= max(times[1:])
+
+
+def test_silence_is_since_the_last_change(page: int) -> None:
+    pulse, reader = StatusPage(page), StatusPageReader(page)
+    pulse.enter(Phase.DATA)
+    since = reader.read().since
+    assert reader.read().silence_s(since + 7.0) == pytest.approx(7.0)
+    time.sleep(0.01)
+    pulse.batch()
+    later = reader.read()
+    assert later.since == since
+    assert later.silence_s(since + 7.0) < 7.0 - 0.009
+
+
+def test_a_worker_stopped_while_it_stores_can_still_be_read(page: int) -> None:
+    pulse = StatusPage(page)
+    pulse.begin(Kind.STEP, 5)
+    with mmap.mmap(page, SIZE) as memory:
+        memory[0] |= 1
+    assert StatusPageReader(page).read().step == 5
+
+
+def test_the_launcher_reads_and_asks_another_process(page: int) -> None:
+    reader = StatusPageReader(page)
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(page)], pass_fds=[page]) as process:
+        try:
+            wait_until(lambda: reader.read().phase is Phase.DATA)
+            reading = reader.read()
+            question = reader.ask()
+            wait_until(lambda: reader.answer(question) is not None)
+            answer, next_answer = reader.answer(question), reader.answer(question + 1)
+            reader.ask()
+            assert process.wait(LIMIT_S) == 0
+        finally:
+            process.kill()
+    assert (reading.kind, reading.step, reading.batches) == (Kind.STEP, 41, 3)
+    assert reading.silence_s(time.monotonic()) < LIMIT_S, "both processes have one clock"
+    assert (answer, next_answer) == (b"collective 12", None)
+
+
+def test_an_answer_longer_than_the_page_is_cut(page: int) -> None:
+    reader = StatusPageReader(page)
+    StatusPage(page).answer(reader.ask(), b"x" * SIZE)
+    answer = reader.answer(1)
+    assert answer is not None
+    assert set(answer) == {ord("x")}
+    assert len(answer) < SIZE
+
+
+def test_without_a_launcher_the_same_calls_do_nothing() -> None:
+    pulse = NoStatusPage()
+    pulse.begin(Kind.STEP, 1)
+    assert pulse.enter(pulse.enter(Phase.DATA)) is Phase.QUIET
+    pulse.batch()
+    pulse.end()
+
+
+def test_a_reading_is_of_one_moment(page: int) -> None:
+    reader = StatusPageReader(page)
+    before = reader.read()
+    StatusPage(page).enter(Phase.COMPUTE)
+    assert isinstance(before, Reading)
+    assert (before.phase, reader.read().phase) == (Phase.QUIET, Phase.COMPUTE)
+    reader.close()
