@@ -89,7 +89,11 @@ def train(run: paceline.Run, folder: str, faults: Faults, kind: str) -> list[Any
     model, optimizer = run.prepare(make, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
     notes = run.register_state("notes", {"before": 0, "behind": 0})
     schedule = run.register_state("schedule", torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5))
-    average = run.register_state("average", AveragedModel(model)) if run.choice.name != "fsdp" else None
+    average = (
+        run.register_state("average", AveragedModel(model))
+        if run.choice.name not in ("fsdp", "local-sgd")
+        else None
+    )
     for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS):
         if run.world.size < run.workers:
             time.sleep(0.4)  # the one that is missing is on its way, and comes to a run that is steps further
@@ -170,6 +174,16 @@ def test_a_worker_that_comes_while_a_step_breaks_begins_it_as_the_others_do(
     killed = launch(tmp_path / "killed", faults, kind, strategy="ddp", workers=3, shards=6)
     assert len(set(tmp_path.glob("killed/fault-*"))) == 2
     assert list(killed) == [quiet[0]] * len(killed)
+
+
+@pytest.mark.parametrize("kind", ["states", "weights"])
+def test_so_does_one_where_workers_go_their_own_ways(kind: str, tmp_path: Path) -> None:
+    """What a survivor keeps of a step that broke is its own: the newcomer has nothing to average with it."""
+    options: Any = {"strategy": "local-sgd", "shards": 6, "tuning": {"local_steps": 4}}
+    raised = launch(tmp_path / "raised", [("loop", 5, 1, "raise")], kind, **options)
+    assert set(tmp_path.glob("raised/fault-*"))
+    assert raised[0] == raised[1]
+    assert raised[0][1] == {"before": STEPS, "behind": STEPS}
 
 
 @pytest.mark.parametrize("rank", [1, 0])

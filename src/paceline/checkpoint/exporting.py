@@ -173,7 +173,7 @@ def _write_index(path: Path, names: list[str], shards: list[list[str]], model: d
 
 
 def _publish(partial: Path, target: Path, names: list[str], before: list[Path]) -> None:
-    """Give the files their names, what is read first last; then take away what an earlier export left."""
+    """Rename the files, what is read first last; then take away what an earlier export left."""
     for name in dict.fromkeys(names):
         (partial / name).replace(target.with_name(name))
     for path in before:

@@ -108,7 +108,7 @@ def _misfits(path: Path, manifest: Manifest) -> dict[str, str]:
 
 
 def verdict(found: Inspection) -> str | None:
-    """Say in one line what is wrong with a checkpoint, or with a newer one of its run, if something is."""
+    """Return in one line what is wrong with a checkpoint, or with a newer one of its run, if something is."""
     if not found.damage:
         return next((_unusable(path, reason) for path, reason in found.newer.items()), None)
     needed, has = (

@@ -151,7 +151,7 @@ class Saver:
                 self._finish(saved)
 
     def abandon(self) -> None:
-        """Give up the save under way, unless all parts are written: the group has changed."""
+        """Abort the save in flight, unless all parts are written: the group has changed."""
         self._agreed = None
         if self._job is not None:
             self._job.give_up()

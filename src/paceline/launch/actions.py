@@ -9,7 +9,7 @@ from paceline.launch.failures import Failure
 
 @dataclass(frozen=True)
 class Break:
-    """Tell a worker to leave the group of this generation."""
+    """Ask a worker to leave the group of this generation."""
 
     member: int
     generation: int
@@ -20,7 +20,7 @@ class Break:
 
 @dataclass(frozen=True)
 class Assign:
-    """Give a worker its place in the next group."""
+    """Assign a worker its place in the next group."""
 
     member: int
     rank: int

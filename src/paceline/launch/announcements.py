@@ -22,11 +22,11 @@ class Announcements:
         return self._waiting[0][0] if self._waiting else None
 
     def add(self, event: Event) -> None:
-        """Tell this one in a moment."""
+        """Schedule this one."""
         self._waiting.append((time.monotonic() + FIRST_CAUSE_WAIT_S, event))
 
     def tell_due(self) -> None:
-        """Tell those whose time has come."""
+        """Print those that are due."""
         while self._waiting and time.monotonic() >= self._waiting[0][0]:
             self._tell(self._waiting.pop(0)[1])
 

@@ -114,7 +114,7 @@ class Leading:
         return min(due)
 
     def dismiss(self, outcome: Outcome) -> None:
-        """Tell all machines that the run has ended, and wait a moment for them to go."""
+        """Notify all machines that the run has ended, and wait a moment for them to go."""
         going = list(self._followers)
         for one in going:
             one.wire.receive = lambda _: None

@@ -119,7 +119,7 @@ class WorkerScheduler:
         site.hands.start(entry.number, job, f"rank-{entry.slot}.log")
 
     def assign(self, places: list[Assign]) -> None:
-        """Give workers their places in the next group: the ranks of one machine follow each other."""
+        """Assign workers their places in the next group: the ranks of one machine follow each other."""
         hosts = [self._roster[one.member].site for one in places]
         sizes, nodes = Counter(hosts), list(dict.fromkeys(hosts))
         seated: Counter[int] = Counter()

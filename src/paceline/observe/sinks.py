@@ -103,7 +103,7 @@ class RelaySink:
             self._send()
 
     def close(self) -> None:
-        """Give the launcher a moment to take what is left, then close the pipe."""
+        """Wait a moment for the launcher to take what is left, then close the pipe."""
         with self._lock:
             if not self._open:
                 return

@@ -108,7 +108,7 @@ class SharedMemoryGather:
             del self._open[number]
 
     def _set_aside(self, number: int) -> None:
-        """Give a message memory of its own: torch may gather ahead what a pass back never comes to, a frozen block say."""
+        """Allocate own memory for a message: torch may gather ahead what a backward pass never needs, a frozen block say."""
         message = self._open[number]
         self._complete(number)
         message.data = message.clone()

@@ -95,7 +95,7 @@ def options_of(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def set_options(optimizer: Optimizer, then: Mapping[str, Any]) -> None:
-    """Give the groups what `options_of` returned for them."""
+    """Set the groups to what `options_of` returned for them."""
     vars(optimizer)["_opt_called"] = (
         True  # steps were taken by then; torch warns of a schedule that is ahead of them
     )

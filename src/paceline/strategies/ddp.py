@@ -178,7 +178,7 @@ class DdpReplica(SequentialReplica):
         self._last_bucket_seen = False
 
     def _hold_places(self) -> None:
-        """Give a gradient to parameters that an earlier pass of this step had one for: the reducer asks for it."""
+        """Add a gradient to parameters that an earlier pass of this step had one for: the reducer asks for it."""
         for place, parameter in enumerate(self.parameters):
             if parameter.grad is None and any(held[place] is not None for _, held in self._tree.nodes):
                 parameter.grad = nothing_like(parameter)

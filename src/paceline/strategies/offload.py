@@ -46,7 +46,7 @@ class HostRows:
         optimizer.step = step  # type: ignore[method-assign,assignment]
 
     def release(self) -> None:
-        """Give the optimizer its own step back."""
+        """Restore the optimizer's own step."""
         self._optimizer.step = self._step  # type: ignore[method-assign,assignment]
 
     @contextmanager

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from paceline.state.chunks import LocalState
 from paceline.strategies.absent import is_absent
 from paceline.strategies.base import OpenReplica
 from paceline.strategies.writes import checksum
@@ -124,7 +125,7 @@ class Attempt:
         self._done_before: Values = {}
         self.then: list[int] = []
         self.options_then: Options = []
-        self._held: tuple[Options, Values, list[int], dict[str, Any] | None] | None = None
+        self._held: tuple[Options, Values, list[int], LocalState | None] | None = None
 
     def _look(self) -> list[Any] | None:
         if not self._looks:
@@ -188,7 +189,8 @@ class Attempt:
             options_of(replica.optimizer),
             self._body.loop_state.snapshot(),
             checksums(replica),
-            copy.deepcopy(replica.state()) if replica.whole else None,
+            # What lies here, without asking anybody: workers that come, or that missed a step, hold nothing.
+            copy.deepcopy(replica.held()) if replica.whole else None,
         )
 
     def release(self) -> bool:
@@ -200,7 +202,9 @@ class Attempt:
         self._held = self._body.attempt = None
         changed = checksums(replica) != values
         if changed and state is not None:
-            replica.load(state)
+            pieces = state.pieces
+            forms = {key: piece.form for key, piece in pieces.items()}
+            replica.take(forms, lambda key, box: box.of(pieces[key].values), state.rest)
         put_options(replica.optimizer, options)
         self._body.loop_state.load(states)
         return state is not None or not changed
@@ -219,7 +223,7 @@ def options_of(optimizer: Optimizer) -> Options:
 
 
 def put_options(optimizer: Optimizer, then: Options) -> None:
-    """Give the groups what `options_of` returned for them."""
+    """Set the groups to what `options_of` returned for them."""
     for group, options in zip(optimizer.param_groups, then, strict=False):
         for key, value in options.items():
             here = group.get(key)

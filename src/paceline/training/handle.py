@@ -79,7 +79,7 @@ def _content(module: nn.Module) -> dict[str, set[int]]:
 
 
 def _carry_over(old: nn.Module, new: nn.Module, known: dict[str, set[int]]) -> None:
-    """Give a module what was put on the one before it since `known`; a hook's number is its own in the whole process."""
+    """Move to a module what was put on the one before it since `known`; a hook's number is its own in the whole process."""
     new.training = old.training
     for key, value in vars(old).items():
         if key in _HOOKS:

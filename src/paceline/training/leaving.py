@@ -58,7 +58,7 @@ class Leaving:
             self._left, self._waits = None, False
 
     def enter_group(self, world: World) -> None:
-        """Say the last word again, to the workers of a group that has formed."""
+        """Repeat the last word to the workers of a group that has formed."""
         with suppress(DistError):
             self._claim(world)
             if self._left is not None and not (self._waits and self._unfinished):

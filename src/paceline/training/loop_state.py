@@ -107,7 +107,7 @@ class LoopState:
         return plain(value if isinstance(value, dict) else value.state_dict(), f"the state {name!r}")
 
     def load(self, values: Values) -> None:
-        """Give every object its state of another moment, or of another worker."""
+        """Load into every object its state of another moment, or of another worker."""
         for name in self._objects:
             if name not in values:
                 raise InputError(
@@ -142,7 +142,7 @@ class LoopState:
         return list(self._objects.values())
 
     def give_known(self, then: Mapping[str, Any]) -> None:
-        """Give the objects what `small` returned for them."""
+        """Load into the objects what `small` returned for them."""
         for name, state in then["states"].items():
             if name in self._objects:
                 self._give(name, state)

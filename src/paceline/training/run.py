@@ -643,7 +643,7 @@ class Run:
             )
 
     def _note_left(self, phase: int, *, ended: bool = False) -> None:
-        """Tell the others that this worker has left a call of `steps`; an iterator may be closed long after the next began."""
+        """Announce that this worker has left a call of `steps`; an iterator may be closed long after the next began."""
         if phase == self.position.phase and not (self._recovery.waiting_to_join or self._catches_up):
             unfinished = self._step is not None and self._step.again and not ended
             self._leaving.note(self.world, phase, self.position.number, ended=ended, unfinished=unfinished)

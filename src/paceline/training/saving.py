@@ -147,7 +147,7 @@ class Saving:
             self._saver.wait()
 
     def abandon(self) -> None:
-        """Give up what is under way: the group is broken."""
+        """Abandon the save in flight: the group is broken."""
         if self._saver is not None:
             self._saver.abandon()
 

@@ -113,7 +113,7 @@ class ShardedRecovery:
         )
 
     def fill(self, replica: Replica, world: World, source: Source, held: LocalState | None) -> None:
-        """Give a new replica its part of what the workers hold, now or aside; all workers call it."""
+        """Load into a new replica its part of what the workers hold, now or aside; all workers call it."""
         brings = world.rank in source.bringers
         copy = None if self._copies is None else self._copies.kept.get(source.position.number)
         parts = self._left.get(source.position.number, [])

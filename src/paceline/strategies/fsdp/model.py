@@ -82,7 +82,7 @@ def _group(place: World) -> dist.ProcessGroup:
 
 
 def _fill(model: nn.Module, made: RecordedInit, device: torch.device, *, offload: bool) -> None:
-    """Give the rows memory, and the values that a plain construction would have given them."""
+    """Allocate the rows, with the values that a plain construction would have given them."""
     _give_memory(model, device, torch.device("cpu") if offload else device)
     parts = {name: Part.of(parameter) for name, parameter in model.named_parameters()}
     buffers = dict(model.named_buffers())

@@ -15,7 +15,7 @@ from paceline.strategies.sharded import ShardedTensors
 
 
 def unwrap_model(model: nn.Module, optimizer: Optimizer, local: ShardedTensors) -> None:
-    """Give a model whole parameters again, without values: the state is handed over to it afterwards."""
+    """Put whole parameters back into a model, without values: the state is handed over to it afterwards."""
     owners = {
         name: (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
         for name, _ in model.named_parameters(remove_duplicate=False)

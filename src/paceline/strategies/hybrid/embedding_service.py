@@ -143,6 +143,6 @@ def apply(turn: int, factor: float, entry: Tensor, norm: Tensor | None) -> bool 
 
 @remote.function
 def leave() -> None:
-    """Tell a server that a trainer leaves the group, which so is broken."""
+    """Notify a server that a trainer leaves the group, which is broken by that."""
     if _counter is not None:
         _counter.close()

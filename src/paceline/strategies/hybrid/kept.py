@@ -68,7 +68,7 @@ class KeptState(ShardedTensors):
         self.let_go(optimizer)
 
     def unwire(self, optimizer: Optimizer) -> None:
-        """Give the optimizer the model's own parameters again."""
+        """Put the model's own parameters back into the optimizer."""
         known = dict(self._model.named_parameters())
         here = {part.values: known[name] for name, part in self.by_name.items()}
         for part in self.by_name.values():

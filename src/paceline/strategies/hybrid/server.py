@@ -83,7 +83,7 @@ class ServerReplica(KeptReplica):
         return self.apply(clip)
 
     def begin(self, work: StepWork) -> None:
-        """Give out rows for a step."""
+        """Serve rows for a step."""
         self._work = work
         self._counter.advance()
 
@@ -142,7 +142,7 @@ class ServerReplica(KeptReplica):
     # Evaluation and state.
 
     def evaluate(self, works: Iterable[StepWork], metrics: MetricsFunction) -> Rows:  # noqa: ARG002
-        """Give out rows while the trainers measure."""
+        """Serve rows while the trainers measure."""
         self._counter.advance()
         return {}
 

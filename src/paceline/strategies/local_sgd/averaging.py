@@ -58,7 +58,7 @@ class Averaging:
 
     @torch.no_grad()
     def average_optimizers(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Give all optimizers the mean of their state; a count becomes the largest.
+        """Average the state of all optimizers; a count becomes the largest.
 
         A worker that has had no sample has no state yet: it gets the others'.
         """

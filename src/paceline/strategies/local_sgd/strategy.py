@@ -108,10 +108,11 @@ class LocalReplica(SequentialReplica):
     def _meet(self, parts: StrategyInputs) -> None:
         """Start from one state: the first worker's, or the mean of what those hold that trained before."""
         before = parts.kept if isinstance(parts.kept, LocalReplica) else None
-        mine = before.progress if before is not None else (0, 0.0)
-        found: list[tuple[int, float]] = all_gather_object(self.world.comm, mine)
+        mine = before.progress if before is not None else (0, 0.0, False)
+        found: list[tuple[int, float, bool]] = all_gather_object(self.world.comm, mine)
         # Whoever has taken over another's state in between stands at the beginning of a period, like a newcomer.
-        source = next((rank for rank, (steps, _) in enumerate(found) if steps), None)
+        source = next((rank for rank, (steps, *_) in enumerate(found) if steps), None)
+        self._stirred = any(stirred for *_, stirred in found)
         if before is not None and before.outer is not None:
             self.outer = before.outer
         if not parts.agreed:
@@ -123,15 +124,15 @@ class LocalReplica(SequentialReplica):
         if source is not None:
             # Each had the buffers of its own shards; rules need a beginning that newcomers do not know.
             self._averaging.send_from(source, list(self.model.buffers()))
-            self._steps, self._stirred = 1, True
+            self._steps = 1
             self._learned += mine[1]
-            self._total += sum(learned for _, learned in found)
+            self._total += sum(learned for _, learned, _ in found)
             self._average()
 
     @property
-    def progress(self) -> tuple[int, float]:
-        """How many steps this worker has taken since the last average, and the weight of what it has learned from."""
-        return self._steps, float(self._learned)
+    def progress(self) -> tuple[int, float, bool]:
+        """Steps taken since the last average, the weight of what they learned from, and whether optimizers may differ."""
+        return self._steps, float(self._learned), self._stirred
 
     # One step.
 
@@ -302,7 +303,7 @@ class LocalReplica(SequentialReplica):
         return state
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over a state: a new period begins."""
+        """Take over a state: a new period begins. Whether optimizers differ stays open: it may be this worker's own state."""
         slots = state[OPTIMIZER]["state"]
         if self.outer is not None:
             names = {id(parameter): name for name, parameter in self.model.named_parameters()}
@@ -312,7 +313,7 @@ class LocalReplica(SequentialReplica):
             self.outer.start()
         self._learned.zero_()
         self._total.zero_()
-        self._steps, self._stirred, self._versions = 0, False, None
+        self._steps, self._versions = 0, None
 
     def abandon(self) -> None:
         """Forget the step under way; what was learned before it stays, for the next group's average."""

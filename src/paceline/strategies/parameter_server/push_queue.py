@@ -89,6 +89,6 @@ def pull() -> dict[str, Tensor] | None:
 
 @remote.function
 def leave() -> None:
-    """Tell a server that a trainer leaves the group, which so is broken."""
+    """Notify a server that a trainer leaves the group, which is broken by that."""
     if _desk is not None:
         _desk.close()

@@ -93,7 +93,7 @@ class CutRows(NoRows):
             show(parameter)
 
     def hand_over(self) -> None:
-        """Give the optimizer this worker's rows of the gradients."""
+        """Set this worker's rows of the gradients for the optimizer."""
         for name, parameter in self._whole.items():
             part = self._parts[name]
             part.values.grad = None if parameter.grad is None else part.box.of(parameter.grad)
