@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import strategies
+from paceline.compat.gloo_threads import let_gloo_rest
 from paceline.errors import InputError
 from paceline.launch import forkserver
 from paceline.launch.base import LaunchPlan, LaunchSpec, Outcome
@@ -86,4 +87,7 @@ class JoinedLauncher:
         if plan.out is not None and job.identity.rank == 0:
             plan.out.mkdir(parents=True, exist_ok=True)
             folder.write_spec(plan.out, plan.record)
-        return Outcome(results=(job.call(Worker(identity=job.identity)),))
+        try:
+            return Outcome(results=(job.call(Worker(identity=job.identity)),))
+        finally:
+            let_gloo_rest()  # the script may end at once

@@ -53,6 +53,33 @@ def test_a_script_joins_the_world_it_is_started_in(launcher, own_answer, tmp_pat
     assert told == [{"rank": rank, "size": 2, "sha": own_answer} for rank in range(2)]
 
 
+SLOW = """
+import os, pathlib, subprocess, sys
+import paceline, torch
+from paceline.training import trainer
+from paceline.training.spec import TrainSpec
+
+BUSY = "import time; end = time.monotonic() + 5\\nwhile time.monotonic() < end: pass"
+
+def main(run, spec):
+    made = trainer.main(run, spec)
+    hogs = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(os.cpu_count())]
+    for task in pathlib.Path("/proc/self/task").iterdir():
+        if "gloo_runloop" in (task / "comm").read_text():
+            os.sched_setscheduler(int(task.name), os.SCHED_IDLE, os.sched_param(0))
+    for _ in range(3):
+        run.world.comm.all_reduce(torch.ones(3))
+    return made["steps"]
+
+print(paceline.launch(main, TrainSpec(task="paceline.tasks.dense4096:Dense4096", name="it", steps=2)))
+"""
+
+
+def test_threads_of_gloo_that_are_late_do_not_end_a_script_that_is_done(tmp_path):
+    (tmp_path / "script.py").write_text(SLOW)
+    start(tmp_path, *TORCHRUN, "script.py")
+
+
 def test_the_command_line_under_torchrun(own_answer, tmp_path):
     ended = start(
         tmp_path, *TORCHRUN, "-m", "paceline", "train", "dense4096", "--steps", "5", "--out", "run", "--json"
