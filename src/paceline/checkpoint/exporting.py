@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from paceline import documents, ranges
+from paceline import documents, option_fields
 from paceline.checkpoint.durable import committing, remove, seal, sync
 from paceline.checkpoint.leftovers import beside, sweep
 from paceline.checkpoint.manifest import MANIFEST, Manifest, Stored
@@ -93,7 +93,7 @@ def export(
 
 
 def _check_name(target: Path) -> None:
-    path = ranges.folder("the file to write", target)
+    path = option_fields.folder("the file to write", target)
     if path.suffix != SUFFIX:
         instead = path.with_suffix(SUFFIX) if path.name else path / f"model{SUFFIX}"
         raise InputError(f"{path} does not end in {SUFFIX}. Try {instead}.")

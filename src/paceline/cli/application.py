@@ -19,6 +19,7 @@ from paceline.cli import (
     train,
     verify,
 )
+from paceline.cli.generated import GroupedCommand
 from paceline.version import __version__
 
 app = typer.Typer(
@@ -48,10 +49,10 @@ def _root(
     del version
 
 
-app.command("train")(train.train)
+app.command("train", cls=GroupedCommand)(train.train)
 app.command("resize")(resize.resize)
 app.command("run", context_settings=PASS_ON)(script.run)
-app.command("verify", context_settings={"allow_extra_args": True})(verify.verify)
+app.command("verify", cls=GroupedCommand, context_settings={"allow_extra_args": True})(verify.verify)
 app.command("audit")(audit.audit)
 app.command("chaos")(chaos.chaos)
 app.command("rollouts")(rollouts.rollouts)

@@ -10,25 +10,26 @@ import typer
 from rich.console import Console
 
 from paceline.cli.folders import new_folder
-from paceline.cli.options import AsJson, BatchSize, Device, Settings, Threads, folder_option
+from paceline.cli.generated import Given, takes
+from paceline.cli.options import TASK, AsJson, Settings, Threads, folder_option, settings
 from paceline.cli.outcome import print_json
 from paceline.cli.outcome import report as report_failure
 from paceline.cli.reference import resolve
-from paceline.cli.train import setting
 from paceline.errors import InputError, WorkerFailedError
 from paceline.launch.base import Outcome
 from paceline.launch.failures import Failure
+from paceline.training.options import RunOptions
+from paceline.training.spec import TrainSpec
 from paceline.verify.faults import KINDS
 from paceline.world.fault_points import POINTS
 
 _KINDS = "; ".join(f"{kind}: {what}" for kind, what in KINDS.items())
 
 
+@takes(RunOptions, TrainSpec, only=("device", "batch_size"))
 def chaos(
-    task: Annotated[
-        str,
-        typer.Argument(help="A built-in task (see `paceline tasks`), path.py:Class or package.module:Class."),
-    ],
+    given: Given,
+    task: Annotated[str, typer.Argument(help=TASK)],
     workers: Annotated[int, typer.Option(help="Processes.")] = 4,
     faults: Annotated[int, typer.Option(help="How many faults to set off.")] = 20,
     kinds: Annotated[str, typer.Option(help=f"Kinds of faults, with commas between. {_KINDS}.")] = ",".join(
@@ -49,7 +50,6 @@ def chaos(
         ),
     ] = None,
     strategy: Annotated[str, typer.Option(help="A strategy of several processes.")] = "ddp",
-    batch_size: BatchSize = None,
     hang_timeout: Annotated[
         float, typer.Option(help="Seconds without progress after which a worker counts as hung.")
     ] = 3.0,
@@ -58,13 +58,11 @@ def chaos(
     ] = None,
     set_: Settings = None,
     threads: Threads = None,
-    device: Device = "auto",
     json_: AsJson = False,
 ) -> int:
     """Kill, stop and slow down workers, fill the disk; then compare with a run in which nothing happened."""
     from paceline.launch import api
     from paceline.observe.progress import open_progress
-    from paceline.training.spec import TrainSpec
     from paceline.verify.chaos import ChaosRequest
     from paceline.verify.chaos import chaos as run_chaos
     from paceline.verify.chaos_plan import STEPS_A_FAULT, PlanRequest
@@ -74,9 +72,9 @@ def chaos(
     spec = TrainSpec(
         task=reference,
         name=name,
-        settings=dict(setting(text) for text in set_ or []),
+        settings=settings(set_),
         steps=total,
-        batch_size=batch_size,
+        batch_size=given.get("batch_size"),
     )
     request = ChaosRequest(
         spec=spec,
@@ -92,7 +90,7 @@ def chaos(
             hang_timeout=hang_timeout,
         ),
         strategy=strategy,
-        device=device,
+        device=given.get("device", "auto"),
         threads=threads,
         assert_same=assert_same,
     )

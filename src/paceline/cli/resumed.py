@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from paceline import strategies
 from paceline.errors import InputError
-from paceline.strategies.tuning import Tuning, serves
+from paceline.strategies.tuning import Tuning, check_use, serves
 from paceline.training.options import RunOptions
 from paceline.world.mesh import Mesh
 
@@ -93,3 +93,32 @@ def usable(strategy: str, before: Mapping[str, Any]) -> tuple[dict[str, Any], tu
         if name in idle and before[name] != defaults[name]
     )
     return {name: value for name, value in before.items() if name not in idle}, notes
+
+
+def tuned(strategy: str, before: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """Put what was said, if the strategy has a use for it, over what a resumed run was begun with."""
+    strange = sorted(before.keys() - {one.name for one in fields(Tuning)})
+    if strange:
+        raise InputError(
+            f"the run was begun with {strange[0]} = {before[strange[0]]!r}, which this version of paceline does not know. "
+            "Go on with the version that began it, or take it out of spec.json."
+        )
+    return {**before, **said_for((strategy,), said)}
+
+
+def said_for(names: tuple[str, ...], said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that were said, each of which must mean something to one of the strategies."""
+    chosen = {text: strategies.choice(text) for text in names}
+    check_use(said, {text: (one.name, dict(one.sizes)) for text, one in chosen.items()})
+    return dict(said)
+
+
+def fewest_workers(options: RunOptions, before: int, said: int | None) -> tuple[RunOptions, tuple[str, ...]]:
+    """Fill in the fewest workers that a run goes on with: as asked for, or as it had it, as far as there are so many."""
+    if said is not None:
+        return replace(options, min_workers=said), ()
+    most = options.workers * options.max_nodes + options.total_servers
+    if before <= most:
+        return replace(options, min_workers=before), ()
+    note = f"the run had --min-workers {before}, and there are {most} now: it goes on down to {most}."
+    return replace(options, min_workers=most), (note,)

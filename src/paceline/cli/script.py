@@ -8,18 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.folders import new_folder
-from paceline.cli.options import JoinTimeout, MachineTimeout, Nodes, Rendezvous, folder_option
+from paceline.cli.generated import Given, takes
+from paceline.cli.options import folder_option
 from paceline.cli.outcome import report
 from paceline.errors import InputError
 from paceline.ranges import WORKERS
 from paceline.remote.names import Roles
+from paceline.training.options import RunOptions
 
 if TYPE_CHECKING:
     from paceline.launch.rendezvous import Rendezvous as Meeting
 
 
+@takes(RunOptions, only=("nodes", "rendezvous", "join_timeout", "machine_timeout"))
 def run(
     context: typer.Context,
+    given: Given,
     target: Annotated[
         str,
         typer.Argument(
@@ -56,10 +60,6 @@ def run(
     threads: Annotated[
         int | None, typer.Option(help="Threads of each worker. Default: cores / workers.")
     ] = None,
-    nodes: Nodes = "1",
-    rendezvous: Rendezvous = None,
-    join_timeout: JoinTimeout = 600.0,
-    machine_timeout: MachineTimeout = 15,
     out: Annotated[
         Path | None, folder_option("Where every rank's output goes. Default: runs/SCRIPT-TIME.")
     ] = None,
@@ -78,7 +78,13 @@ def run(
     if not module and not Path(target).is_file():
         raise InputError(f"there is no script {target}. With -m it would be taken for a module.")
     named = _roles(roles, workers, interface)
-    where = machines.meeting(rendezvous, nodes, join_timeout=join_timeout, machine_timeout=machine_timeout)
+    asked = RunOptions(**given)
+    where = machines.meeting(
+        asked.rendezvous,
+        str(asked.nodes),
+        join_timeout=asked.join_timeout,
+        machine_timeout=asked.machine_timeout,
+    )
     on_each = WORKERS.read("--workers", 1 if workers is None else workers)
     count = on_each * (1 if where is None else where.max_nodes) if named is None else named.size
     facts = {"script": target, "arguments": context.args, "workers": count}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,68 +11,45 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from paceline.cli import tuning
-from paceline.cli.options import (
-    AsJson,
-    Backend,
-    BatchSize,
-    Clip,
-    Compile,
-    Device,
-    Epochs,
-    Horizon,
-    LoaderWorkers,
-    MicroBatch,
-    Precision,
-    Seed,
-    Servers,
-    Settings,
-    SharedMemoryChannel,
-    SyncBatchnorm,
-    Threads,
-)
+from paceline.cli.generated import Given, takes
+from paceline.cli.options import TASK, AsJson, Config, Settings, Threads, settings
 from paceline.cli.outcome import print_json
 from paceline.cli.outcome import report as report_failure
 from paceline.cli.reference import resolve
-from paceline.cli.train import setting
 from paceline.errors import InputError, WorkerFailedError
 from paceline.launch.base import Outcome
 from paceline.launch.failures import Failure
+from paceline.option_fields import flag
 from paceline.strategies import several
+from paceline.strategies.tuning import Tuning
+from paceline.training.options import RunOptions
+from paceline.training.spec import OVERRIDES, TrainSpec
+
+WITHOUT_EFFECT = (
+    "out", "save_every", "keep", "save_async", "tensorboard", "nodes", "rendezvous", "join_timeout", "machine_timeout",
+    "min_workers",
+)  # fmt: skip
+"""Options of `train` that a comparison on this machine, in folders of its own, has no use for."""
 
 
+@takes(
+    RunOptions,
+    Tuning,
+    TrainSpec,
+    words={
+        "shards": "Logical shards of a global batch, for all runs. Instead of the task's: the most workers, then twice as many.",
+        "exact": "Verify the runs at this level. Default: the strategy's own.",
+    },
+)
 def verify(
     context: typer.Context,
-    task: Annotated[
-        str | None,
-        typer.Argument(help="A built-in task (see `paceline tasks`), path.py:Class or package.module:Class."),
-    ] = None,
+    given: Given,
+    task: Annotated[str | None, typer.Argument(help=TASK)] = None,
     strategy: Annotated[str, typer.Option(help="Strategies to verify, with commas between.")] = "ddp,dp",
     workers: Annotated[str, typer.Option(help="Numbers of workers to verify, with commas between.")] = "1,2",
     steps: Annotated[int, typer.Option(help="Steps to compare.")] = 20,
-    shards: Annotated[
-        int | None,
-        typer.Option(
-            help="Logical shards of a global batch, for all runs. Default: the most workers, then the task's or twice as many."
-        ),
-    ] = None,
-    exact: Annotated[
-        str | None, typer.Option(help="Verify the runs at this level. Default: the strategy's own.")
-    ] = None,
-    epochs: Epochs = None,
-    horizon: Horizon = None,
-    batch_size: BatchSize = None,
-    seed: Seed = None,
-    precision: Precision = None,
-    compile_: Compile = False,
-    sync_batchnorm: SyncBatchnorm = False,
-    micro_batch: MicroBatch = None,
-    clip: Clip = None,
-    loader_workers: LoaderWorkers = None,
-    servers: Servers = None,
-    backend: Backend = "auto",
-    lane: SharedMemoryChannel = None,
     set_: Settings = None,
+    config: Config = None,
     script: Annotated[
         str | None,
         typer.Option(help="Verify a script of your own instead: --script train.py -n 2 -- ITS ARGUMENTS."),
@@ -95,113 +73,91 @@ def verify(
         typer.Option(help="Also save in mid-run and resume with another strategy or number of workers."),
     ] = True,
     threads: Threads = None,
-    device: Device = "auto",
-    recompute: tuning.Recompute = None,
-    recompute_every: tuning.RecomputeEvery = None,
-    shard_optimizer: tuning.ShardOptimizer = None,
-    offload: tuning.Offload = None,
-    reshard: tuning.Reshard = None,
-    gather: tuning.Gather = None,
-    compress: tuning.Compress = None,
-    bucket_mb: tuning.BucketMb = None,
-    schedule: tuning.Schedule = None,
-    stages_a_worker: tuning.StagesAWorker = None,
-    sequence_parallel: tuning.SequenceParallel = None,
-    loss_parallel: tuning.LossParallel = None,
-    local_steps: tuning.LocalSteps = None,
-    local_warmup: tuning.LocalWarmup = None,
-    outer: tuning.Outer = None,
-    outer_lr: tuning.OuterLr = None,
-    outer_momentum: tuning.OuterMomentum = None,
-    staleness: tuning.Staleness = None,
     json_: AsJson = False,
 ) -> int:
     """Compare runs with one process, step by step and bit by bit; name the cause where they part."""
-    tuned: dict[str, Any] = {
-        "recompute": recompute,
-        "recompute_every": recompute_every,
-        "shard_optimizer": shard_optimizer,
-        "offload": offload,
-        "reshard": reshard,
-        "gather": gather,
-        "compress": compress,
-        "bucket_mb": bucket_mb,
-        "schedule": schedule,
-        "stages_a_worker": stages_a_worker,
-        "sequence_parallel": sequence_parallel,
-        "loss_parallel": loss_parallel,
-        "local_steps": local_steps,
-        "local_warmup": local_warmup,
-        "outer": outer,
-        "outer_lr": outer_lr,
-        "outer_momentum": outer_momentum,
-        "staleness": staleness,
-    }
-    said_of_task = {
-        "seed": seed,
-        "precision": precision,
-        "micro_batch": micro_batch,
-        "loader_workers": loader_workers,
-    }
-    odd = next((name for name, value in tuned.items() if value is not None), None)
+    from paceline.cli.config_file import read_config
+
+    odd = next((name for name in given if name != "device"), None)
     if odd is not None and (receipt is not None or script is not None):
         raise InputError(
-            f"--{odd.replace('_', '-')} tunes the strategies that a TASK is verified with: a receipt knows what its run was "
-            "tuned by, and a script tunes itself. Leave it out."
+            f"{flag(odd)} is an option of the runs that a TASK is verified with: a receipt knows what its run was told, and a "
+            "script tells itself. Leave it out."
         )
     if receipt is not None:
         if task is not None or script is not None or context.args:
             raise InputError("--receipt DIR says what is verified: give neither a TASK nor --script with it.")
         said = {name: value for name, value in context.params.items() if _was_given(context, name)}
+        device = given.get("device", "auto")
         return _receipt(receipt, said, start=from_, threads=threads, device=device, as_json=json_)
-    if script is None and (task is None or context.args):
-        extra = f", not also {' '.join(context.args)}" if context.args else ""
-        raise InputError(f"give one TASK to verify, or --script SCRIPT{extra}.")
     try:
         if script is not None:
             # Behind `--` the first argument of the script lands where a task would be.
             arguments = ([task] if task is not None else []) + context.args
             return _script(script, arguments, workers=number, threads=threads, as_json=json_)
+        file = read_config(config)
+        task = task if task is not None else file.pop("task", None)
+        if task is None or context.args:
+            extra = f", not also {' '.join(context.args)}" if context.args else ""
+            raise InputError(f"give one TASK to verify, or --script SCRIPT{extra}.")
         return _task(
-            task or "",
+            task,
+            {**file, **given, "settings": {**file.get("settings", {}), **settings(set_)}},
             as_json=json_,
-            said={
-                "settings": dict(setting(text) for text in set_ or []),
-                "steps": steps,
-                "horizon": horizon,
-                "batch_size": batch_size,
-                "clip": clip,
-                "overrides": {name: value for name, value in said_of_task.items() if value is not None},
-            },
-            strategies=several(strategy),
-            workers=_numbers(workers),
-            shards=shards,
-            exact=exact,
-            device=device,
-            threads=threads,
+            strategies=several(
+                strategy if _was_given(context, "strategy") else file.get("strategy", strategy)
+            ),
+            workers=_numbers(
+                workers if _was_given(context, "workers") else str(file.get("workers", workers))
+            ),
+            steps=steps if _was_given(context, "steps") else file.get("steps", steps),
+            threads=threads if threads is not None else file.get("threads"),
             hash_seed=hash_seed,
             resume=resume,
-            epochs=epochs,
-            servers=servers,
-            compile=compile_,
-            sync_batchnorm=sync_batchnorm,
-            backend=backend,
-            lane=lane or "auto",
-            tuning=tuning.said_for(several(strategy), tuned),
         )
     except WorkerFailedError as error:
         return _failed(error)
 
 
-def _task(task: str, *, as_json: bool, said: dict[str, Any], **options: Any) -> int:
-    from paceline.training.spec import TrainSpec
+def _task(
+    task: str,
+    said: Given,
+    *,
+    strategies: tuple[str, ...],
+    steps: int,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    from paceline.cli.config_file import known_options
+    from paceline.cli.resumed import said_for
     from paceline.verify.check import verify as check
     from paceline.verify.request import Request
     from paceline.verify.table import render
 
     reference, name = resolve(task)
+    idle = [flag(one) for one in WITHOUT_EFFECT if one in said]
+    if idle:
+        print(f"note: {', '.join(idle)}: without effect here.", file=sys.stderr)  # noqa: T201
+    left = (*WITHOUT_EFFECT, *OVERRIDES, "strategy", "workers", "resume")
+    of_run = {one: said[one] for one in known_options((RunOptions,)) if one in said and one not in left}
+    request = Request(
+        spec=TrainSpec(
+            task=reference,
+            name=name,
+            settings=said["settings"],
+            steps=steps,
+            overrides={one: said[one] for one in OVERRIDES if one in said},
+            **{one: said[one] for one in ("horizon", "batch_size", "clip") if one in said},
+        ),
+        strategies=strategies,
+        epochs=said.get("epochs"),
+        tuning=said_for(strategies, {one: said[one] for one in known_options((Tuning,)) if one in said}),
+        more={one: value for one, value in of_run.items() if one not in Request.own()},
+        **{one: value for one, value in of_run.items() if one in Request.own()},
+        **options,
+    )
     with _progress() as progress:
-        report = check(Request(spec=TrainSpec(task=reference, name=name, **said), **options), progress)
+        report = check(request, progress)
     return _end(report.as_json(), render(report), holds=report.holds, as_json=as_json)
 
 

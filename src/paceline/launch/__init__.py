@@ -3,6 +3,7 @@
 Nothing here loads torch before a worker does.
 """
 
+import inspect
 import sys
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,13 @@ class _Room(ModuleType):
         from paceline.launch.api import launch
 
         return launch(*args, **kwargs)
+
+    @property
+    def __signature__(self) -> Any:
+        """What a call takes: read only where somebody asks."""
+        from paceline.launch.api import launch
+
+        return inspect.signature(launch)
 
 
 sys.modules[__name__].__class__ = _Room

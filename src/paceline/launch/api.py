@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from paceline import ranges, strategies
+from paceline import option_fields, ranges, strategies
 from paceline.errors import InputError
 from paceline.launch import job, machines
 from paceline.launch.base import Launcher, LaunchPlan, LaunchSpec, Outcome
 from paceline.launch.console import Console
+from paceline.launch.in_python import errors_in_keywords, run_options, signature
 from paceline.launch.joined import JoinedLauncher
+from paceline.launch.keywords import LaunchOptions
 from paceline.launch.local import LocalLauncher
 from paceline.launch.membership import Policy
 from paceline.launch.read_shards import ReadShards
@@ -35,20 +37,24 @@ def launch(
     threads: int | None = None,
     out: str | Path | None = None,
     kwargs: dict[str, Any] | None = None,
-    **options: Any,
+    **options: Unpack[LaunchOptions],
 ) -> tuple[Any, ...]:
-    """Call `function(run, *args)` on each of `workers` workers and give what each returned, by rank.
+    """Call `function(run, *args)` on each of `workers` workers and return what each returned, by rank.
 
-    `options` are those of `RunOptions`: shards, seed, precision, micro_batch, save_every, resume and so on.
+    `options` are those of `paceline train`, by their names in Python: shards=4, precision="bf16", save_every=50, nodes=2,
+    resume=True, and those of single strategies: local_steps=8, shard_optimizer=True. `inspect.signature` shows all of them.
     Started by torchrun (or any launcher that sets RANK and WORLD_SIZE), this process is one of the workers
     already: the function is called here, in that world, and `workers` does not count.
     """
     if job.importing():
         raise job.ReachedLaunch
-    if out is not None:
-        options["out"] = ranges.folder("out", out)
-    made = RunOptions.made({"strategy": strategy, "workers": workers, **options})
-    return start(function, args, kwargs or {}, made, threads=threads, console=Console(notes=True)).value()
+    with errors_in_keywords():
+        chosen = {"out": None if out is None else option_fields.folder("out", out)}
+        made = run_options({"strategy": strategy, "workers": workers, **chosen, **options})
+        return start(function, args, kwargs or {}, made, threads=threads, console=Console(notes=True)).value()
+
+
+launch.__signature__ = signature(launch)  # type: ignore[attr-defined]
 
 
 def start(
@@ -88,7 +94,7 @@ def plan(
         threads = ranges.THREADS.read("--threads", threads)
     rendezvous = machines.meeting(
         options.rendezvous,
-        options.nodes,
+        str(options.nodes),
         join_timeout=options.join_timeout,
         machine_timeout=options.machine_timeout,
     )

@@ -14,7 +14,8 @@ from paceline.launch.job import Call, Job
 from paceline.launch.membership import Policy
 from paceline.launch.rendezvous import Rendezvous
 from paceline.launch.room import check_room
-from paceline.ranges import THREADS, WORKERS, Options, ranged, required
+from paceline.option_fields import Options, ranged, required
+from paceline.ranges import THREADS, WORKERS
 from paceline.training.options import RunOptions
 
 

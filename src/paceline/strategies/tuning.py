@@ -7,13 +7,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from paceline.errors import InputError, UnknownNameError
-from paceline.ranges import COUNT, COUNT_OR_NONE, WORKERS, Options, Range, ranged
+from paceline.errors import InputError
+from paceline.option_fields import SPEED, Options, option
+from paceline.ranges import COUNT, COUNT_OR_NONE, WORKERS, Range
 
 RECOMPUTE = ("none", "blocks", "selective")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 GATHERS = ("fp32", "bf16", "fp16")
 OUTERS = ("average", "nesterov")
+_OF_DDP, _OF_FSDP, _OF_PP, _OF_TP, _OF_LOCAL = (
+    f"Strategy {name}" for name in ("ddp", "fsdp", "pp", "tp", "local-sgd")
+)
 _DDP, _FSDP = (("ddp", "ddp"), ("tp", "ddp")), (("fsdp", "fsdp"), ("tp", "fsdp"))
 USERS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "shard_optimizer": (("ddp", "ddp"),),
@@ -40,54 +44,68 @@ USERS: Mapping[str, tuple[tuple[str, str], ...]] = {
 class Tuning(Options):
     """Options of single strategies; the defaults change nothing."""
 
-    recompute: str = "none"
-    """Which activations are computed again in the backward pass: none, those of the repeated blocks, or all but products."""
-    recompute_every: int = ranged(1, COUNT)
-    """Of how many blocks one is recomputed."""
-    shard_optimizer: bool = False
-    """ddp: each worker keeps and updates the optimizer state of its part of the parameters."""
-    offload: bool = False
-    """fsdp: shards live in host memory and come to the accelerator when they are needed."""
-    reshard: bool = True
-    """fsdp: whether gathered weights are let go of after the forward pass."""
-    gather: str = "fp32"
-    """fsdp: the type in which weights are gathered and computed with; below fp32 the level is numeric."""
-    compress: str = "none"
-    """ddp: how gradients are made smaller on their way: none, bf16, fp16, powersgd:RANK."""
-    bucket_mb: float | None = ranged(None, Range(0, 10**6, whole=False, above=True))
-    """ddp: how much is summed at once; None leaves it to the exchange."""
-    schedule: str = "1f1b"
-    """pp: in which order micro-batches go forward and backward."""
-    stages_a_worker: int | None = ranged(None, WORKERS)
-    """pp: how many stages each worker holds; None is what the schedule needs."""
-    sequence_parallel: bool = False
-    """tp: whether norms and dropouts between split layers work on a part of the sequence each."""
-    loss_parallel: bool = False
-    """tp: whether the last layer's scores stay split when the loss is computed."""
-    local_steps: int = ranged(8, COUNT)
-    """local-sgd: steps between two averages."""
-    local_warmup: int = ranged(0, COUNT_OR_NONE)
-    """local-sgd: how many first steps are taken together."""
-    outer: str = "average"
-    """local-sgd: what is done with the averaged change: taken as it is, or through a Nesterov momentum."""
-    outer_lr: float = ranged(0.7, Range(0, 10**6, whole=False, above=True))
-    outer_momentum: float = ranged(0.9, Range(0, 1, whole=False, below=True))
-    staleness: int = ranged(0, COUNT_OR_NONE)
-    """ps: how many steps a worker may be ahead of the slowest; 0 takes all steps together."""
+    recompute: str = option(
+        "none",
+        "Compute activations again in the backward pass: none, blocks, or selective (all but products).",
+        SPEED,
+        names=RECOMPUTE,
+    )
+    recompute_every: int = option(1, "Recompute one of so many blocks.", SPEED, COUNT)
+    shard_optimizer: bool = option(
+        False, "Each worker keeps the optimizer state of its part of the parameters (ZeRO-1).", _OF_DDP
+    )
+    compress: str = option(
+        "none", "Send gradients as bf16, fp16 (numeric) or powersgd:RANK (statistical).", _OF_DDP
+    )
+    bucket_mb: float | None = option(
+        None,
+        "Megabytes of gradients that are summed at once.",
+        _OF_DDP,
+        Range(0, 10**6, whole=False, above=True),
+        shown="what the exchange does best",
+    )
+    reshard: bool = option(True, "Release gathered weights after the forward pass.", _OF_FSDP)
+    gather: str = option(
+        "fp32",
+        "The type in which weights are gathered and computed with: fp32, bf16 or fp16 (level numeric).",
+        _OF_FSDP,
+        names=GATHERS,
+    )
+    offload: bool = option(False, "Weights and optimizer state live in host memory.", _OF_FSDP)
+    schedule: str = option("1f1b", "gpipe, 1f1b, interleaved or zero-bubble.", _OF_PP, names=SCHEDULES)
+    stages_a_worker: int | None = option(
+        None, "Stages that each worker holds.", _OF_PP, WORKERS, shown="what the schedule needs"
+    )
+    sequence_parallel: bool = option(
+        False, "Norms and dropouts between split layers work on a part of the sequence each.", _OF_TP
+    )
+    loss_parallel: bool = option(False, "Scores stay split when the loss is computed.", _OF_TP)
+    local_steps: int = option(8, "Steps between two averages.", _OF_LOCAL, COUNT)
+    local_warmup: int = option(0, "First steps that are taken together.", _OF_LOCAL, COUNT_OR_NONE)
+    outer: str = option(
+        "average",
+        "What is done with the averaged change: average, or nesterov (DiLoCo).",
+        _OF_LOCAL,
+        names=OUTERS,
+    )
+    outer_lr: float = option(
+        0.7, "Learning rate of nesterov.", _OF_LOCAL, Range(0, 10**6, whole=False, above=True)
+    )
+    outer_momentum: float = option(
+        0.9, "Momentum of nesterov.", _OF_LOCAL, Range(0, 1, whole=False, below=True)
+    )
+    staleness: int = option(
+        0,
+        "Steps that a worker may be ahead of the slowest; 0 takes all steps together.",
+        "Strategies ps and hybrid",
+        COUNT_OR_NONE,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for kind, value, known in (
-            ("recompute", self.recompute, RECOMPUTE),
-            ("schedule", self.schedule, SCHEDULES),
-            ("gather", self.gather, GATHERS),
-            ("outer optimizer", self.outer, OUTERS),
-        ):
-            if value not in known:
-                raise UnknownNameError(kind, value, known)
         if re.fullmatch(r"none|bf16|fp16|powersgd:[1-9][0-9]{0,5}", self.compress) is None:
             raise InputError(
-                f"--compress {self.compress} is none of bf16, fp16, powersgd:RANK (powersgd:2, say)."
+                f"--compress {self.compress!r} is none of bf16, fp16, powersgd:RANK (powersgd:2, say)."
             )
 
 
@@ -107,13 +125,13 @@ def changes(given: Mapping[str, Any]) -> list[str]:
 
 def check_use(given: Mapping[str, Any], strategies: Mapping[str, tuple[str, Collection[str]]]) -> None:
     """Refuse an option that means nothing to any of some strategies, each by its text with its name and its sides."""
-    for option in changes(given):
-        if strategies and not any(serves(option, name, sides) for name, sides in strategies.values()):
+    for asked in changes(given):
+        if strategies and not any(serves(asked, name, sides) for name, sides in strategies.values()):
             owners = " or ".join(
                 name if name in (side, "local-sgd", "ps") else f"{name} beside {side}"
-                for name, side in USERS[option]
+                for name, side in USERS[asked]
             )
             raise InputError(
-                f"--{option.replace('_', '-')} is an option of {owners}, and --strategy {','.join(strategies)} has no use for "
-                f"it. Use --strategy {USERS[option][0][0]}, or leave it out."
+                f"--{asked.replace('_', '-')} is an option of {owners}, and --strategy {','.join(strategies)} has no use for "
+                f"it. Use --strategy {USERS[asked][0][0]}, or leave it out."
             )

@@ -8,6 +8,16 @@ from pathlib import Path
 
 from paceline import strategies
 from paceline.errors import InputError, UnknownNameError
+from paceline.option_fields import (
+    CHECKPOINTS,
+    DATA,
+    ELASTICITY,
+    MACHINES,
+    SPEED,
+    Options,
+    option,
+    ranged,
+)
 from paceline.ranges import (
     COUNT,
     COUNT_OR_NONE,
@@ -17,9 +27,7 @@ from paceline.ranges import (
     SEED,
     SHARDS,
     STEPS,
-    Options,
     Range,
-    ranged,
 )
 from paceline.ranges import WORKERS as WORKERS_RANGE
 from paceline.strategies.tuning import Tuning
@@ -29,6 +37,7 @@ DEVICES = ("auto", "cpu", "cuda")
 BACKENDS = ("auto", "gloo", "nccl")
 LANES = ("auto", "memory", "gloo")
 PRECISIONS = ("fp32", "bf16", "fp16")
+_STRATEGIES = "; ".join(f"{name}: {entry.description}" for name, entry in strategies.STRATEGIES.items())
 OPTION, TASK, WORKERS = "option", "task", "workers"
 """Who said how many shards a run has; WORKERS: nobody did, and it is one per worker."""
 
@@ -41,8 +50,9 @@ class SaveEvery(Options):
     epochs: int | None = ranged(None, COUNT)
 
     @classmethod
-    def parse(cls, text: str) -> SaveEvery:
-        """Read "100" or "2epochs"."""
+    def parse(cls, given: int | str) -> SaveEvery:
+        """Read 100, "100" or "2epochs"."""
+        text = str(given)
         found = re.fullmatch(r"([0-9]{1,12})\s*(steps?|epochs?)?", text.strip())
         if found is None or int(found[1]) < 1:
             raise InputError(
@@ -62,71 +72,136 @@ class SaveEvery(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Options):
-    """The options every strategy shares."""
+    """How a run is to be done, whatever it trains."""
 
-    strategy: str = "ddp"
-    workers: int = ranged(1, WORKERS_RANGE)
-    """Processes; for a threaded strategy the threads of its one process."""
-    servers: int | None = ranged(None, WORKERS_RANGE)
-    """Processes beside them that hold parameters, for strategies that have such; None is the strategy's own number."""
-    shards: int | None = ranged(None, SHARDS)
-    """Logical shards of a global batch; None leaves it to the task, or makes one per worker."""
+    strategy: str = option("ddp", f"{_STRATEGIES}. Or a mesh: ddp=2,fsdp=2; fsdp,tp=2; ddp=2,pp=2.")
+    workers: int = option(
+        1,
+        "Processes on each machine; for dp the threads of its one process.",
+        within=WORKERS_RANGE,
+        shown="the mesh's, or 1",
+    )
+    shards: int | None = option(
+        None,
+        "Logical shards of a global batch, fixed for the life of a run: the bits depend on it, as on the seed, and on nothing "
+        "else of the layout.",
+        within=SHARDS,
+        shown="the task's; one per worker where it has none",
+    )
     shards_from: str = ""
     """Who said so: option, task or workers. Filled in when the run is planned."""
-    exact: str | None = None
-    seed: int = ranged(0, SEED)
-    precision: str = "fp32"
-    compile: bool = False
-    sync_batchnorm: bool = False
-    micro_batch: int | None = ranged(None, COUNT)
-    loader_workers: int = ranged(0, LOADERS)
+    exact: str | None = option(
+        None,
+        "bitwise, numeric or statistical; more than the strategy can give is an error.",
+        names=LEVELS,
+        shown="",
+    )
+    seed: int = option(0, "Where all randomness comes from.", within=SEED, shown="the task's")
+    device: str = option("auto", "auto, cpu or cuda.", names=DEVICES)
+    out: Path | None = option(None, "The run folder.", shown="runs/TASK-TIME", metavar="PATH")  # noqa: RUF009  (a field)
+    resume: bool = option(
+        False,
+        "Go on with the run in --out, with any strategy and number of workers. What is not given again is as the run had it.",
+        shown="",
+    )
+    loader_workers: int = option(
+        0, "Processes that load data for each worker.", DATA, LOADERS, shown="the task's"
+    )
+    micro_batch: int | None = option(
+        None, "Most samples in one forward pass; the rest is accumulated.", DATA, COUNT, shown="the task's"
+    )
+    precision: str = option(
+        "fp32", "fp32, bf16 or fp16 (CUDA only).", SPEED, names=PRECISIONS, shown="the task's"
+    )
+    compile: bool = option(False, "Compile the model with torch.compile.", SPEED)
+    sync_batchnorm: bool = option(False, "Batch statistics of the whole global batch; level numeric.", SPEED)
+    lane: str = option(
+        "auto",
+        "How workers of one host exchange gradients: auto, memory (shared) or gloo (sockets).",
+        SPEED,
+        names=LANES,
+    )
+    backend: str = option("auto", "auto, gloo or nccl.", SPEED, names=BACKENDS)
     allow_unused: bool = False
-    device: str = "auto"
-    backend: str = "auto"
-    lane: str = "auto"
-    check_collectives: bool = False
-    out: Path | None = None
-    save_every: str | None = None
-    keep: int = ranged(3, COUNT)
-    resume: bool = False
-    tensorboard: bool = False
+    """Whether parameters may have no gradient in a step; a task says so."""
+    check_collectives: bool = option(
+        False, "Compare every collective between ranks first; slow, for debugging.", SPEED
+    )
+    save_every: int | str | None = option(
+        None,
+        "Checkpoint every so many steps (100) or epochs (1epoch).",
+        CHECKPOINTS,
+        Range(1, STEPS.high),
+        shown="only at the end",
+    )
+    keep: int = option(3, "How many checkpoints are kept.", CHECKPOINTS, COUNT)
+    save_async: bool = option(False, "Go on training while a checkpoint is written.", CHECKPOINTS)
+    peer_copies: int = option(
+        0,
+        "Other workers that keep a copy of each worker's part of a sharded state (0 or 1).",
+        CHECKPOINTS,
+        Range(0, 1),
+    )
+    copy_every: int = option(10, "Steps between two such copies.", CHECKPOINTS, COUNT)
+    tensorboard: bool = option(False, "Also write TensorBoard events into the run folder.", CHECKPOINTS)
+    elastic: bool = option(
+        True,
+        "Survive lost workers: the others regroup and go on. --no-elastic ends the run instead.",
+        ELASTICITY,
+    )
+    min_workers: int = option(1, "Go on with fewer workers down to this many.", ELASTICITY, Range(1, 2**20))
+    max_restarts: int = option(
+        10,
+        "Workers started in place of lost ones; one more is allowed after each minute.",
+        ELASTICITY,
+        COUNT_OR_NONE,
+    )
+    hang_timeout: float = option(
+        60.0,
+        "Seconds without progress until a worker is replaced.",
+        ELASTICITY,
+        SECONDS,
+        shown="60, or 10 long steps",
+    )
+    rebalance: bool = option(False, "Give slower workers fewer shards; the bits stay.", ELASTICITY)
+    nodes: int | str = option(
+        "1", "Machines: how many, or from how many to how many (1:4).", MACHINES, Range(1, 9999)
+    )
+    rendezvous: str | None = option(
+        None,
+        "Where machines meet: an address of the one that leads. See --nodes.",
+        MACHINES,
+        shown="",
+        metavar="HOST:PORT",
+    )
+    join_timeout: float = option(
+        600.0, "Seconds to wait for the machines to come together.", MACHINES, SECONDS
+    )
+    machine_timeout: int = option(
+        15, "Seconds without a sign of life after which a machine is given up.", MACHINES, MACHINE_SECONDS
+    )
+    servers: int | None = option(
+        None,
+        "Processes beside the workers that hold parameters.",
+        "Strategies ps and hybrid",
+        WORKERS_RANGE,
+        shown="1",
+    )
     tuning: Tuning = field(default_factory=Tuning)
     """What single strategies may be tuned by."""
-    save_async: bool = False
-    """Whether training goes on while a checkpoint is written."""
-    peer_copies: int = ranged(0, Range(0, 1))
-    """How many other workers keep a copy of each worker's part of a state that is cut up."""
-    copy_every: int = ranged(10, COUNT)
-    """Steps between two such copies."""
-    elastic: bool = True
-    """Whether a lost worker is survived."""
-    min_workers: int = ranged(1, Range(1, 2**20))
-    max_restarts: int = ranged(10, COUNT_OR_NONE)
-    """Workers that may be started in place of lost ones; one more is allowed again after each minute."""
-    hang_timeout: float = ranged(60.0, SECONDS)
-    """Seconds without progress after which a worker counts as hung."""
-    rebalance: bool = False
-    """Whether slower workers are given fewer shards."""
-    nodes: str = "1"
-    """Machines, each with `workers` workers: how many, or from how many to how many (1:4)."""
-    rendezvous: str | None = None
-    """Where they meet: host:port, an address of the machine that leads."""
-    join_timeout: float = ranged(600.0, SECONDS)
-    """Seconds until machines that have not come are not waited for any more."""
-    machine_timeout: int = ranged(15, MACHINE_SECONDS)
-    """Seconds without a sign of life after which a machine is given up, and ends its own workers."""
 
     def __post_init__(self) -> None:
         if isinstance(self.tuning, dict):  # it comes so from a file, or from another process
             object.__setattr__(self, "tuning", Tuning.made(self.tuning, "option of a strategy"))
-        for name in ("nodes", "save_every"):  # 2 is as good as "2"
-            if isinstance(value := getattr(self, name), int) and not isinstance(value, bool):
-                object.__setattr__(self, name, str(value))
         super().__post_init__()
+        for name in ("nodes", "save_every"):  # 2 is as good as "2"
+            if isinstance(value := getattr(self, name), int):
+                object.__setattr__(self, name, str(value))
         if not self.shards_from:
             object.__setattr__(self, "shards_from", WORKERS if self.shards is None else OPTION)
         strategies.entry(self.strategy)
-        self._check_names()
+        if self.shards_from not in (OPTION, TASK, WORKERS):
+            raise UnknownNameError("origin of the shards", self.shards_from, (OPTION, TASK, WORKERS))
         self._check_machines()
         self._check_servers()
         self._check_workers()
@@ -140,15 +215,6 @@ class RunOptions(Options):
                 raise InputError("--save-every needs a folder to save into. Give --out.")
         if self.resume and self.out is None:
             raise InputError("--resume needs the folder of the run to resume. Give --out.")
-
-    def _check_names(self) -> None:
-        _one_of("device", self.device, DEVICES)
-        _one_of("backend", self.backend, BACKENDS)
-        _one_of("lane", self.lane, LANES)
-        _one_of("precision", self.precision, PRECISIONS)
-        _one_of("origin of the shards", self.shards_from, (OPTION, TASK, WORKERS))
-        if self.exact is not None:
-            _one_of("exactness", self.exact, LEVELS)
 
     def _check_workers(self) -> None:
         most = self.workers * self.max_nodes
@@ -196,10 +262,10 @@ class RunOptions(Options):
     @property
     def max_nodes(self) -> int:
         """The most machines that take part."""
-        return int(self.nodes.rpartition(":")[2])
+        return int(str(self.nodes).rpartition(":")[2])
 
     def _check_machines(self) -> None:
-        if re.fullmatch(r"[0-9]{1,4}(:[0-9]{1,4})?", self.nodes) is None or self.max_nodes < 1:
+        if re.fullmatch(r"[0-9]{1,4}(:[0-9]{1,4})?", str(self.nodes)) is None or self.max_nodes < 1:
             raise InputError(
                 f"--nodes {self.nodes} is no number of machines. Give one, like 2, or a range, like 1:4."
             )
@@ -218,8 +284,3 @@ class RunOptions(Options):
                 "Use ddp, or --workers 1."
             )
         return known.processes or self.workers + self.total_servers
-
-
-def _one_of(kind: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UnknownNameError(kind, value, known)

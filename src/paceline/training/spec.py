@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import InputError
-from paceline.ranges import CLIP, COUNT, STEPS, TASK, Options, flag, ranged
+from paceline.option_fields import Options, flag, option
+from paceline.ranges import CLIP, COUNT, STEPS, TASK
 
 OVERRIDES = ("seed", "precision", "micro_batch", "loader_workers", "allow_unused")
 """What a task has an opinion on and the command line may say otherwise."""
@@ -20,12 +21,18 @@ class TrainSpec(Options):
     task: str
     name: str
     settings: Mapping[str, str] = field(default_factory=dict)
-    epochs: int | None = ranged(None, COUNT)
-    steps: int | None = ranged(None, STEPS)
-    horizon: int | None = ranged(None, STEPS)
-    """Steps that a schedule is laid out for; None takes the whole run's, or those the run was begun with."""
-    batch_size: int | None = ranged(None, COUNT)
-    clip: float | None = ranged(None, CLIP)
+    epochs: int | None = option(None, "Passes over the data.", within=COUNT, shown="the task's")
+    steps: int | None = option(
+        None, "End after this step, counted from the beginning of the run.", within=STEPS, shown=""
+    )
+    horizon: int | None = option(
+        None,
+        "Steps that the learning-rate schedule is laid out for.",
+        within=STEPS,
+        shown="the whole run's; a resumed run keeps its own",
+    )
+    batch_size: int | None = option(None, "Samples of the GLOBAL batch.", within=COUNT, shown="the task's")
+    clip: float | None = option(None, "Largest norm of the global gradient.", within=CLIP, shown="the task's")
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -15,7 +15,8 @@ from paceline.launch.base import Outcome
 from paceline.launch.console import Console
 from paceline.observe.events import Event, Note
 from paceline.observe.progress import Progress
-from paceline.ranges import THREADS, Options, ranged
+from paceline.option_fields import Options, ranged
+from paceline.ranges import THREADS
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
 from paceline.verify.audit import audit

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.errors import InputError, UnknownNameError
-from paceline.ranges import COUNT, SECONDS, SEED, SHARDS, STEPS, WORKERS, Options, ranged, required
+from paceline.option_fields import Options, ranged, required
+from paceline.ranges import COUNT, SECONDS, SEED, SHARDS, STEPS, WORKERS
 from paceline.verify.faults import BREAKING, DISK, JOIN, KINDS, LEAVE, SLOW, Fault, points_of
 from paceline.world.fault_points import CHECKPOINT, POINTS, REGROUP
 

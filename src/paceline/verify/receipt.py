@@ -12,7 +12,8 @@ from typing import Any
 from paceline import strategies
 from paceline.errors import InputError
 from paceline.launch import api
-from paceline.ranges import STEPS, THREADS, WORKERS, Options, Range, ranged
+from paceline.option_fields import Options, ranged
+from paceline.ranges import STEPS, THREADS, WORKERS, Range
 from paceline.records.receipt import Point, Receipt, Start, environment_differences
 from paceline.strategies.tuning import Tuning
 from paceline.training.folder import CHECKPOINTS

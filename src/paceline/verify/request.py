@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from paceline import strategies
 from paceline.errors import InputError
-from paceline.ranges import COUNT, SHARDS, THREADS, WORKERS, Options, ranged
+from paceline.option_fields import Options, ranged
+from paceline.ranges import COUNT, SHARDS, THREADS, WORKERS
 from paceline.strategies.tuning import Tuning, serves
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
@@ -50,6 +51,8 @@ class Request(Options):
     lane: str = "auto"
     resume: bool = True
     """Whether to save in mid-run as well, and to resume with another strategy or number of workers."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of every run, by their names in `RunOptions`."""
     tuning: Mapping[str, Any] = field(default_factory=dict)
     """Options of single strategies; each candidate gets those that mean something to it, the reference none."""
 
@@ -62,6 +65,11 @@ class Request(Options):
             raise InputError("verify needs a number of steps. Give --steps.")
         for strategy in self.strategies:
             strategies.entry(strategy)
+
+    @classmethod
+    def own(cls) -> list[str]:
+        """Return the options of a run that have a field of their own here."""
+        return [one.name for one in fields(cls)]
 
     @property
     def total_shards(self) -> int:
@@ -99,6 +107,7 @@ class Request(Options):
             lane=self.lane,
             exact=self.exact if candidate.strategy != "single" else None,
             seed=self.spec.overrides.get("seed", 0),
+            **self.more,
             tuning=Tuning(
                 **{
                     name: value

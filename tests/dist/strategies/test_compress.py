@@ -172,7 +172,7 @@ def test_auxiliary_terms_go_as_they_are() -> None:
 
 
 def test_more_than_it_can_promise_is_refused() -> None:
-    with pytest.raises(paceline.InputError, match="bitwise is more than"):
+    with pytest.raises(paceline.InputError, match="bitwise' is more than"):
         paceline.launch(
             trained, DIGITS, workers=2, exact="bitwise", device="cpu", tuning={"compress": "bf16"}
         )

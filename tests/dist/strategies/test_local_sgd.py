@@ -209,5 +209,5 @@ def test_digits_reaches_its_accuracy() -> None:
 
 
 def test_more_than_statistical_is_refused() -> None:
-    with pytest.raises(paceline.InputError, match="numeric is more than --strategy local-sgd can give"):
+    with pytest.raises(paceline.InputError, match="numeric' is more than strategy='local-sgd' can give"):
         paceline.launch(digits, strategy="local-sgd", workers=2, shards=2, exact="numeric", device="cpu")

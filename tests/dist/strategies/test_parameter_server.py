@@ -304,11 +304,11 @@ def test_a_worker_lost_without_waiting_is_survived(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("strategy", "options", "words"),
     [
-        ("ps", {"tuning": {"staleness": -1}}, "--staleness is -1, but must be at least 0"),
-        ("ps", {"servers": 0}, "--servers is 0, but must be at least 1"),
-        ("ddp", {"servers": 1}, "--servers is an option of ps"),
-        ("ps", {"exact": "bitwise", "tuning": {"staleness": 1}}, "--exact bitwise is more than"),
-        ("ps", {"sync_batchnorm": True}, "--sync-batchnorm needs the workers to meet in the middle"),
+        ("ps", {"tuning": {"staleness": -1}}, "staleness is -1, but must be at least 0"),
+        ("ps", {"servers": 0}, "servers is 0, but must be at least 1"),
+        ("ddp", {"servers": 1}, "servers is an option of ps"),
+        ("ps", {"exact": "bitwise", "tuning": {"staleness": 1}}, "exact='bitwise' is more than"),
+        ("ps", {"sync_batchnorm": True}, "sync_batchnorm=True needs the workers to meet in the middle"),
     ],
 )
 def test_what_does_not_fit_is_refused(strategy: str, options: dict[str, Any], words: str) -> None:

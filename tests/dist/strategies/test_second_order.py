@@ -83,5 +83,5 @@ def test_second_orders_are_refused_by_name(strategy: str) -> None:
 
 @pytest.mark.parametrize("kind", ["input", "jacobian"])
 def test_a_pipeline_refuses_them(kind: str) -> None:
-    with pytest.raises(paceline.InputError, match=r"create_graph.*under pp.*Use --strategy ddp"):
+    with pytest.raises(paceline.InputError, match=r"create_graph.*under pp.*Use strategy='ddp'"):
         paceline.launch(train_one, kind, strategy="pp", workers=2, shards=4, threads=1)

@@ -50,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"resume": True, "shards": 3}, "has shards 2, not 3"),
         ({"resume": True, "batch_size": 9}, "has batches of 8 samples, not of 9"),
         ({"resume": True, "strategy": "ddp", "workers": 3}, "has 2 shards, so at most 2 workers"),
-        ({}, "already holds a run. Add --resume"),
+        ({}, "already holds a run. Add resume=True"),
         (
             {"resume": True, "task": "tests.dist.training.broken:Wider"},
             r"another model: missing 4.weight, 4.bias, shape of 0.weight is \(16, 6\) there and \(20, 6\) here",

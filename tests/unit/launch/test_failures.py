@@ -107,8 +107,8 @@ def test_a_data_set_that_raises_is_the_first_thing_shown():
 
 def test_a_failure_in_our_own_code_is_shown_whole():
     try:
-        SaveEvery.parse(None)
-    except AttributeError as error:
+        SaveEvery(steps=2).after_step(None)
+    except TypeError as error:
         text = failures.user_traceback(error.with_traceback(error.__traceback__.tb_next))
     assert "options.py" in text
 

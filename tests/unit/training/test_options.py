@@ -20,7 +20,7 @@ from paceline.training.spec import TrainSpec
         ({"device": "gpu"}, "unknown device 'gpu'.*Known: auto, cpu, cuda"),
         ({"backend": "glo"}, "unknown backend 'glo'. Did you mean 'gloo'"),
         ({"precision": "fp64"}, "unknown precision 'fp64'"),
-        ({"exact": "bit"}, "unknown exactness 'bit'"),
+        ({"exact": "bit"}, "unknown exact 'bit'"),
         ({"workers": 0}, "--workers is 0, but must be at least 1"),
         ({"workers": -2}, "--workers is -2"),
         ({"shards": 0}, "--shards is 0"),

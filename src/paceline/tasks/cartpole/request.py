@@ -6,7 +6,8 @@ import importlib.util
 from dataclasses import dataclass
 
 from paceline.errors import InputError
-from paceline.ranges import COUNT, SEED, WORKERS, Options, ranged
+from paceline.option_fields import Options, ranged
+from paceline.ranges import COUNT, SEED, WORKERS
 
 GOAL = 195.0
 """The mean return at which CartPole counts as solved."""

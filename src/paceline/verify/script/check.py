@@ -14,7 +14,8 @@ from paceline.errors import InputError
 from paceline.launch.base import LaunchSpec
 from paceline.launch.job import ScriptCall
 from paceline.launch.local import LocalLauncher
-from paceline.ranges import THREADS, WORKERS, Options, ranged
+from paceline.option_fields import Options, ranged
+from paceline.ranges import THREADS, WORKERS
 from paceline.verify.bounds import Size, bound
 from paceline.verify.report import Finding
 from paceline.verify.script import probes, step_probes

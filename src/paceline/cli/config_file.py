@@ -1,0 +1,138 @@
+"""Reads a file of options: TOML, YAML, or the `spec.json` of a run."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from paceline import documents
+from paceline.errors import InputError, UnknownNameError
+from paceline.option_fields import Options, shown
+from paceline.strategies.tuning import Tuning
+from paceline.tasks import TASKS
+from paceline.training.options import RunOptions
+from paceline.training.spec import OVERRIDES, TrainSpec
+
+MOST = 2**20
+"""Bytes of a file of options."""
+KINDS: tuple[type[Options], ...] = (RunOptions, Tuning, TrainSpec)
+TASK, SETTINGS, THREADS = "task", "settings", "threads"
+BESIDE = (TASK, SETTINGS, THREADS)
+"""What a file may say beside the options of these classes."""
+_TABLES = ("options", "tuning", "overrides")
+"""Tables that a spec.json has; their contents count as if they stood outside."""
+
+
+def known_options(kinds: Iterable[type[Options]] = KINDS) -> dict[str, Any]:
+    """Return the options that a user can give, with their defaults."""
+    found = {one.name: one for kind in kinds for one in fields(kind) if shown(one)}  # type: ignore[arg-type]
+    return {name: None if one.default is MISSING else one.default for name, one in found.items()}
+
+
+def read_config(path: Path | None) -> dict[str, Any]:
+    """Return what a file says, by the names that Python's keywords have; nothing where there is no file."""
+    if path is None:
+        return {}
+    found = _parse(path)
+    said = _of_run(found) if isinstance(found.get("options"), dict) else _flat(found)
+    known = [*known_options(), *BESIDE]
+    for name in said:
+        if name not in known:
+            raise _in(path, UnknownNameError("option", name, known))
+    said = {name: value for name, value in said.items() if value is not None}
+    for kind in KINDS:
+        try:
+            said |= kind.read({name: value for name, value in said.items() if name in known_options((kind,))})
+        except InputError as error:
+            raise _in(path, error) from None
+    settings = said.get(SETTINGS, {})
+    if not isinstance(settings, Mapping):
+        raise InputError(
+            f"--config {path}: settings is {settings!r}, but must be a table of the task's arguments."
+        )
+    if settings:
+        said[SETTINGS] = {str(key): _text(value) for key, value in settings.items()}
+    if not isinstance(said.get(TASK, ""), str):
+        raise InputError(f"--config {path}: task is {said[TASK]!r}, but must be text.")
+    return said
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        text = documents.read_bytes(path, MOST).decode()
+        found = _READERS[path.suffix](text)
+    except KeyError:
+        raise InputError(
+            f"--config {path}: a file of options is TOML, YAML or a run's spec.json. Give one that ends in .toml, .yaml or .json."
+        ) from None
+    except OSError as error:
+        raise InputError(f"--config {path} cannot be read: {error.strerror}.") from None
+    except InputError:
+        raise
+    except (ValueError, RecursionError) as error:  # documents.DocumentError among them
+        raise InputError(f"--config {path}: {' '.join(str(error).split())}.") from None
+    if not isinstance(found, dict):
+        raise InputError(f"--config {path} holds no names with values, such as workers = 2.")
+    return found
+
+
+def _yaml(text: str) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise InputError(
+            "a YAML file is read with PyYAML, which is not installed. Install paceline[yaml], or write TOML."
+        ) from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    ".toml": tomllib.loads,
+    ".yaml": _yaml,
+    ".yml": _yaml,
+    ".json": json.loads,
+}
+
+
+def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return names as Python has them; a table of options counts as its contents."""
+    said: dict[str, Any] = {}
+    for key, value in found.items():
+        name = str(key).replace("-", "_")
+        if name in _TABLES and isinstance(value, Mapping):
+            said |= _flat(value)
+        else:
+            said[name] = value
+    return said
+
+
+def _of_run(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a run's spec.json asked for: where it says what nobody has to say, nobody did."""
+    options = spec["options"]
+    tuning, overrides = options.get("tuning", {}), spec.get("overrides", {})
+    run = {name: value for name, value in options.items() if name not in (*OVERRIDES, "out", "resume")}
+    told = {name: spec.get(name) for name in (*known_options((TrainSpec,)), *BESIDE)}
+    said = {**run, **tuning, **told, **overrides}
+    usual = known_options()
+    if TASKS.get(spec.get("name", ""), ("",))[0] == spec.get(TASK):
+        said[TASK] = spec["name"]  # a built-in one is known by its short name
+    if options.get("shards_from") == "workers":
+        said.pop("shards", None)
+    return {
+        name: value for name, value in said.items() if name in (*usual, *BESIDE) and value != usual.get(name)
+    }
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _in(path: Path, error: InputError) -> InputError:
+    return InputError(f"--config {path}: {error}")

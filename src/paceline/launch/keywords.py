@@ -1,0 +1,65 @@
+"""The keywords of `paceline.launch`, for whoever reads types before anything runs: editors and type checkers.
+
+They follow from the classes of options; a test compares them, and says what is to be written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from paceline.strategies.tuning import Tuning
+
+
+class LaunchOptions(TypedDict, total=False):
+    """Every option beside those that `launch` names itself."""
+
+    shards: int | None
+    exact: str | None
+    seed: int
+    device: str
+    resume: bool
+    loader_workers: int
+    micro_batch: int | None
+    precision: str
+    compile: bool
+    sync_batchnorm: bool
+    lane: str
+    backend: str
+    allow_unused: bool
+    check_collectives: bool
+    save_every: int | str | None
+    keep: int
+    save_async: bool
+    peer_copies: int
+    copy_every: int
+    tensorboard: bool
+    elastic: bool
+    min_workers: int
+    max_restarts: int
+    hang_timeout: float
+    rebalance: bool
+    nodes: int | str
+    rendezvous: str | None
+    join_timeout: float
+    machine_timeout: int
+    servers: int | None
+    tuning: Mapping[str, Any] | Tuning
+    recompute: str
+    recompute_every: int
+    shard_optimizer: bool
+    compress: str
+    bucket_mb: float | None
+    reshard: bool
+    gather: str
+    offload: bool
+    schedule: str
+    stages_a_worker: int | None
+    sequence_parallel: bool
+    loss_parallel: bool
+    local_steps: int
+    local_warmup: int
+    outer: str
+    outer_lr: float
+    outer_momentum: float
+    staleness: int

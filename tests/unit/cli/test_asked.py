@@ -1,0 +1,95 @@
+"""What a run is asked to do: the command line first, then a file, then what a resumed run had."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.asked import Asked
+from paceline.errors import InputError
+from paceline.option_fields import shown
+from paceline.strategies.tuning import Tuning
+from paceline.training.options import RunOptions
+from paceline.training.spec import TrainSpec
+
+OUT = Path("run")
+OTHER = {
+    "shards": 8, "exact": "numeric", "device": "cpu", "compile": True, "lane": "gloo", "backend": "gloo",
+    "check_collectives": True, "save_every": "7", "keep": 5, "save_async": True, "peer_copies": 1, "copy_every": 3,
+    "tensorboard": True, "elastic": False, "min_workers": 2, "max_restarts": 4, "hang_timeout": 33.0, "rebalance": True,
+    "nodes": "1:2", "rendezvous": "localhost:29500", "join_timeout": 44.0, "machine_timeout": 21, "sync_batchnorm": True,
+}  # fmt: skip
+"""A value of its own for every option that a resumed run keeps."""
+
+
+def spec_of(asked: Asked) -> dict:
+    return {**asdict(asked.spec), "threads": asked.threads, "options": asdict(asked.options)}
+
+
+def begun(**said) -> dict:
+    return spec_of(Asked.of("digits", {"strategy": "ddp", "workers": 2, **said}, {}, OUT))
+
+
+def test_a_resumed_run_keeps_every_option():
+    told = {
+        "epochs": 3,
+        "horizon": 500,
+        "batch_size": 96,
+        "clip": 0.5,
+        "loader_workers": 1,
+        "precision": "bf16",
+        "seed": 3,
+    }
+    tuned = {"recompute": "blocks", "compress": "bf16", "bucket_mb": 2.0}
+    before = begun(**OTHER, **told, **tuned, settings={"width": "32"}, threads=2)
+    again = Asked.of("digits", {"resume": True}, before, OUT)
+    for name, value in {**OTHER, "workers": 2}.items():
+        if name != "shards":  # looked up when the run is planned
+            assert getattr(again.options, name) == value, name
+    assert asdict(again.options.tuning) == asdict(Tuning(**tuned))
+    assert asdict(again.spec) == {name: before[name] for name in asdict(again.spec)}
+    assert again.threads == 2
+    assert again.notes == ()
+
+
+def test_every_option_is_tried_above():
+    from dataclasses import fields
+
+    fitted = {"strategy", "workers", "servers", "out", "resume"}
+    overrides = {"seed", "precision", "micro_batch", "loader_workers"}
+    assert {one.name for one in fields(RunOptions) if shown(one)} == set(OTHER) | fitted | overrides
+
+
+def test_what_is_given_again_wins_and_a_flag_can_be_switched_off():
+    before = begun(**OTHER)
+    off = {name: False for name, value in OTHER.items() if value is True}
+    again = Asked.of("digits", {"resume": True, **off, "elastic": True, "keep": 1, "nodes": "1"}, before, OUT)
+    assert {name: getattr(again.options, name) for name in off} == off
+    assert (again.options.elastic, again.options.keep, again.options.rendezvous) == (True, 1, None)
+
+
+def test_an_end_that_is_given_again_replaces_the_other_kind_of_end():
+    before = begun(epochs=3)
+    assert Asked.of("digits", {"steps": 9}, before, OUT).spec.epochs is None
+    assert Asked.of("digits", {}, before, OUT).spec.epochs == 3
+
+
+def test_fewer_workers_than_were_needed_are_not_refused():
+    before = begun(min_workers=2, shards=2)
+    again = Asked.of("digits", {"strategy": "single"}, before, OUT)
+    assert (again.options.workers, again.options.min_workers) == (1, 1)
+    assert any("--min-workers 2" in note for note in again.notes)
+    with pytest.raises(InputError, match="--min-workers is 3"):
+        Asked.of("digits", {"min_workers": 3}, before, OUT)
+
+
+def test_options_of_another_strategy_are_refused_where_they_are_asked_for():
+    with pytest.raises(InputError, match="--local-steps is an option of local-sgd"):
+        Asked.of("digits", {"local_steps": 3}, {}, OUT)
+
+
+def test_a_spec_and_its_options_are_made_of_the_same_task():
+    asked = Asked.of("digits", {"seed": 4}, {}, OUT)
+    assert asked.spec.overrides == {"seed": 4}
+    assert asked.options == replace(RunOptions(out=OUT), seed=4)
+    assert isinstance(asked.spec, TrainSpec)
