@@ -341,7 +341,11 @@ class _Teacher(nn.Module):
 @exhibit(
     "mean-teacher",
     "a mean teacher that the forward pass moves (`t.data = ...`)",
-    {**WRITTEN, "pp": "of the pipeline share student"},
+    {
+        **WRITTEN,
+        "pp": "of the pipeline share student",
+        "fsdp": "wrote to the weights or: was given another tensor",
+    },
 )
 class MeanTeacher(Small):
     """How often it moves depends on the number of passes."""
