@@ -242,10 +242,6 @@ def _fresh(job: Job, folder: Path) -> Job:
     return replace(job, out=copy)
 
 
-EITHER = " or: "
-"""Stands between the words of two refusals, where the layout decides which comes first."""
-
-
 class _Silent(Console):
     """Shows nothing."""
 
@@ -258,8 +254,7 @@ def _declared(cell: Cell, verdict: Verdict) -> Verdict:
     said = cell.refusal
     if verdict.word == "refused" and said is None:
         return Verdict("UNDECLARED", f"refusal: {verdict.detail}")
-    known = [] if said is None else said.split(EITHER)
-    if verdict.word == "refused" and said is not None and not any(one in verdict.detail for one in known):
+    if verdict.word == "refused" and said is not None and said not in verdict.detail:
         return Verdict("UNDECLARED", f"refusal, {said!r} was expected: {verdict.detail}")
     if verdict.good and verdict.word != "refused" and said is not None:
         return Verdict("UNDECLARED", f"success: {said!r} was expected to refuse it, and it ends {verdict}")

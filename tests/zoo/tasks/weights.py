@@ -344,7 +344,7 @@ class _Teacher(nn.Module):
     {
         **WRITTEN,
         "pp": "of the pipeline share student",
-        "fsdp": "wrote to the weights or: was given another tensor",
+        "fsdp": "was given another tensor",
     },
 )
 class MeanTeacher(Small):
