@@ -7,7 +7,7 @@ All contenders live in the same workers and take turns, a block of steps each. O
   hand           torch's DDP with batches cut from tensors, as in step_overhead.py
   numeric        paceline --exact numeric: torch's own all-reduce
   bitwise        paceline's default: the canonical tree through shared memory
-  bitwise gloo   paceline --lane gloo: the same tree over sockets
+  bitwise gloo   paceline --transport gloo: the same tree over sockets
 On one GPU, V = 4 shards in one process (bitwise) against the same four backward passes accumulated plainly (hand), and
 the most gradient memory held for V = 1, 2, 4, 8 in multiples of the parameters.
 """
@@ -34,8 +34,8 @@ def on_cpu(run: paceline.Run, name: str, rounds: int) -> dict[str, list[tuple[fl
     case = CASES[name]
     variants = {
         "numeric": {"exact": "numeric"},
-        "bitwise": {"lane": "memory"},
-        "bitwise gloo": {"lane": "gloo"},
+        "bitwise": {"transport": "shm"},
+        "bitwise gloo": {"transport": "gloo"},
     }
     contenders = {"hand": hand(case, run, loader=False)}
     for key, changes in variants.items():

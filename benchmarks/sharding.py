@@ -43,7 +43,7 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp"},
     "ZeRO-1": {"strategy": "ddp", "tuning": Tuning(shard_optimizer=True)},
     "fsdp": {"strategy": "fsdp"},
-    "fsdp+recompute": {"strategy": "fsdp", "tuning": Tuning(recompute="blocks")},
+    "fsdp+recompute": {"strategy": "fsdp", "tuning": Tuning(activation_checkpointing="blocks")},
 }
 
 

@@ -22,7 +22,7 @@ def main(run: paceline.Run, lr: float):
         for x, y in step:  # this worker's share of the global batch
             losses = F.mse_loss(model(x), y, reduction="none")
             step.backward(losses.sum(), len(losses))  # a sum and its weight, never a mean
-        step.apply(clip=1.0)  # add up over all workers, divide once, clip, update
+        step.apply(max_grad_norm=1.0)  # add up over all workers, divide once, clip, update
     return run.evaluate(data, error)["error"]
 
 

@@ -97,8 +97,8 @@ TASK: dict[str, Range] = {
     "shards": SHARDS,
     "epochs": COUNT,
     "seed": SEED,
-    "clip": CLIP,
+    "max_grad_norm": CLIP,
     "micro_batch": COUNT,
-    "loader_workers": LOADERS,
+    "num_workers": LOADERS,
 }
 """What the numbers among a task's attributes may be: as on the command line."""

@@ -92,20 +92,20 @@ class Task:
     number of workers gives other bits unless `--shards` says otherwise."""
     epochs: int = 1
     seed: int = 0
-    clip: float | None = None
+    max_grad_norm: float | None = None
     """Largest norm of the true global gradient; None leaves it alone."""
     micro_batch: int | None = None
     """Most samples in one forward pass; a larger share is accumulated without synchronising."""
     precision: str = "fp32"
-    loader_workers: int = 0
+    num_workers: int = 0
     """Processes that load data for each worker; 0 loads in the worker itself."""
-    allow_unused: bool = False
+    find_unused_parameters: bool = False
     """Whether some parameters may get no gradient in some steps (costs a walk over the graph)."""
     name: ClassVar[str | None] = None
 
     collate: Callable[[Sequence[Any]], Any] | None = None
     """Turns a list of samples into a batch; None takes torch's default_collate."""
-    worker_init: Callable[[int], None] | None = None
+    worker_init_fn: Callable[[int], None] | None = None
     """Called once in each loading process with its number."""
 
     _steps_done = 0
@@ -119,7 +119,7 @@ class Task:
         if get_worker_info() is not None:
             raise InputError(
                 "task.steps_done was read in a loading process, which reads ahead and does not know it. Use it in loss() or "
-                "metrics(), or set loader_workers = 0."
+                "metrics(), or set num_workers = 0."
             )
         return self._steps_done
 

@@ -52,8 +52,10 @@ JOBS = {
     "micro": Job(micro_batch=1, settings=UNMEASURED, steps=FEW),
     "tokens": Job(task="Tokens", micro_batch=3, batch_size=16, settings={"samples": "41"}, steps=FEW),
     "first tokens": Job(task="Tokens", micro_batch=3, batch_size=16, steps=1, settings={"lr": "1.0"}),
-    "clip": Job(settings={"clip": "0.05", "optimizer": "sgd", **UNMEASURED}, steps=FEW),
-    "first clip": Job(settings={"clip": "0.05", "optimizer": "sgd", "dropout": "0.0", **UNMEASURED}, steps=1),
+    "max_grad_norm": Job(settings={"max_grad_norm": "0.05", "optimizer": "sgd", **UNMEASURED}, steps=FEW),
+    "first clip": Job(
+        settings={"max_grad_norm": "0.05", "optimizer": "sgd", "dropout": "0.0", **UNMEASURED}, steps=1
+    ),
     "schedule": Job(task="Scheduled", settings={"optimizer": "sgd", **UNMEASURED}),
     "auxiliary": Job(task="Balanced", micro_batch=2, batch_size=16, settings={"samples": "41"}, steps=FEW),
     "auxiliary short": Job(task="Balanced", settings={"samples": "3"}, steps=FEW),

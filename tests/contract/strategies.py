@@ -31,7 +31,7 @@ class Case:
 CASES = [
     Case(strategy="dp", workers=2, bitwise=True),
     Case(strategy="ddp", workers=3, bitwise=True),
-    Case(strategy="ddp", workers=3, bitwise=True, options={"lane": "gloo"}),
+    Case(strategy="ddp", workers=3, bitwise=True, options={"transport": "gloo"}),
     Case(strategy="ddp", workers=3, bitwise=False, options={"exact": "numeric"}),
     Case(strategy="ddp", workers=3, bitwise=True, options={"tuning": {"shard_optimizer": True}}),
     Case(strategy="fsdp", workers=3, bitwise=True),

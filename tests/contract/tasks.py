@@ -35,14 +35,14 @@ class Classify(Task):
         samples: int = 61,
         optimizer: str = "adamw",
         dropout: float = 0.3,
-        clip: float = 0.0,
+        max_grad_norm: float = 0.0,
         measured: bool = True,
     ) -> None:
         self.samples = samples
         self.measured = measured
         self.kind = optimizer
         self.dropout = dropout
-        self.clip = clip or None
+        self.max_grad_norm = max_grad_norm or None
 
     def model(self) -> nn.Module:
         return nn.Sequential(

@@ -79,7 +79,7 @@ def test_clipping_by_the_norm_of_the_global_gradient(compared: Compared) -> None
     ("job", "additions"),
     [
         ("tokens", 16 * LENGTH),
-        ("clip", 8),
+        ("max_grad_norm", 8),
         # The gradient of `rare` is a sum over a weight some 6 times smaller than it has words; 12 is ample.
         ("auxiliary", 12 * 16 * LENGTH),
         ("auxiliary short", 12 * 3 * LENGTH),

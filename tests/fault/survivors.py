@@ -78,7 +78,7 @@ def train(run, folder, faults=(), steps=STEPS, slow=None):
             time.sleep(lag)
             losses = F.cross_entropy(model(inputs), targets, reduction="none")
             step.backward(losses.sum(), len(losses))
-        result = step.apply(clip=1.0)
+        result = step.apply(max_grad_norm=1.0)
         assert result.again == step.again
         if not result.again:
             average.update_parameters(model)

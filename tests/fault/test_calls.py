@@ -58,7 +58,7 @@ def launch(folder, faults, workers, strategy, **options):
 def test_a_worker_is_replaced_in_a_later_call_with_measurements_in_between(strategy, tmp_path):
     ((quiet, _, _),) = launch(tmp_path / "quiet", (), 1, "single")
     faults = [("call 2", FIRST + SECOND + 1, 1, "kill"), ("call 2", FIRST + SECOND + 5, 0, "kill")]
-    results = launch(tmp_path / strategy, faults, 2, strategy, peer_copies=int(strategy == "fsdp"))
+    results = launch(tmp_path / strategy, faults, 2, strategy, peer_snapshots=int(strategy == "fsdp"))
     assert [found for found, _, _ in results] == [quiet, quiet]
     assert [(size, recoveries >= 4) for _, size, recoveries in results] == [(2, True)] * 2
 
@@ -93,7 +93,7 @@ def test_a_group_that_the_optimizer_was_given_on_the_way_is_resumed_and_handed_o
     assert paceline.launch(grow, str(tmp_path), faults, **two) == whole * 2
     run = tmp_path / "run"
     paceline.launch(grow, None, (), 5, **two, out=run)
-    with pytest.raises(InputError, match=r"was given 0\.weight while it went on.*single, dp or ddp"):
+    with pytest.raises(InputError, match=r"was given 0\.weight while it went on.*'single', 'dp' or 'ddp'"):
         paceline.launch(grow, None, **{**two, "strategy": "fsdp"}, out=run, resume=True)
     assert paceline.launch(grow, None, **two, out=run, resume=True) == whole * 2
     (tmp_path / "fault-0-1").unlink()

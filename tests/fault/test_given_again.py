@@ -135,7 +135,7 @@ def launch(folder: Path, faults: Faults, kind: str, **options: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["states", "weights", "weights before", "saves"])
 @pytest.mark.parametrize(
-    ("strategy", "options"), [("ddp", {}), ("fsdp", {}), ("fsdp", {"peer_copies": 1, "copy_every": 1})]
+    ("strategy", "options"), [("ddp", {}), ("fsdp", {}), ("fsdp", {"peer_snapshots": 1, "snapshot_every": 1})]
 )
 def test_what_a_body_does_is_done_once_a_step(
     kind: str, strategy: str, options: dict[str, Any], tmp_path: Path

@@ -55,7 +55,7 @@ def test_without_elasticity_the_verdict_is_the_end(tmp_path):
 
 def test_a_deadlock_of_all_is_told_apart_and_ends_the_run(tmp_path):
     with pytest.raises(WorkerFailedError, match="wait for each other in step 5"):
-        run(tmp_path, [("loop", 5, None, "disagree")], lane="gloo")
+        run(tmp_path, [("loop", 5, None, "disagree")], transport="gloo")
 
 
 def test_a_slow_worker_is_named_and_carries_less_with_the_same_bits(tmp_path):

@@ -21,7 +21,7 @@ class Slow(torch.utils.data.Dataset):
         return torch.ones(3)
 
 class Endless(paceline.Task):
-    batch_size, epochs, loader_workers = 8, 1000, 1
+    batch_size, epochs, num_workers = 8, 1000, 1
     def model(self): return nn.Linear(3, 1)
     def optimizer(self, model): return torch.optim.SGD(model.parameters(), lr=1e-3)
     def train_data(self): return Slow()

@@ -98,7 +98,7 @@ def test_two_workers_draw_the_same_and_so_does_the_one_that_goes_on(
         (("call 0", 1, 1, "kill"), {}),
         (("call 1", FIRST + 1, 0, "kill"), {}),
         (("metrics", FIRST, 1, "kill"), {}),
-        (("call 1", FIRST + 1, 1, "kill"), {"strategy": "fsdp", "peer_copies": 1, "copy_every": 2}),
+        (("call 1", FIRST + 1, 1, "kill"), {"strategy": "fsdp", "peer_snapshots": 1, "snapshot_every": 2}),
     ],
     ids=["first call", "second call", "measurement between the calls", "second call, sharded"],
 )

@@ -21,7 +21,7 @@ def train(run, folder, faults=()):
     first.eval()
     first.note = "kept"
     fault_points.set_fault(lambda point: set_off(run, folder, faults, point))
-    for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS, clip=1.0):
+    for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS, max_grad_norm=1.0):
         set_off(run, folder, faults, "loop")
         optimizer.param_groups[0]["lr"] = 0.05 / (1 + step.number)
         for features, labels in step:
@@ -58,18 +58,18 @@ def test_the_loop_goes_on_with_the_objects_that_it_holds(tmp_path, precision, st
             strategy,
             precision=precision,
             tuning=KINDS[strategy],
-            peer_copies=1,
+            peer_snapshots=1,
             max_restarts=0,
         )
         assert {result["weights"] for result in results} == {one["weights"]}, strategy
         assert (len(results) == 1) == (strategy != "ps"), strategy
 
 
-@pytest.mark.parametrize("lane", ["memory", "gloo"])
-def test_a_worker_killed_while_another_is_in_its_forward_pass_is_outlived(lane, tmp_path):
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+def test_a_worker_killed_while_another_is_in_its_forward_pass_is_outlived(transport, tmp_path):
     """Weights are gathered there, in the middle of the user's code: the loop goes on to apply, and is given the step again."""
     (one,) = launch(tmp_path / "quiet", (), 1, "single")
     faults = [("forward", 3, 1, "kill"), ("data", 6, 0, "kill")]
-    options = {"lane": lane, "peer_copies": 1, "copy_every": 1, "max_restarts": 0}
+    options = {"transport": transport, "peer_snapshots": 1, "snapshot_every": 1, "max_restarts": 0}
     (result,) = launch(tmp_path / "cut", faults, 3, "fsdp", **options)
     assert (result["weights"], result["recoveries"], result["size"]) == (one["weights"], 2, 1)

@@ -36,11 +36,11 @@ def events(folder, kind):
 POINTS = ("data", "forward", "backward", "reduction", "optimizer")
 
 
-@pytest.mark.parametrize("lane", ["memory", "gloo"])
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_worker_killed_anywhere_in_a_step_changes_nothing(rank, lane, tmp_path, undisturbed):
+def test_a_worker_killed_anywhere_in_a_step_changes_nothing(rank, transport, tmp_path, undisturbed):
     faults = [(point, 3 + 4 * place, rank, "kill") for place, point in enumerate(POINTS)]
-    results = run(tmp_path, faults, lane=lane)
+    results = run(tmp_path, faults, transport=transport)
     assert {result["weights"] for result in results} == {undisturbed}
     assert {result["average"] for result in results} == set(averages)
     assert len(events(tmp_path, "worker_lost")) == len(faults)
@@ -49,7 +49,7 @@ def test_a_worker_killed_anywhere_in_a_step_changes_nothing(rank, lane, tmp_path
     assert len(finished) == len(set(finished))
     assert max(finished) == STEPS
     # What the tensors really travelled by, also after each regroup: with one worker left there is nothing to travel.
-    way = {"memory": "shared memory", "gloo": "gloo"}[lane]
+    way = {"shm": "shared memory", "gloo": "gloo"}[transport]
     told = [one["transport"] for kind in ("run_started", "regrouped") for one in events(tmp_path, kind)]
     assert set(told) <= {way, "none"}
     assert told[0] == way
@@ -199,9 +199,9 @@ def test_without_elasticity_the_first_loss_is_the_end(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"min_workers": 4}, "--min-workers is 4, but must be from 1 to the 3 workers"),
-        ({"max_restarts": -1}, "--max-restarts is -1, but must be at least 0"),
-        ({"hang_timeout": 0.0}, "--hang-timeout is 0, but must be above 0"),
+        ({"min_workers": 4}, "min_workers is 4, but must be from 1 to the 3 workers"),
+        ({"max_restarts": -1}, "max_restarts is -1, but must be at least 0"),
+        ({"hang_timeout": 0.0}, "hang_timeout is 0, but must be above 0"),
     ],
 )
 def test_bad_input(options, words, tmp_path):

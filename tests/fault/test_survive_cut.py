@@ -48,7 +48,7 @@ def train(run, folder, faults=()):
     history = run.register_state("history", {"losses": []})
     fault_points.set_fault(lambda point: set_off(run, folder, faults, point))
     given = []
-    for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS, clip=1.0):
+    for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS, max_grad_norm=1.0):
         given.append(step.number)
         set_off(run, folder, faults, "loop")
         result = step.compute(loss)
@@ -99,7 +99,7 @@ def test_a_replica_in_a_hybrid_mesh_hands_its_part_on(tmp_path, undisturbed):
 @pytest.mark.parametrize("strategy", ["fsdp", "pp"])
 def test_a_copy_in_a_neighbours_memory_fills_in(strategy, tmp_path, undisturbed):
     results = run(
-        tmp_path, [("forward", 6, 1, "kill")], 2, strategy, peer_copies=1, copy_every=4, max_restarts=0
+        tmp_path, [("forward", 6, 1, "kill")], 2, strategy, peer_snapshots=1, snapshot_every=4, max_restarts=0
     )
     assert [result["weights"] for result in results] == [undisturbed]
     (change,) = changes(tmp_path)
@@ -129,7 +129,7 @@ def test_without_anything_the_state_is_made_anew(tmp_path, undisturbed):
 
 def test_kills_one_after_the_other_and_in_the_regroup(tmp_path, undisturbed):
     faults = [("backward", 4, 2, "kill"), ("regroup", 4, 0, "kill"), ("backward", 9, 1, "kill")]
-    results = run(tmp_path, faults, 3, "fsdp", peer_copies=1, copy_every=2)
+    results = run(tmp_path, faults, 3, "fsdp", peer_snapshots=1, snapshot_every=2)
     assert {result["weights"] for result in results} == {undisturbed}
 
 

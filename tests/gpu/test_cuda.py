@@ -15,8 +15,8 @@ from tests.dist.bitwise.training import Case, all_bits
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 0, reason="needs a CUDA device")
 
 CASES = [
-    Case(task="Pictures", shards=4, optimizer="momentum", clip=0.5),
-    Case(task="Sentences", shards=3, optimizer="adamw", micro_batch=4, clip=0.1),
+    Case(task="Pictures", shards=4, optimizer="momentum", max_grad_norm=0.5),
+    Case(task="Sentences", shards=3, optimizer="adamw", micro_batch=4, max_grad_norm=0.1),
     Case(task="Sequences", shards=4, optimizer="adafactor"),
     Case(task="Tied", shards=5, optimizer="adamw", precision="bf16"),
     Case(task="Pictures", shards=4, optimizer="adamw", precision="fp16"),

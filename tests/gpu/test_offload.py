@@ -18,8 +18,8 @@ from tests.dist.bitwise.training import Case, all_bits
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 0, reason="needs a CUDA device")
 
 CASES = [
-    Case(task="Pictures", shards=4, optimizer="momentum", clip=0.5),
-    Case(task="Sentences", shards=3, optimizer="adamw", micro_batch=4, clip=0.1),
+    Case(task="Pictures", shards=4, optimizer="momentum", max_grad_norm=0.5),
+    Case(task="Sentences", shards=3, optimizer="adamw", micro_batch=4, max_grad_norm=0.1),
     Case(task="Tied", shards=5, optimizer="adamw", precision="bf16"),
     Case(task="Pictures", shards=4, optimizer="adamw", precision="fp16"),
 ]
@@ -64,7 +64,7 @@ def train(run: Run, steps: int, fused: bool) -> dict[str, Any]:
         lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
     )
     data = TensorDataset(torch.randn(64, 512, generator=torch.Generator().manual_seed(2)))
-    for step in run.steps(data, batch_size=16, steps=steps, clip=0.5):
+    for step in run.steps(data, batch_size=16, steps=steps, max_grad_norm=0.5):
         step.compute(loss)
     large = [piece.values for piece in replica.held().pieces.values() if piece.values.numel() > 1000]
     found = {

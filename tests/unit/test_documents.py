@@ -126,7 +126,7 @@ def test_a_manifest_with_a_correct_digest_and_a_field_that_cannot_be(
     ("changes", "words"),
     [
         ({"steps": "many"}, "steps is 'many', but must be a whole number or null"),
-        ({"clip": float("nan")}, "clip is nan, but must be a finite number or null"),
+        ({"max_grad_norm": float("nan")}, "max_grad_norm is nan, but must be a finite number or null"),
         ({"settings": ["lr"]}, "settings"),
         ({"overrides": {"seed": "one"}}, "seed"),
         ({"overrides": 3}, "overrides"),

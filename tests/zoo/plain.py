@@ -101,6 +101,6 @@ def _step(task: paceline.Task, model: nn.Module, optimizer: Optimizer, data: Ste
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter.grad /= weight
-    if task.clip is not None:
-        nn.utils.clip_grad_norm_(model.parameters(), task.clip)
+    if task.max_grad_norm is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), task.max_grad_norm)
     optimizer.step()

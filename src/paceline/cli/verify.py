@@ -147,7 +147,7 @@ def _task(
             settings=said["settings"],
             steps=steps,
             overrides={one: said[one] for one in OVERRIDES if one in said},
-            **{one: said[one] for one in ("horizon", "batch_size", "clip") if one in said},
+            **{one: said[one] for one in ("horizon", "batch_size", "max_grad_norm") if one in said},
         ),
         strategies=strategies,
         epochs=said.get("epochs"),

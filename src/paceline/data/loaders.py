@@ -38,8 +38,8 @@ class LoaderSettings:
     batch_size: int
     shuffle: bool
     collate: Collate | None
-    loader_workers: int
-    worker_init: WorkerInit | None
+    num_workers: int
+    worker_init_fn: WorkerInit | None
 
 
 def is_loader(data: Any) -> bool:
@@ -69,8 +69,8 @@ def settings_of(loader: DataLoader[Any]) -> LoaderSettings:
         batch_size=loader.batch_size,
         shuffle=_shuffles(loader, kind),
         collate=None if loader.collate_fn is default_collate else loader.collate_fn,
-        loader_workers=loader.num_workers,
-        worker_init=loader.worker_init_fn,
+        num_workers=loader.num_workers,
+        worker_init_fn=loader.worker_init_fn,
     )
 
 
@@ -86,7 +86,7 @@ def merged(
             f"batch, of all workers together. Say batch_size={said.batch_size} (--batch-size {said.batch_size}) to the run, or "
             f"batch_size={batch_size} to the {kind}."
         )
-    for name in ("collate", "worker_init"):
+    for name in ("collate", "worker_init_fn"):
         if options.get(name) is not None and getattr(said, name) is not None:
             raise InputError(
                 f"the {kind} has a function of its own for {name}, and so has the task. Give one."
@@ -98,8 +98,8 @@ def merged(
             **options,
             "shuffle": options.get("shuffle", True) and said.shuffle,
             "collate": options.get("collate") or said.collate,
-            "worker_init": options.get("worker_init") or said.worker_init,
-            "loader_workers": options.get("loader_workers") or said.loader_workers,
+            "worker_init_fn": options.get("worker_init_fn") or said.worker_init_fn,
+            "num_workers": options.get("num_workers") or said.num_workers,
         },
     )
 

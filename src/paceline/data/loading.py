@@ -25,7 +25,7 @@ class LoadingOptions:
     """How loading processes are run."""
 
     workers: int
-    worker_init: WorkerInit | None
+    worker_init_fn: WorkerInit | None
     prefetch: int
     """Micro-batches (steps, for a stream) that each loading process prepares ahead."""
     pin_memory: bool
@@ -111,13 +111,13 @@ class _RemoteIterable(IterableDataset[Any]):
 class _Start:
     """What a loading process does first."""
 
-    worker_init: WorkerInit | None
+    worker_init_fn: WorkerInit | None
     parent: int
 
     def __call__(self, number: int) -> None:
         die_with_parent(self.parent)
-        if self.worker_init is not None:
-            self.worker_init(number)
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(number)
 
 
 def _loader(
@@ -132,7 +132,7 @@ def _loader(
         pin_memory=options.pin_memory,
         # Not the platform's default: a loading process must be this one's own child to die with it.
         multiprocessing_context="fork" if options.workers else None,
-        worker_init_fn=_Start(options.worker_init, os.getpid()),
+        worker_init_fn=_Start(options.worker_init_fn, os.getpid()),
         prefetch_factor=options.prefetch,
         persistent_workers=persistent,
         # Its own generator: without one the DataLoader draws a seed from the training process's.

@@ -37,7 +37,7 @@ class ShardedLoader:
     What is read is a function of the data set, the seed, the batch size and the shards; never of the number
     of workers, nor of how loading is done. One epoch is read at a time: a new one ends the earlier.
 
-    With `loader_workers` a map-style data set is read by that many processes, which stay between epochs;
+    With `num_workers` a map-style data set is read by that many processes, which stay between epochs;
     a stream by one process, because its items come one after the other. Each prepares `prefetch`
     micro-batches (steps, for a stream) ahead. `shuffle` does not apply to a stream.
     """
@@ -53,8 +53,8 @@ class ShardedLoader:
         shuffle: bool = True,
         micro_batch: int | None = None,
         collate: Collate | None = None,
-        loader_workers: int = 0,
-        worker_init: WorkerInit | None = None,
+        num_workers: int = 0,
+        worker_init_fn: WorkerInit | None = None,
         pin_memory: bool = False,
         prefetch: int = 2,
     ) -> None:
@@ -64,7 +64,7 @@ class ShardedLoader:
         if micro_batch is not None:
             micro_batch = COUNT.read("micro_batch", micro_batch)
         COUNT.read("prefetch", prefetch)
-        loader_workers = LOADERS.read("loader_workers", loader_workers)
+        num_workers = LOADERS.read("num_workers", num_workers)
         # Without an accelerator there is nothing to pin for, and torch would warn.
         self._pin = pin_memory and torch.accelerator.is_available()
         self.batch_size = batch_size
@@ -84,17 +84,17 @@ class ShardedLoader:
                 micro_batch=micro_batch,
                 collate=collate,
             )
-            options = LoadingOptions(1, worker_init, prefetch, pin_memory=False)
-            self._source = LoadedStream(stream, options) if loader_workers else stream
+            options = LoadingOptions(1, worker_init_fn, prefetch, pin_memory=False)
+            self._source = LoadedStream(stream, options) if num_workers else stream
         else:
             self.samples = _map_style_length(dataset)
             self.order = EpochPermutation(self.samples, seed, shuffle)
             schedule = Schedule(self.order, batch_size=batch_size, shards=shards, owned=owned)
             reader = reader_of(dataset, seed=seed, collate=collate)
-            options = LoadingOptions(loader_workers, worker_init, prefetch, self._pin)
+            options = LoadingOptions(num_workers, worker_init_fn, prefetch, self._pin)
             self._source = (
                 LoadedMapStyle(schedule, reader, micro_batch, options)
-                if loader_workers
+                if num_workers
                 else MapStyle(schedule, reader, micro_batch)
             )
         self.steps_per_epoch = None if self.samples is None else steps_per_epoch(self.samples, batch_size)

@@ -106,7 +106,7 @@ def plan(
         reach.chosen(machines.interface(rendezvous))
     # One shard's share of the cores, not one worker's: the bits of a sum depend on how many threads took it.
     threads = max(1, env.cores() // options.total_shards) if threads is None else threads
-    check_room(options.workers + options.total_servers, threads, options.loader_workers)
+    check_room(options.workers + options.total_servers, threads, options.num_workers)
     return launcher.plan(
         LaunchSpec(
             call=job.function_call(function, args, kwargs, asdict(options)),
@@ -142,7 +142,7 @@ def _modules(function: Callable[..., Any] | str, options: RunOptions) -> tuple[s
     needed = [*strategies.entry(options.strategy).imports]
     needed += [function.partition(":")[0]] if isinstance(function, str) else ()
     needed += strategies.SHARDED_OPTIMIZER if options.tuning.shard_optimizer else ()
-    needed += ("torch._dynamo",) if options.tuning.recompute != "none" else ()
+    needed += ("torch._dynamo",) if options.tuning.activation_checkpointing != "none" else ()
     return tuple(dict.fromkeys(needed))
 
 

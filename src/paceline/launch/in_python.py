@@ -85,19 +85,25 @@ def in_keywords(text: str) -> str:
     known = _names()
 
     def said(found: re.Match[str]) -> str:
-        off, name, value = found[1], found[2].replace("-", "_"), found[3]
+        off, name, values = found[1], found[2].replace("-", "_"), found[3]
         if name not in known:
             return found[0]
-        alone = value is None and re.match(r" (is|are)\b", text[found.end() :])
+        alone = values is None and re.match(r" (is|are)\b", text[found.end() :])
         if known[name] is bool and not alone:
-            return f"{name}={not off}" + (f" {value}" if value else "")
-        if value is None:
+            return f"{name}={not off}" + (f" {values}" if values else "")
+        if values is None:
             return name if alone else f"{name}="
-        plain = value.startswith("'") or value.isupper() or re.fullmatch(r"-?[0-9.]+", value)
-        return f"{name}={value}" if plain else f"{name}={value!r}"
+        return f"{name}={re.sub(one, lambda each: _quoted(each[0]), values)}"
 
-    values = _VALUE % "|".join(sorted(map(re.escape, _texts()), key=len, reverse=True))
-    return re.sub(rf"{_LETTERS}(?: (?=\S)({values})(?![\w=-]))?", said, text)
+    one = _VALUE % "|".join(sorted(map(re.escape, _texts()), key=len, reverse=True))
+    several = rf"(?:{one})(?:, (?:{one}))*(?: or (?:{one}))?"
+    return re.sub(rf"{_LETTERS}(?: ({several})(?![\w=-]))?", said, text)
+
+
+def _quoted(value: str) -> str:
+    """Return a value as Python has it: a text in quotes; a word in capitals stands for one."""
+    plain = value.startswith("'") or value.isupper() or re.fullmatch(r"-?[0-9.]+", value)
+    return value if plain else repr(value)
 
 
 def _names() -> dict[str, Any]:

@@ -19,20 +19,20 @@ class LaunchOptions(TypedDict, total=False):
     seed: int
     device: str
     resume: bool
-    loader_workers: int
+    num_workers: int
     micro_batch: int | None
     precision: str
     compile: bool
     sync_batchnorm: bool
-    lane: str
+    transport: str
     backend: str
-    allow_unused: bool
+    find_unused_parameters: bool
     check_collectives: bool
     save_every: int | str | None
     keep: int
     save_async: bool
-    peer_copies: int
-    copy_every: int
+    peer_snapshots: int
+    snapshot_every: int
     tensorboard: bool
     elastic: bool
     min_workers: int
@@ -45,21 +45,21 @@ class LaunchOptions(TypedDict, total=False):
     machine_timeout: int
     servers: int | None
     tuning: Mapping[str, Any] | Tuning
-    recompute: str
-    recompute_every: int
+    activation_checkpointing: str
+    activation_checkpointing_every: int
     shard_optimizer: bool
     compress: str
     bucket_mb: float | None
     reshard: bool
-    gather: str
+    fsdp_dtype: str
     offload: bool
     schedule: str
-    stages_a_worker: int | None
+    stages_per_worker: int | None
     sequence_parallel: bool
     loss_parallel: bool
     local_steps: int
     local_warmup: int
-    outer: str
+    outer_optimizer: str
     outer_lr: float
     outer_momentum: float
     staleness: int

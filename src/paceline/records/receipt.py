@@ -50,15 +50,15 @@ class Start:
     precision: str
     compile: bool
     micro_batch: int | None
-    loader_workers: int
-    allow_unused: bool
+    num_workers: int
+    find_unused_parameters: bool
     sync_batchnorm: bool
-    lane: str
+    transport_asked: str
     transport: str = ""
-    """What tensors really travelled by, where `lane` is what was asked for; nothing in receipts of older versions."""
+    """What tensors really travelled by; nothing in receipts of older versions."""
     tuning: Mapping[str, Any] = field(default_factory=dict)
     """What the strategy was tuned by, as far as it was."""
-    clip: float | None
+    max_grad_norm: float | None
     horizon: int | None
     """How many steps the schedule is laid out for."""
     # The task; a loop of the user's own has no reference.
@@ -267,7 +267,7 @@ _RANGES = {
     "samples": ranges.SAMPLES,
     "order_seed": ranges.SEED,
     "micro_batch": ranges.COUNT,
-    "loader_workers": ranges.LOADERS,
+    "num_workers": ranges.LOADERS,
     "horizon": ranges.HORIZON,
     # Whoever did not ask for threads has as many as the machine.
     "threads": ranges.COUNT,
@@ -279,8 +279,8 @@ def _check_numbers(start: Start, receipt: Receipt) -> None:
     for name, within in _RANGES.items():
         if (number := getattr(start, name)) is not None:
             documents.number(f"history: {name}", number, within)
-    if start.clip is not None:
-        documents.number("history: clip", start.clip, ranges.CLIP)
+    if start.max_grad_norm is not None:
+        documents.number("history: max_grad_norm", start.max_grad_norm, ranges.CLIP)
     # A map-style data set of nothing is refused before a run begins.
     if not start.stream and not start.samples:
         raise documents.DocumentError(f"history: samples is {start.samples}, but must be at least 1")

@@ -64,8 +64,8 @@ class SocketGather:
 class SharedMemoryGather:
     """Through the memory of one host."""
 
-    def __init__(self, lane: SharedMemoryChannel) -> None:
-        self._lane = lane
+    def __init__(self, channel: SharedMemoryChannel) -> None:
+        self._channel = channel
         self._places: list[int] = []
         self._number = 0
         self._open: dict[int, Tensor] = {}
@@ -73,7 +73,7 @@ class SharedMemoryGather:
 
     def reserve(self, length: int) -> None:
         """Set memory aside."""
-        self._places = [self._lane.reserve(length) for _ in range(PLACES)]
+        self._places = [self._channel.reserve(length) for _ in range(PLACES)]
 
     def room(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:  # noqa: ARG002
         """Return the place of the next message, once everybody is done with the one before."""
@@ -83,9 +83,9 @@ class SharedMemoryGather:
             self._set_aside(oldest)
         # What was waited for is copied out by now: torch does that at once, and only then goes on. It is said before any
         # wait, since others may wait for it at the same place.
-        self._lane.post(COPIED, next(iter(self._open), number) - 1)
-        self._lane.wait(COPIED, max(number - PLACES, 0))
-        return self._lane.tensor(self._places[number % PLACES], count, dtype)
+        self._channel.post(COPIED, next(iter(self._open), number) - 1)
+        self._channel.wait(COPIED, max(number - PLACES, 0))
+        return self._channel.tensor(self._places[number % PLACES], count, dtype)
 
     def start(
         self,
@@ -98,13 +98,13 @@ class SharedMemoryGather:
         """Signal that this worker's rows are there."""
         self._number += 1
         self._open[self._number] = message
-        self._lane.post(ARRIVED, self._number)
+        self._channel.post(ARRIVED, self._number)
         number = self._number
         return _Arrival(lambda: self._complete(number))
 
     def _complete(self, number: int) -> None:
         if number in self._open:
-            self._lane.wait(ARRIVED, number)
+            self._channel.wait(ARRIVED, number)
             del self._open[number]
 
     def _set_aside(self, number: int) -> None:
@@ -127,18 +127,18 @@ class _Arrival(dist.Work):
         return True
 
 
-def open_gather(place: World, lane: str) -> Gather:
+def open_gather(place: World, transport: str) -> Gather:
     """Choose how weights travel among those who share a model; all of them choose alike."""
-    shared = reach_channel(place, lane)
+    shared = reach_channel(place, transport)
     return SocketGather() if shared is None else SharedMemoryGather(shared)
 
 
-def reach_channel(world: World, lane: str) -> SharedMemoryChannel | None:
-    """Open a lane where there can be one and `lane` does not speak against it."""
-    opened = open_channel(world) if lane != "gloo" else None
+def reach_channel(world: World, transport: str) -> SharedMemoryChannel | None:
+    """Open a channel where there can be one and `transport` does not speak against it."""
+    opened = open_channel(world) if transport != "gloo" else None
     world.note_transport(None if opened is None else SHARED_MEMORY)
-    if opened is None and lane == "memory":
+    if opened is None and transport == "shm":
         raise InputError(
-            "--lane memory needs CPU workers on one Linux host (x86-64 or aarch64) for fsdp. Use --lane gloo."
+            "--transport shm needs CPU workers on one Linux host (x86-64 or aarch64) for fsdp. Use --transport gloo."
         )
     return opened

@@ -32,9 +32,9 @@ class _Running:
 class HostsExchange:
     """Sums among the workers of several hosts, as many on each."""
 
-    def __init__(self, lane: SharedMemoryChannel, inside: Layout, across: Exchange) -> None:
-        self._lane, self._inside, self._across = lane, inside, across
-        self._memory = SharedMemoryExchange(lane, inside)
+    def __init__(self, channel: SharedMemoryChannel, inside: Layout, across: Exchange) -> None:
+        self._channel, self._inside, self._across = channel, inside, across
+        self._memory = SharedMemoryExchange(channel, inside)
         self._number = 0
         self._running: list[_Running] = []
 
@@ -50,7 +50,7 @@ class HostsExchange:
             slot[:low].copy_(part[:low])
             slot[high:].copy_(part[high:])
         self._number += 1
-        self._lane.post(ARRIVED, self._number)
+        self._channel.post(ARRIVED, self._number)
         self._running.append(_Running(self._number, rows, slots, target, done))
 
     def finish(self) -> None:
@@ -59,7 +59,7 @@ class HostsExchange:
         inside = self._inside
         chunks = []
         for key, one in enumerate(running):
-            self._lane.wait(ARRIVED, one.number)
+            self._channel.wait(ARRIVED, one.number)
             low, high = inside.bounds(one.target.numel())[inside.rank]
             for into, source in inside.program:
                 one.rows[into][low:high].add_(one.rows[source][low:high])
@@ -73,9 +73,9 @@ class HostsExchange:
             published = one.slots[inside.first[inside.rank]][low:high]
             published.copy_(total)
             one.target[low:high].copy_(published)
-            self._lane.post(SUMMED, one.number)
+            self._channel.post(SUMMED, one.number)
         for one in running:
-            self._lane.wait(SUMMED, one.number)
+            self._channel.wait(SUMMED, one.number)
             for rank, (low, high) in enumerate(inside.bounds(one.target.numel())):
                 if rank != inside.rank:
                     one.target[low:high].copy_(one.slots[inside.first[rank]][low:high])
@@ -83,7 +83,7 @@ class HostsExchange:
 
 
 def open_shared_memory(world: World, shards: int, hosts: Sequence[object] | None = None) -> Exchange | None:
-    """Open a lane on every host and sockets between them; None where that is not possible, for all workers alike.
+    """Open a channel on every host and sockets between them; None where that is not possible, for all workers alike.
 
     `hosts` says for each rank which host it is on; by default the machines are asked.
     """
@@ -94,11 +94,11 @@ def open_shared_memory(world: World, shards: int, hosts: Sequence[object] | None
     if not contiguous or len({len(ranks) for ranks in members}) != 1 or len(members) == world.size:
         return None
     if len(members) == 1:
-        lane = open_channel(world)
-        if lane is None:
+        channel = open_channel(world)
+        if channel is None:
             return None
         world.note_transport(SHARED_MEMORY)
-        return SharedMemoryExchange(lane, Layout.of_workers(world, shards))
+        return SharedMemoryExchange(channel, Layout.of_workers(world, shards))
     return _open_hosts(world, shards, members, order.index(hosts[world.rank]))
 
 
@@ -107,15 +107,15 @@ def _open_hosts(world: World, shards: int, members: list[list[int]], host: int) 
     local, across = world.comm.split(host), world.comm.split(place)
     if local is None or across is None:
         raise RuntimeError("a group without its own member")
-    lane = open_channel(replace(world, rank=place, size=len(members[host]), comm=local))
-    if not all(all_gather_object(world.comm, lane is not None)) or lane is None:
+    channel = open_channel(replace(world, rank=place, size=len(members[host]), comm=local))
+    if not all(all_gather_object(world.comm, channel is not None)) or channel is None:
         return None
     carried = [[owned_shards(rank, world.size, shards, world.shares) for rank in ranks] for ranks in members]
     whole = [range(owned[0].start, owned[-1].stop) for owned in carried]
     world.note_transport(SHARED_MEMORY)
     world.note_transport()
     between = over_sockets(across, Layout(host, whole, shards))
-    return HostsExchange(lane, Layout(place, carried[host], shards), between)
+    return HostsExchange(channel, Layout(place, carried[host], shards), between)
 
 
 def _nothing() -> None:

@@ -28,14 +28,14 @@ BUCKET = 4 << 20
 """Bytes of a bucket: it stays in the last-level cache between copying in, adding and copying out."""
 
 
-def open_exchange(world: World, shards: int, lane: str = "auto") -> Exchange:
+def open_exchange(world: World, shards: int, transport: str = "auto") -> Exchange:
     """Choose how sums travel in the order of the tree; all workers choose alike."""
-    made = open_shared_memory(world, shards) if lane != "gloo" else None
+    made = open_shared_memory(world, shards) if transport != "gloo" else None
     if made is not None:
         return made
-    if lane == "memory":
+    if transport == "shm":
         raise InputError(
-            "--lane memory needs CPU workers on Linux hosts (x86-64 or aarch64), as many on each. Use --lane gloo."
+            "--transport shm needs CPU workers on Linux hosts (x86-64 or aarch64), as many on each. Use --transport gloo."
         )
     world.note_transport()
     return over_sockets(world.comm, Layout.of_workers(world, shards))
@@ -67,9 +67,9 @@ class PostBackwardReduce:
     `world` holds those that data is dealt out to: `world.along("ddp", "fsdp")` where there are others.
     """
 
-    def __init__(self, world: World, shards: int, lane: str = "auto", *, strategy: str = "pp") -> None:
+    def __init__(self, world: World, shards: int, transport: str = "auto", *, strategy: str = "pp") -> None:
         self._world, self._shards, self._strategy = world, shards, strategy
-        self._exchange = open_exchange(world, shards, lane) if world.size > 1 else None
+        self._exchange = open_exchange(world, shards, transport) if world.size > 1 else None
         self._owned = owned_shards(world.rank, world.size, shards, world.shares)
         self._buckets: list[_Bucket] = []
         self._known: list[tuple[torch.Size, torch.dtype]] = []

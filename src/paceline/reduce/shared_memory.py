@@ -54,9 +54,9 @@ class SharedMemoryExchange:
     is shared does not grow with the model.
     """
 
-    def __init__(self, lane: SharedMemoryChannel, layout: Layout) -> None:
-        self._lane, self._layout = lane, layout
-        self._room = [lane.reserve(ROOM) for _ in range(sum(layout.counts))]
+    def __init__(self, channel: SharedMemoryChannel, layout: Layout) -> None:
+        self._channel, self._layout = channel, layout
+        self._room = [channel.reserve(ROOM) for _ in range(sum(layout.counts))]
         self._taken = 0
         self._slots: dict[tuple[int, int, torch.dtype], list[Tensor]] = {}
         self._forms: dict[_Key, _Form] = {}
@@ -81,11 +81,11 @@ class SharedMemoryExchange:
         """Add up this worker's chunk of each, then collect everybody's."""
         running, self._running = self._running, []
         for number, plan, _ in running:
-            self._lane.wait(ARRIVED, number)
+            self._channel.wait(ARRIVED, number)
             plan.add()
-            self._lane.post(SUMMED, number)
+            self._channel.post(SUMMED, number)
         for number, plan, done in running:
-            self._lane.wait(SUMMED, number)
+            self._channel.wait(SUMMED, number)
             for into, source in plan.copy_out:
                 into.copy_(source)
             done()
@@ -93,20 +93,20 @@ class SharedMemoryExchange:
             self._taken = 0
             self._number += 1
             self._copied = self._number
-            self._lane.post(SUMMED, self._copied)
+            self._channel.post(SUMMED, self._copied)
 
     def _start(self, key: _Key, parts: Sequence[Tensor], target: Tensor, done: Done) -> None:
         length = -(-target.numel() * target.element_size() // LINE) * LINE
         if self._taken + length > ROOM:
             self.finish()
         if not self._taken:
-            self._lane.wait(SUMMED, self._copied)
+            self._channel.wait(SUMMED, self._copied)
         plan = self._plan(key, parts, target)
         self._taken += length
         for into, source in plan.copy_in:
             into.copy_(source)
         self._number += 1
-        self._lane.post(ARRIVED, self._number)
+        self._channel.post(ARRIVED, self._number)
         self._running.append((self._number, plan, done))
 
     def _plan(self, key: _Key, parts: Sequence[Tensor], target: Tensor) -> _Plan:
@@ -123,7 +123,7 @@ class SharedMemoryExchange:
 
     def _placed(self, like: Tensor) -> list[Tensor]:
         """Return the slots of the next exchange, one for each subtree of all workers."""
-        return [self._lane.tensor(room + self._taken, like.numel(), like.dtype) for room in self._room]
+        return [self._channel.tensor(room + self._taken, like.numel(), like.dtype) for room in self._room]
 
     def _make_plan(self, slots: list[Tensor], parts: Sequence[Tensor], target: Tensor) -> _Plan:
         layout = self._layout
@@ -154,7 +154,7 @@ class SharedMemoryExchange:
         if name not in self._slots:
             length = like.numel() * like.element_size()
             self._slots[name] = [
-                self._lane.tensor(self._lane.reserve(length), like.numel(), like.dtype)
+                self._channel.tensor(self._channel.reserve(length), like.numel(), like.dtype)
                 for _ in range(sum(self._layout.counts))
             ]
         return self._slots[name]

@@ -27,9 +27,9 @@ SMALLEST = 1 << 16
 class SharedMemoryScatter:
     """Sums of all workers that data is dealt to, each worker's part to itself."""
 
-    def __init__(self, lane: SharedMemoryChannel, layout: Layout, parts: int) -> None:
+    def __init__(self, channel: SharedMemoryChannel, layout: Layout, parts: int) -> None:
         """`parts` are those that a model is cut into; copies of it stand beside each other in the order of ranks."""
-        self._lane, self._layout = lane, layout
+        self._channel, self._layout = channel, layout
         self._part = layout.rank % parts
         self._rooms: list[list[int]] = []
         self._number = 0
@@ -39,15 +39,15 @@ class SharedMemoryScatter:
         """Set memory aside for the largest sum, of so many bytes."""
         length = max(length, SMALLEST)
         self._rooms = [
-            [self._lane.reserve(length) for _ in range(sum(self._layout.counts))] for _ in range(PLACES)
+            [self._channel.reserve(length) for _ in range(sum(self._layout.counts))] for _ in range(PLACES)
         ]
 
     def room(self, place: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:  # noqa: ARG002
         """Return memory for the next sums, the one at `place` among this worker's, once everybody has read what was there."""
         number = self._number + 1
-        self._lane.wait(SUMMED, max(number - PLACES, 0))
+        self._channel.wait(SUMMED, max(number - PLACES, 0))
         rooms = self._rooms[number % PLACES]
-        return self._lane.tensor(rooms[self._layout.first[self._layout.rank] + place], count, dtype)
+        return self._channel.tensor(rooms[self._layout.first[self._layout.rank] + place], count, dtype)
 
     def start(self, sums: Sequence[Tensor], target: Tensor) -> None:
         """Show this worker's sums; each is a whole tensor, cut into equal parts in the order of `fsdp` places.
@@ -61,9 +61,9 @@ class SharedMemoryScatter:
         if self._pending is None:
             return
         (rows, target, start), self._pending = self._pending, None
-        self._lane.wait(ARRIVED, self._number)
+        self._channel.wait(ARRIVED, self._number)
         self._add(rows, target, start)
-        self._lane.post(SUMMED, self._number)
+        self._channel.post(SUMMED, self._number)
 
     def add_small(self, sums: Sequence[Tensor]) -> Tensor:
         """Return the whole of a small sum on every worker; `sums` are this worker's, from left to right."""
@@ -79,9 +79,11 @@ class SharedMemoryScatter:
             if one.data_ptr() != room.data_ptr():
                 room.copy_(one)
         self._number += 1
-        self._lane.post(ARRIVED, self._number)
+        self._channel.post(ARRIVED, self._number)
         whole = sums[0].numel()
-        rows = [self._lane.tensor(room, whole, target.dtype) for room in self._rooms[self._number % PLACES]]
+        rows = [
+            self._channel.tensor(room, whole, target.dtype) for room in self._rooms[self._number % PLACES]
+        ]
         self._pending = (rows, target, start)
 
     def _add(self, rows: list[Tensor], target: Tensor, start: int) -> None:
@@ -101,9 +103,9 @@ class SharedMemoryScatter:
                 total.copy_(pieces[left])
 
 
-def open_scatter(data: World, copies: World, shards: int, lane: str) -> Scatter | SharedMemoryScatter:
+def open_scatter(data: World, copies: World, shards: int, transport: str) -> Scatter | SharedMemoryScatter:
     """Choose how sums travel among all workers that data is dealt to; all of them choose alike."""
-    shared = reach_channel(data, lane)
+    shared = reach_channel(data, transport)
     if shared is None:
         return Scatter(data, copies, shards)
     return SharedMemoryScatter(shared, Layout.of_workers(data, shards), data.size // copies.size)

@@ -63,10 +63,10 @@ class StrategyInputs:
     """How buffers that shards make differ are combined, by name or pattern."""
     sync_batchnorm: bool = False
     """Whether batch normalisation takes the statistics of the whole global batch."""
-    lane: str = "auto"
+    transport: str = "auto"
     """How workers of one host exchange sums: through shared memory, over sockets (gloo), or what serves best."""
     compile: bool = False
-    allow_unused: bool = False
+    find_unused_parameters: bool = False
     scaler: torch.amp.GradScaler | None = None
     """The loss scaler to go on with; None makes a new one where the precision needs one."""
     agreed: bool = False
@@ -140,7 +140,7 @@ class Replica(Protocol):
     reads_whole: bool
     """Whether `take` reads tensors whole of which it keeps a part."""
 
-    def step(self, work: StepWork, loss: LossFunction, clip: float | None) -> StepResult:
+    def step(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
         """Compute one optimizer step over one exact global batch."""
 
     def evaluate(self, works: Iterable[StepWork], metrics: MetricsFunction) -> Rows:
@@ -201,7 +201,7 @@ class OpenReplica(Replica, Protocol):
     def leaves(self) -> Leaves:
         """Return the tensors that a backward pass of the user's own would leave gradients in."""
 
-    def apply(self, clip: float | None) -> StepResult:
+    def apply(self, max_grad_norm: float | None) -> StepResult:
         """Combine, normalise, clip, update."""
 
 

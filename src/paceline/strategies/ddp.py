@@ -91,10 +91,10 @@ class DdpReplica(SequentialReplica):
 
     def __init__(self, parts: StrategyInputs, world: World) -> None:
         super().__init__(parts, world)
-        self._allow_unused = parts.allow_unused
+        self._find_unused_parameters = parts.find_unused_parameters
         self._equal = parts.exactness is Exactness.BITWISE and self.same_weights
         self._writes = Writes(self.model.named_parameters())
-        self._walks = parts.allow_unused
+        self._walks = parts.find_unused_parameters
         """Whether the reducer walks the graph for parameters that a pass does not reach."""
         self._first_terms = False
         """Whether this is the first step with auxiliary terms."""
@@ -237,7 +237,7 @@ class DdpReplica(SequentialReplica):
     def _refuse(self, unused: list[str], loss: str = "loss") -> None:
         raise InputError(
             f"no gradient for {', '.join(unused[:5])} on rank {self.world.rank}: this step's {loss} does not depend on it. "
-            "If that is meant, set allow_unused = True in the task, or give allow_unused=True to paceline.launch."
+            "If that is meant, set find_unused_parameters = True in the task, or give it to paceline.launch."
         )
 
     def settle(self) -> None:
@@ -342,7 +342,7 @@ class DdpReplica(SequentialReplica):
 
     def _check_reached(self) -> None:
         """Refuse a parameter that no term of anybody's loss reaches, unless the task says that this may be."""
-        places = [] if self._allow_unused else self.auxiliary.unreached()
+        places = [] if self._find_unused_parameters else self.auxiliary.unreached()
         if places:
             names = {id(value): name for name, value in self.model.named_parameters()}
             self._refuse([names[id(self.parameters[place])] for place in places])
@@ -365,12 +365,12 @@ def _open_exchange(parts: StrategyInputs, world: World) -> Exchange:
         return compression.open_compressed(parts, world)
     if parts.exactness is not Exactness.BITWISE:
         return TorchExchange(world.comm)
-    made = open_shared_memory(world, parts.shards) if parts.lane != "gloo" else None
+    made = open_shared_memory(world, parts.shards) if parts.transport != "gloo" else None
     if made is not None:
         return made
-    if parts.lane == "memory":
+    if parts.transport == "shm":
         raise InputError(
-            "--lane memory needs CPU workers on Linux hosts (x86-64 or aarch64), as many on each. Use --lane gloo."
+            "--transport shm needs CPU workers on Linux hosts (x86-64 or aarch64), as many on each. Use --transport gloo."
         )
     world.note_transport()
     return over_sockets(world.comm, Layout.of_workers(world, parts.shards))

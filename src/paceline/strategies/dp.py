@@ -82,7 +82,7 @@ class ThreadedReplica(SequentialReplica):
         self._closed: deque[tuple[Subtree, list[Callable[[], Gradients]]]] = deque()
         """Shards whose sums are not in the tree yet; it takes them from left to right."""
 
-    def step(self, work: StepWork, loss: LossFunction, clip: float | None) -> StepResult:
+    def step(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
         """Compute all shards, add up, and update the master."""
         self.begin(work)
         # A kind of layer that recomputes its forward pass runs Python in the backward pass.
@@ -102,7 +102,7 @@ class ThreadedReplica(SequentialReplica):
         self.combine()
         for writes in watched:
             writes.check(work.number)
-        return self.apply(clip)
+        return self.apply(max_grad_norm)
 
     def _rewire(self) -> None:
         super()._rewire()

@@ -12,27 +12,27 @@ from torch.autograd.graph import _engine_run_backward
 from paceline.task import Loss
 
 
-def finish(gradients: Sequence[Tensor], factor: Tensor | float, clip: float | None) -> Tensor | None:
+def finish(gradients: Sequence[Tensor], factor: Tensor | float, max_grad_norm: float | None) -> Tensor | None:
     """Multiply by `factor`, clip to a largest norm, and give the norm before clipping (None if nobody asked).
 
     Both happen in one pass over the gradients; nothing is touched when there is nothing to do.
     """
-    norm, factor = coefficient(gradients, factor, clip)
+    norm, factor = coefficient(gradients, factor, max_grad_norm)
     scale(gradients, factor)
     return norm
 
 
 def coefficient(
-    measured: Sequence[Tensor], factor: Tensor | float, clip: float | None
+    measured: Sequence[Tensor], factor: Tensor | float, max_grad_norm: float | None
 ) -> tuple[Tensor | None, Tensor | float]:
     """Return the norm of what is `measured`, once multiplied by `factor`, and the factor that clips it as well."""
     norm: Tensor | None = None
-    if clip is not None:
+    if max_grad_norm is not None:
         # CUDA's norm adds in an order that depends on where a tensor lies in memory; fresh copies all lie alike.
         placed = [one.clone() for one in measured] if measured[0].is_cuda else measured
         norm = torch.nn.utils.get_total_norm(placed) * factor
         # The same guard against division by zero as torch's clip_grad_norm_.
-        factor = factor * torch.clamp(clip / (norm + 1e-6), max=1.0)
+        factor = factor * torch.clamp(max_grad_norm / (norm + 1e-6), max=1.0)
     if isinstance(factor, Tensor) and factor.device.type == "cpu":
         factor = factor.item()
     return norm, factor

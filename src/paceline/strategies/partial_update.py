@@ -100,8 +100,8 @@ def check_step_hooks(optimizer: Optimizer) -> None:
         if not _is_ours(hook) and not getattr(hook, "elementwise", False):
             raise InputError(
                 f"the optimizer has a hook of {how}, and here each worker's step sees some of the gradients only. "
-                "Use single, dp or ddp without --shard-optimizer, or leave the hook out (`clip` takes the whole norm); one that "
-                "looks at no more than one number at a time says so: hook.elementwise = True."
+                "Use single, dp or ddp without --shard-optimizer, or leave the hook out (`max_grad_norm` takes the whole norm); "
+                "one that looks at no more than one number at a time says so: hook.elementwise = True."
             )
 
 

@@ -1,4 +1,4 @@
-"""Activations of the repeated blocks computed again in the backward pass instead of kept: `--recompute`.
+"""Activations of the repeated blocks computed again in the backward pass instead of kept: `--activation-checkpointing`.
 
 A block's forward is wrapped in place, so modules and parameters keep their names. The second pass draws the random
 numbers of the first and leaves buffers alone, so the bits are those of a run that keeps everything. Random numbers of
@@ -41,16 +41,17 @@ Places = list[tuple[nn.Module, str]]
 
 def recompute_blocks(model: nn.Module, structure: Structure, tuning: Tuning) -> None:
     """Have a model's repeated blocks compute their activations again, in place; a block is wrapped once."""
-    if tuning.recompute == "none":
+    if tuning.activation_checkpointing == "none":
         return
     blocks = list(find_blocks(model, structure).items())
     if not blocks:
         raise InputError(
-            f"--recompute {tuning.recompute} works on the repeated blocks of a model, and {type(model).__name__} has none. "
-            "Name them in the task's wrap_blocks(), or leave --recompute out."
+            f"--activation-checkpointing {tuning.activation_checkpointing} works on the repeated blocks of a model, "
+            f"and {type(model).__name__} has none. "
+            "Name them in the task's wrap_blocks(), or leave --activation-checkpointing out."
         )
-    selective = tuning.recompute == "selective"
-    for name, block in blocks[:: tuning.recompute_every]:
+    selective = tuning.activation_checkpointing == "selective"
+    for name, block in blocks[:: tuning.activation_checkpointing_every]:
         if not isinstance(block.__dict__.get("forward"), Recomputed):
             if selective:
                 _check_in_place(name, block)
@@ -62,8 +63,8 @@ def check_passes(kind: str) -> None:
     """Refuse a second backward pass through blocks that give what they keep away in the first."""
     if kind == "selective":
         raise InputError(
-            "--recompute selective goes back through a block once, and auxiliary terms of a loss need a pass each. "
-            "Use --recompute blocks."
+            "--activation-checkpointing selective goes back through a block once, and auxiliary terms need a pass each. "
+            "Use --activation-checkpointing blocks."
         )
 
 
@@ -160,8 +161,9 @@ def _check_in_place(name: str, block: nn.Module) -> None:
     for path, module in block.named_modules():
         if getattr(module, "inplace", False) is True:
             raise InputError(
-                f"--recompute selective keeps products as they are, but {name}.{path} ({type(module).__name__}) writes over "
-                "its input. Make it with inplace=False, or use --recompute blocks."
+                f"--activation-checkpointing selective keeps products as they are, but {name}.{path} "
+                f"({type(module).__name__}) writes over its input. "
+                "Make it with inplace=False, or use --activation-checkpointing blocks."
             )
 
 

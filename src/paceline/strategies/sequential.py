@@ -66,7 +66,7 @@ class SequentialReplica:
         self.model = self._on_device(parts.model)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         check_trainable(self.parameters)
-        self._recompute = parts.tuning.recompute
+        self._recompute = parts.tuning.activation_checkpointing
         recompute_blocks(self.model, parts.structure, parts.tuning)
         if parts.compile and not parts.carries_on:
             self.model.compile()  # in place: the module keeps its type and its names
@@ -104,7 +104,7 @@ class SequentialReplica:
 
     # One step, as the loop of a Task takes it.
 
-    def step(self, work: StepWork, loss: LossFunction, clip: float | None) -> StepResult:
+    def step(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
         """Compute one optimizer step over one exact global batch."""
         self.begin(work)
         for shard in work.shards:
@@ -112,7 +112,7 @@ class SequentialReplica:
                 with self.precision.autocast():
                     value = loss(self.model, batch)
                 self.backward(value)
-        return self.apply(clip)
+        return self.apply(max_grad_norm)
 
     # The same step piece by piece, for a loop of the user's own.
 
@@ -182,7 +182,7 @@ class SequentialReplica:
         """Return the model's parameters."""
         return Leaves(self.trained.parameters)
 
-    def apply(self, clip: float | None) -> StepResult:
+    def apply(self, max_grad_norm: float | None) -> StepResult:
         """Combine, normalise, clip, update."""
         self.combine()
         entry = self.ledger.grad
@@ -203,7 +203,7 @@ class SequentialReplica:
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         held = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        result.norm = self._normalise(held, factor, clip)
+        result.norm = self._normalise(held, factor, max_grad_norm)
         if entry.device.type == "cpu":
             self._check_norm(result)
         hit(OPTIMIZER)
@@ -285,11 +285,17 @@ class SequentialReplica:
         """Return what the gradients, which are over the number of samples, are to be multiplied by."""
         return result.factor
 
-    def _normalise(self, held: list[Tensor], factor: Tensor | float, clip: float | None) -> Tensor | None:
+    def _normalise(
+        self, held: list[Tensor], factor: Tensor | float, max_grad_norm: float | None
+    ) -> Tensor | None:
         """Turn summed gradients into those of the optimizer, and give their norm if they are clipped."""
         if not held:
             return None
-        return sparse.finish(held, factor, clip) if self.sparse else gradients.finish(held, factor, clip)
+        return (
+            sparse.finish(held, factor, max_grad_norm)
+            if self.sparse
+            else gradients.finish(held, factor, max_grad_norm)
+        )
 
     def _check_norm(self, result: StepResult) -> None:
         """Raise, on all workers alike, where the norm of the gradient is no number; it is the same on all of them."""

@@ -130,10 +130,10 @@ def norms(gradient: Tensor) -> Tensor:
     return found
 
 
-def finish(held: Sequence[Tensor], factor: Tensor | float, clip: float | None) -> Tensor | None:
+def finish(held: Sequence[Tensor], factor: Tensor | float, max_grad_norm: float | None) -> Tensor | None:
     """Do what `gradients.finish` does, where some are rows; these must be coalesced."""
-    measured = [norms(one) if one.is_sparse else one for one in held] if clip is not None else held
-    norm, factor = gradients.coefficient(measured, factor, clip)
+    measured = [norms(one) if one.is_sparse else one for one in held] if max_grad_norm is not None else held
+    norm, factor = gradients.coefficient(measured, factor, max_grad_norm)
     gradients.scale([one.values() if one.is_sparse else one for one in held], factor)
     return norm
 

@@ -25,14 +25,14 @@ USERS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "bucket_mb": _DDP,
     "offload": (("fsdp", "fsdp"),),
     "reshard": _FSDP,
-    "gather": _FSDP,
+    "fsdp_dtype": _FSDP,
     "schedule": (("pp", "pp"),),
-    "stages_a_worker": (("pp", "pp"),),
+    "stages_per_worker": (("pp", "pp"),),
     "sequence_parallel": (("tp", "tp"),),
     "loss_parallel": (("tp", "tp"),),
     "local_steps": (("local-sgd", "ddp"),),
     "local_warmup": (("local-sgd", "ddp"),),
-    "outer": (("local-sgd", "ddp"),),
+    "outer_optimizer": (("local-sgd", "ddp"),),
     "outer_lr": (("local-sgd", "ddp"),),
     "outer_momentum": (("local-sgd", "ddp"),),
     "staleness": (("ps", "ddp"),),
@@ -44,13 +44,13 @@ USERS: Mapping[str, tuple[tuple[str, str], ...]] = {
 class Tuning(Options):
     """Options of single strategies; the defaults change nothing."""
 
-    recompute: str = option(
+    activation_checkpointing: str = option(
         "none",
         "Compute activations again in the backward pass: none, blocks, or selective (all but products).",
         SPEED,
         names=RECOMPUTE,
     )
-    recompute_every: int = option(1, "Recompute one of so many blocks.", SPEED, COUNT)
+    activation_checkpointing_every: int = option(1, "Recompute one of so many blocks.", SPEED, COUNT)
     shard_optimizer: bool = option(
         False, "Each worker keeps the optimizer state of its part of the parameters (ZeRO-1).", _OF_DDP
     )
@@ -65,7 +65,7 @@ class Tuning(Options):
         shown="what the exchange does best",
     )
     reshard: bool = option(True, "Release gathered weights after the forward pass.", _OF_FSDP)
-    gather: str = option(
+    fsdp_dtype: str = option(
         "fp32",
         "The type in which weights are gathered and computed with: fp32, bf16 or fp16 (level numeric).",
         _OF_FSDP,
@@ -73,7 +73,7 @@ class Tuning(Options):
     )
     offload: bool = option(False, "Weights and optimizer state live in host memory.", _OF_FSDP)
     schedule: str = option("1f1b", "gpipe, 1f1b, interleaved or zero-bubble.", _OF_PP, names=SCHEDULES)
-    stages_a_worker: int | None = option(
+    stages_per_worker: int | None = option(
         None, "Stages that each worker holds.", _OF_PP, WORKERS, shown="what the schedule needs"
     )
     sequence_parallel: bool = option(
@@ -82,7 +82,7 @@ class Tuning(Options):
     loss_parallel: bool = option(False, "Scores stay split when the loss is computed.", _OF_TP)
     local_steps: int = option(8, "Steps between two averages.", _OF_LOCAL, COUNT)
     local_warmup: int = option(0, "First steps that are taken together.", _OF_LOCAL, COUNT_OR_NONE)
-    outer: str = option(
+    outer_optimizer: str = option(
         "average",
         "What is done with the averaged change: average, or nesterov (DiLoCo).",
         _OF_LOCAL,

@@ -41,7 +41,7 @@ class Addition(Task):
     batch_size = 128
     shards = 8
     epochs = 5
-    clip = 1.0
+    max_grad_norm = 1.0
 
     def __init__(
         self, digits: int = 3, width: int = 64, layers: int = 2, lr: float = 3e-3, samples: int = 20_000

@@ -82,7 +82,7 @@ def read_ends(epochs: Any, steps: Any) -> tuple[int | None, int | None]:
     )
 
 
-def check_clip(clip: float | None) -> None:
+def check_clip(max_grad_norm: float | None) -> None:
     """Raise for a largest norm outside of its range."""
-    if clip is not None:
-        CLIP.read("clip", clip)
+    if max_grad_norm is not None:
+        CLIP.read("max_grad_norm", max_grad_norm)

@@ -110,7 +110,7 @@ class LoopGuard:
         if self._differs(before, now):
             raise InputError(
                 "the loop changed gradients before step.apply() (clip_grad_norm_, a factor, a backward() of its own), and not on "
-                "every strategy are they the sums there. Clip with step.apply(clip=1.0); for other work use "
+                "every strategy are they the sums there. Clip with step.apply(max_grad_norm=1.0); for other work use "
                 "optimizer.register_step_pre_hook under single, dp or ddp, where it sees the gradient that the update takes."
             )
 

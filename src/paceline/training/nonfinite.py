@@ -66,7 +66,7 @@ def _cause(replica: Replica) -> str:
                 return f"for the optimizer's {name} is {number}. Mend what sets it, the schedule say, and begin anew."
     return (
         "from an infinite gradient beside a finite loss. Resume from a checkpoint before that with a smaller learning rate, or "
-        "with --clip: the norm of each step's gradient is then checked before its update."
+        "with --max-grad-norm: the norm of each step's gradient is then checked before its update."
     )
 
 

@@ -35,7 +35,7 @@ from paceline.strategies.tuning import Tuning
 LEVELS = ("bitwise", "numeric", "statistical")
 DEVICES = ("auto", "cpu", "cuda")
 BACKENDS = ("auto", "gloo", "nccl")
-LANES = ("auto", "memory", "gloo")
+TRANSPORTS = ("auto", "shm", "gloo")
 PRECISIONS = ("fp32", "bf16", "fp16")
 _STRATEGIES = "; ".join(f"{name}: {entry.description}" for name, entry in strategies.STRATEGIES.items())
 OPTION, TASK, WORKERS = "option", "task", "workers"
@@ -104,7 +104,7 @@ class RunOptions(Options):
         "Go on with the run in --out, with any strategy and number of workers. What is not given again is as the run had it.",
         shown="",
     )
-    loader_workers: int = option(
+    num_workers: int = option(
         0, "Processes that load data for each worker.", DATA, LOADERS, shown="the task's"
     )
     micro_batch: int | None = option(
@@ -115,14 +115,14 @@ class RunOptions(Options):
     )
     compile: bool = option(False, "Compile the model with torch.compile.", SPEED)
     sync_batchnorm: bool = option(False, "Batch statistics of the whole global batch; level numeric.", SPEED)
-    lane: str = option(
+    transport: str = option(
         "auto",
-        "How workers of one host exchange gradients: auto, memory (shared) or gloo (sockets).",
+        "How workers of one host exchange gradients: auto, shm (shared memory) or gloo (sockets).",
         SPEED,
-        names=LANES,
+        names=TRANSPORTS,
     )
     backend: str = option("auto", "auto, gloo or nccl.", SPEED, names=BACKENDS)
-    allow_unused: bool = False
+    find_unused_parameters: bool = False
     """Whether parameters may have no gradient in a step; a task says so."""
     check_collectives: bool = option(
         False, "Compare every collective between ranks first; slow, for debugging.", SPEED
@@ -136,13 +136,13 @@ class RunOptions(Options):
     )
     keep: int = option(3, "How many checkpoints are kept.", CHECKPOINTS, COUNT)
     save_async: bool = option(False, "Go on training while a checkpoint is written.", CHECKPOINTS)
-    peer_copies: int = option(
+    peer_snapshots: int = option(
         0,
         "Other workers that keep a copy of each worker's part of a sharded state (0 or 1).",
         CHECKPOINTS,
         Range(0, 1),
     )
-    copy_every: int = option(10, "Steps between two such copies.", CHECKPOINTS, COUNT)
+    snapshot_every: int = option(10, "Steps between two such copies.", CHECKPOINTS, COUNT)
     tensorboard: bool = option(False, "Also write TensorBoard events into the run folder.", CHECKPOINTS)
     elastic: bool = option(
         True,

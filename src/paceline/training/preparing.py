@@ -62,9 +62,9 @@ def new_parts(
         exactness=exactness,
         buffer_rules=buffers or {},
         sync_batchnorm=options.sync_batchnorm,
-        lane=options.lane,
+        transport=options.transport,
         compile=options.compile,
-        allow_unused=options.allow_unused,
+        find_unused_parameters=options.find_unused_parameters,
     )
 
 

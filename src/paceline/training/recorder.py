@@ -192,7 +192,7 @@ def describe_start(
     feed: ShardedLoader | DataFacts,
     *,
     exactness: str,
-    clip: float | None,
+    max_grad_norm: float | None,
     transport: str = "",
     about: Mapping[str, Any],
 ) -> Start:
@@ -217,15 +217,15 @@ def describe_start(
         precision=options.precision,
         compile=options.compile,
         micro_batch=options.micro_batch,
-        loader_workers=options.loader_workers,
-        allow_unused=options.allow_unused,
+        num_workers=options.num_workers,
+        find_unused_parameters=options.find_unused_parameters,
         sync_batchnorm=options.sync_batchnorm,
-        lane=options.lane,
+        transport_asked=options.transport,
         transport=transport,
         tuning={
             name: value for name, value in asdict(options.tuning).items() if value != getattr(Tuning, name)
         },
-        clip=clip,
+        max_grad_norm=max_grad_norm,
         **{"task": None, "settings": {}, "sources": {}, "horizon": None, **about},
         device=world.device.type,
         device_name=_device_name(world.device),

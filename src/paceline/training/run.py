@@ -5,7 +5,7 @@ def main(run: paceline.Run):
     for step in run.steps(dataset, batch_size=128, epochs=3):
         for batch in step:
             step.backward(loss_sum, weight)
-        step.apply(clip=1.0)
+        step.apply(max_grad_norm=1.0)
 """
 
 from __future__ import annotations
@@ -341,7 +341,7 @@ class Run:
     def feed(self, data: Any, *, batch_size: int | None = None, **loading: Any) -> ShardedLoader:
         """Open this worker's share of a data set, or of a DataLoader's; the batch is the GLOBAL one (32 where nobody says)."""
         options = self.options
-        loading = {"loader_workers": options.loader_workers, **loading}
+        loading = {"num_workers": options.num_workers, **loading}
         if is_loader(data):
             data, batch_size, loading = merged(data, batch_size, loading)
         doubt = None if self._doubted else note_batches(data)
@@ -368,7 +368,7 @@ class Run:
         batch_size: int | None = None,
         epochs: int | None = None,
         steps: int | None = None,
-        clip: float | None = None,
+        max_grad_norm: float | None = None,
         after_epoch: Callable[[int], None] | None = None,
     ) -> Iterator[Step]:
         """Yield one `Step` for each optimizer step, from where the run stands to the end of this call.
@@ -377,14 +377,14 @@ class Run:
         skips the calls that were done. Leaving the loop with `break` ends the call; all workers must do so at the same step.
         """
         epochs, steps = read_ends(epochs, steps)
-        check_clip(clip)
+        check_clip(max_grad_norm)
         phase = self._next_phase()
         if phase < self.position.phase and not self._recovery.waiting_to_join:
             self._skip(phase)
             return
         feed = data if isinstance(data, ShardedLoader) else self.feed(data, batch_size=batch_size)
         try:
-            yield from self._phase(phase, feed, epochs, steps, clip, after_epoch)
+            yield from self._phase(phase, feed, epochs, steps, max_grad_norm, after_epoch)
         except GeneratorExit:
             self._note_left(phase)
             raise
@@ -523,7 +523,7 @@ class Run:
         feed: ShardedLoader,
         epochs: int | None,
         steps: int | None,
-        clip: float | None,
+        max_grad_norm: float | None,
         after_epoch: Callable[[int], None] | None,
     ) -> Iterator[Step]:
         self._saving.check_asked()
@@ -535,7 +535,7 @@ class Run:
         if self._meta.get("batch_size") is None:  # also of a run that was saved before its first step
             self._meta["batch_size"] = feed.batch_size
         check_batch_size(self._meta["batch_size"], feed.batch_size)
-        self._begun = feed, clip
+        self._begun = feed, max_grad_norm
         self._catches_up |= self._recovery.waiting_to_join
         joined = self._catches_up
         behind = self._find_place(phase, more=self._goes_on(feed, epochs, steps))
@@ -571,7 +571,7 @@ class Run:
             recovery=self._recovery,
             saving=self._saving,
             feed=feed,
-            clip=clip,
+            max_grad_norm=max_grad_norm,
             last=last,
             epochs=None if epochs is None else first.first_epoch + epochs,
             due=SaveEvery.parse(self.options.save_every) if self.options.save_every else SaveEvery(),
@@ -742,14 +742,18 @@ class Run:
 
     def _description(self, position: Position) -> tuple[str, int, int, Callable[[], Start]]:
         """Return what the books are begun with."""
-        feed, clip = self._begun or self._data_of_others or (None, None)
+        feed, max_grad_norm = self._begun or self._data_of_others or (None, None)
         if feed is None:
             raise RuntimeError("records are begun with the steps")
         if position.step == feed.steps_per_epoch:
             position = position.next_epoch()
 
         def describe() -> Start:
-            facts: dict[str, Any] = {"exactness": str(self.exactness), "clip": clip, "about": self.about}
+            facts: dict[str, Any] = {
+                "exactness": str(self.exactness),
+                "max_grad_norm": max_grad_norm,
+                "about": self.about,
+            }
             facts["transport"] = self.transport
             return describe_start(self.options, self.world, position, feed, **facts)
 
@@ -827,7 +831,7 @@ class Run:
             raise InputError(
                 f"{STATE_LOST}, and no copy or checkpoint has it; the beginning cannot be made "
                 "again, because model or optimizer were given ready made. Give run.prepare functions that make them, "
-                "--save-every or --peer-copies 1."
+                "--save-every or --peer-snapshots 1."
             )
         return position
 

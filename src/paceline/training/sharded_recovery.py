@@ -24,7 +24,7 @@ class ShardedRecovery:
 
     def __init__(self, options: RunOptions) -> None:
         self._options = options
-        self._copies = PeerSnapshots(options.copy_every) if options.peer_copies else None
+        self._copies = PeerSnapshots(options.snapshot_every) if options.peer_snapshots else None
         self._outline: dict[str, bool] = {}
         """Every tensor of the model, and whether it is trained."""
         self._left: dict[int, list[LocalState]] = {}

@@ -10,7 +10,7 @@ from paceline.errors import InputError
 from paceline.option_fields import Options, flag, option
 from paceline.ranges import CLIP, COUNT, STEPS, TASK
 
-OVERRIDES = ("seed", "precision", "micro_batch", "loader_workers", "allow_unused")
+OVERRIDES = ("seed", "precision", "micro_batch", "num_workers", "find_unused_parameters")
 """What a task has an opinion on and the command line may say otherwise."""
 
 
@@ -32,7 +32,9 @@ class TrainSpec(Options):
         shown="the whole run's; a resumed run keeps its own",
     )
     batch_size: int | None = option(None, "Samples of the GLOBAL batch.", within=COUNT, shown="the task's")
-    clip: float | None = option(None, "Largest norm of the global gradient.", within=CLIP, shown="the task's")
+    max_grad_norm: float | None = option(
+        None, "Largest norm of the global gradient.", within=CLIP, shown="the task's"
+    )
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -34,7 +34,7 @@ class Step:
         epoch: int,
         replica: OpenReplica,
         world: World,
-        clip: float | None,
+        max_grad_norm: float | None,
         applied: Callable[[Step], None],
         recovery: Recovery,
         guard: LoopGuard,
@@ -47,7 +47,7 @@ class Step:
         self.result: StepResult | None = None
         self._replica = replica
         self._world = world
-        self._clip = clip
+        self._max_grad_norm = max_grad_norm
         self._applied = applied
         self._recovery = recovery
         self._guard = guard
@@ -156,7 +156,7 @@ class Step:
             if not self._discards(error):
                 raise
 
-    def apply(self, clip: float | None = None) -> StepResult:
+    def apply(self, max_grad_norm: float | None = None) -> StepResult:
         """Combine over all workers, normalise by the true weight, clip by the true norm, update.
 
         Where a worker was lost in the middle of the step, nothing is updated: the workers regroup, and `run.steps` gives the
@@ -169,9 +169,11 @@ class Step:
                 f"step {self.number}: step.apply() came before the loop had gone through all its batches, and the rest "
                 "would be lost. Call it after `for batch in step`; to leave a batch out, do not call backward for it."
             )
-        check_clip(clip)
+        check_clip(max_grad_norm)
         self._guard.take_sums_back()
-        return self._guarded(lambda: self._replica.apply(clip if clip is not None else self._clip))
+        return self._guarded(
+            lambda: self._replica.apply(max_grad_norm if max_grad_norm is not None else self._max_grad_norm)
+        )
 
     def compute(self, loss: LossFunction) -> StepResult:
         """Do the whole step with a loss function, in whatever way the strategy does it best."""
@@ -181,7 +183,7 @@ class Step:
 
         def taken() -> StepResult:
             with self._hidden.passes():
-                return self._replica.step(self.work, self._hidden.around(loss), self._clip)
+                return self._replica.step(self.work, self._hidden.around(loss), self._max_grad_norm)
 
         return self._guarded(taken)
 

@@ -33,7 +33,7 @@ class Stepping:
     recovery: Recovery
     saving: Saving
     feed: ShardedLoader
-    clip: float | None
+    max_grad_norm: float | None
     last: float
     epochs: int | None
     due: SaveEvery
@@ -124,7 +124,7 @@ class Stepping:
             run.position.epoch,
             run.replica,
             run.world,
-            self.clip,
+            self.max_grad_norm,
             run.step_applied,
             self.recovery,
             run.guard,

@@ -46,12 +46,12 @@ class Trainer:
         run.task = task
         self.steps = spec.steps
         self.epochs = spec.epochs if spec.epochs is not None else task.epochs
-        self.clip = spec.clip if spec.clip is not None else task.clip
+        self.max_grad_norm = spec.max_grad_norm if spec.max_grad_norm is not None else task.max_grad_norm
         self.batch_size = spec.batch_size if spec.batch_size is not None else task.batch_size
         self.metrics: dict[str, float] = {}
         self._measured_at = -1
         self._looked, self._modes = False, Modes()
-        loading: dict[str, Any] = {"collate": task.collate, "worker_init": task.worker_init}
+        loading: dict[str, Any] = {"collate": task.collate, "worker_init_fn": task.worker_init_fn}
         self.feed = run.feed(task.train_data(), batch_size=self.batch_size, **loading)
         held_out = task.eval_data()
         self.eval_feed = (
@@ -77,7 +77,11 @@ class Trainer:
     def _steps(self) -> None:
         epochs = None if self.steps is not None else self.epochs
         for step in self.run.steps(
-            self.feed, epochs=epochs, steps=self.steps, clip=self.clip, after_epoch=self._measure
+            self.feed,
+            epochs=epochs,
+            steps=self.steps,
+            max_grad_norm=self.max_grad_norm,
+            after_epoch=self._measure,
         ):
             self._compute(step)
 

@@ -12,7 +12,7 @@ vector (the length of the difference over the length of the reference's):
 
 Taken one by one, tensors would say less: a bias whose true gradient is zero gets nothing but rounding for one,
 and Adam makes steps of full size of it. Under bf16 and fp16 each operation rounds to 8 or 11 bits, which averages
-out over a batch: the bounds are 200 times wider. Where weights or gradients are only sent so (--gather, --compress),
+out over a batch: the bounds are 200 times wider. Where weights or gradients are only sent so (--fsdp-dtype, --compress),
 each worker's part is rounded as a whole, by up to 2e-3 of itself, and parts may cancel to a fifth: the first gradient
 is within 1e-2 there.
 """

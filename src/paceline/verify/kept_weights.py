@@ -83,8 +83,10 @@ def _other_request(folder: Path, receipt: Receipt) -> list[str]:
     """
     spec = read_spec(folder) if receipt.finished else {}
     options = spec.get("options", {})
-    asked = {name: options[name] for name in ("compile", "sync_batchnorm", "lane") if name in options}
-    asked |= {name: spec[name] for name in ("threads", "clip", "settings") if spec.get(name) is not None}
+    asked = {name: options[name] for name in ("compile", "sync_batchnorm", "transport") if name in options}
+    asked |= {
+        name: spec[name] for name in ("threads", "max_grad_norm", "settings") if spec.get(name) is not None
+    }
     if "tuning" in options:
         plain = asdict(Tuning())
         asked["tuning"] = {name: one for name, one in options["tuning"].items() if one != plain.get(name)}

@@ -28,7 +28,7 @@ _GOVERNING = (
     "task",
     "settings",
     "horizon",
-    "clip",
+    "max_grad_norm",
     "precision",
     "micro_batch",
     "compile",
@@ -191,7 +191,7 @@ def _options(receipt: Receipt, stretch: _Stretch, replay: Replay) -> RunOptions:
         exact=facts.exactness,
         compile=facts.compile,
         sync_batchnorm=facts.sync_batchnorm,
-        lane=facts.lane,
+        transport=facts.transport_asked,
         tuning=Tuning(**facts.tuning) if replay.strategy is None else Tuning(),
         seed=receipt.seed,
         precision=facts.precision,
@@ -206,8 +206,8 @@ def _spec(receipt: Receipt, stretch: _Stretch) -> TrainSpec:
         "seed": receipt.seed,
         "precision": facts.precision,
         "micro_batch": facts.micro_batch,
-        "loader_workers": facts.loader_workers,
-        "allow_unused": facts.allow_unused,
+        "num_workers": facts.num_workers,
+        "find_unused_parameters": facts.find_unused_parameters,
     }
     return TrainSpec(
         task=facts.task or "",
@@ -215,7 +215,7 @@ def _spec(receipt: Receipt, stretch: _Stretch) -> TrainSpec:
         settings=facts.settings,
         steps=stretch.last,
         batch_size=receipt.batch_size,
-        clip=facts.clip,
+        max_grad_norm=facts.max_grad_norm,
         overrides=overrides,
     )
 

@@ -36,7 +36,9 @@ def main(run: Run, spec: TrainSpec, wanted: Watching | None = None) -> Record:
     watch = _Watch(replica, run, names, wanted.dump, wanted.trace)
     if wanted.dump is not None:
         watch.start = {name: value.clone() for name, value in begun.items()}
-    for step in run.steps(subject.feed, steps=wanted.until or spec.steps, clip=subject.clip):
+    for step in run.steps(
+        subject.feed, steps=wanted.until or spec.steps, max_grad_norm=subject.max_grad_norm
+    ):
         watch.step(step, subject.task.loss)
     metrics, unchecked = subject.measure() if wanted.evaluate else ({}, "")
     return Record(

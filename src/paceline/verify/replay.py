@@ -18,7 +18,7 @@ def main(run: Run, spec: TrainSpec, horizon: int | None, points: tuple[int, ...]
     trainer.horizon = horizon
     trainer.prepare()
     began_with = weights_sha256(run.replica.state()["model"])
-    for step in run.steps(trainer.feed, steps=spec.steps, clip=trainer.clip):
+    for step in run.steps(trainer.feed, steps=spec.steps, max_grad_norm=trainer.max_grad_norm):
         step.compute(task.loss)
         if run.position.number in points:
             run.save()

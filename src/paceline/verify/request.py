@@ -48,7 +48,7 @@ class Request(Options):
     compile: bool = False
     sync_batchnorm: bool = False
     backend: str = "auto"
-    lane: str = "auto"
+    transport: str = "auto"
     resume: bool = True
     """Whether to save in mid-run as well, and to resume with another strategy or number of workers."""
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Request(Options):
             compile=self.compile,
             sync_batchnorm=self.sync_batchnorm,
             backend=self.backend,
-            lane=self.lane,
+            transport=self.transport,
             exact=self.exact if candidate.strategy != "single" else None,
             seed=self.spec.overrides.get("seed", 0),
             **self.more,
@@ -120,7 +120,7 @@ class Request(Options):
     def arithmetic(self, candidate: Candidate, precision: str) -> str:
         """Return the precision that a candidate's differences are held to: that of what it sends, if that is lower."""
         tuned = self.options(candidate).tuning
-        lower = (f"{SENT}{one}" for one in (tuned.gather, tuned.compress) if one in ("bf16", "fp16"))
+        lower = (f"{SENT}{one}" for one in (tuned.fsdp_dtype, tuned.compress) if one in ("bf16", "fp16"))
         return next(lower, precision) if precision == "fp32" else precision
 
     def candidates(self) -> tuple[list[Candidate], list[tuple[Candidate, str]]]:

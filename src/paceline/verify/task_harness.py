@@ -30,7 +30,7 @@ class TaskHarness:
         run.with_options(**{name: spec.overrides.get(name, getattr(self.task, name)) for name in OVERRIDES})
         run.name, run.task = spec.name, self.task
         self.epochs = epochs if epochs is not None else self.task.epochs
-        self.clip = spec.clip if spec.clip is not None else self.task.clip
+        self.max_grad_norm = spec.max_grad_norm if spec.max_grad_norm is not None else self.task.max_grad_norm
         self.batch_size = spec.batch_size if spec.batch_size is not None else self.task.batch_size
         self.dataset = self.task.train_data()
         self.feed = self.open_feed()
@@ -43,7 +43,7 @@ class TaskHarness:
         return self.run.feed(
             self.dataset,
             batch_size=self.batch_size,
-            **{"collate": self.task.collate, "worker_init": self.task.worker_init, **loading},
+            **{"collate": self.task.collate, "worker_init_fn": self.task.worker_init_fn, **loading},
         )
 
     def prepare(self) -> OpenReplica:
@@ -75,7 +75,7 @@ class TaskHarness:
             batch_size=None if is_loader(held_out) else self.batch_size,
             shuffle=False,
             collate=self.task.collate,
-            worker_init=self.task.worker_init,
+            worker_init_fn=self.task.worker_init_fn,
         )
         try:
             return self.run.evaluate(feed, self.task.metrics), ""

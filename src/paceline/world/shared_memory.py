@@ -1,4 +1,4 @@
-"""The fast lane: memory that all workers of one host share, and flags in it that say who is how far.
+"""The shared-memory channel: memory that all workers of one host share, and flags in it that say who is how far.
 
 The memory is an anonymous file (memfd): it has no name anywhere, so nothing is left behind after any crash. A wait
 ends at once when its flag is up, spins briefly where there are cores to spare, then sleeps in the kernel, and
@@ -24,7 +24,7 @@ from paceline.world.objects import all_gather_object
 from paceline.world.world import World
 
 SIZE = 1 << 36
-"""Address space of a lane; pages take memory only once they are written."""
+"""Address space of a channel; pages take memory only once they are written."""
 LINE = 64
 """A flag has a cache line to itself."""
 HEADER = 1 << 16
@@ -37,7 +37,7 @@ _WORD = 8
 """Bytes of a flag: it counts exchanges, and at a million a second would come round after half a million years."""
 _BROKEN = (HEADER - LINE) // _WORD
 """The word that says that nobody may wait here any more."""
-_NAME = "paceline-lane"
+_NAME = "paceline-channel"
 _MAP_NORESERVE = 0x4000
 
 
@@ -70,7 +70,7 @@ class SharedMemoryChannel:
         place = self._next
         self._next += -(-length // LINE) * LINE
         if self._next > SIZE:
-            raise MemoryError("the shared-memory lane is full")
+            raise MemoryError("the shared-memory channel is full")
         return place
 
     def tensor(self, place: int, count: int, dtype: torch.dtype) -> Tensor:
@@ -93,7 +93,7 @@ class SharedMemoryChannel:
         futex.barrier()
 
     def abandon(self) -> None:
-        """End the waits of everybody on this lane, at the latest when they next look at their peers."""
+        """End the waits of everybody on this channel, at the latest when they next look at their peers."""
         self._flags[_BROKEN] = 1
         for flag in range(FLAGS):
             for rank in range(self.size):
@@ -115,7 +115,7 @@ class SharedMemoryChannel:
 
     def _check_peers(self, other: int, started: float) -> None:
         if self._flags[_BROKEN]:
-            raise PeerLostError("connection closed by peer: the lane was abandoned.")
+            raise PeerLostError("connection closed by peer: the channel was abandoned.")
         for descriptor, _ in self._poll.poll(0):
             lost = self._watched[descriptor]
             raise PeerLostError(f"connection closed by peer: rank {lost} (pid {self._pids[lost]}) has ended.")
@@ -142,7 +142,7 @@ def machine() -> tuple[str, str]:
 
 
 def open_channel(world: World, timeout_s: float = 300.0) -> SharedMemoryChannel | None:
-    """Open a lane among all workers, when they share one host and its kernel lets them; else give None.
+    """Open a channel among all workers, when they share one host and its kernel lets them; else give None.
 
     Every worker must call it: they agree on the outcome.
     """
@@ -163,9 +163,9 @@ def open_channel(world: World, timeout_s: float = 300.0) -> SharedMemoryChannel 
             os.close(descriptor)
     if memory is None or not everyone:
         return None
-    lane = SharedMemoryChannel(memory, world.rank, [offer[1] for offer in offers], timeout_s)
-    world.interruption.on_raise(lane.abandon)
-    return lane
+    channel = SharedMemoryChannel(memory, world.rank, [offer[1] for offer in offers], timeout_s)
+    world.interruption.on_raise(channel.abandon)
+    return channel
 
 
 def _create() -> int:

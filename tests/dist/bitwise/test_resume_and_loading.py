@@ -21,7 +21,7 @@ def train(run: Run, task: str, steps: int, loaders: int) -> str:
         name=task,
         steps=steps,
         batch_size=13,
-        overrides={"loader_workers": loaders},
+        overrides={"num_workers": loaders},
     )
     return str(main(run, spec)["weights_sha256"])
 

@@ -9,23 +9,23 @@ import pytest
 from tests.dist.bitwise.training import Case, train
 
 CASES = [
-    Case(task="Pictures", shards=4, optimizer="momentum", clip=0.5),
+    Case(task="Pictures", shards=4, optimizer="momentum", max_grad_norm=0.5),
     Case(task="Pictures", shards=5, optimizer="adamw", batch_size=13),
     Case(task="Pictures", shards=8, optimizer="adafactor", micro_batch=2),
     Case(task="Sentences", shards=3, optimizer="adamw", micro_batch=4),
-    Case(task="Sentences", shards=8, optimizer="adafactor", clip=0.1),
+    Case(task="Sentences", shards=8, optimizer="adafactor", max_grad_norm=0.1),
     Case(task="Sentences", shards=4, optimizer="adamw", precision="bf16"),
     Case(task="Sequences", shards=4, optimizer="adafactor", batch_size=13),
-    Case(task="Sequences", shards=5, optimizer="momentum", clip=0.2),
-    Case(task="Tied", shards=3, optimizer="momentum", clip=0.1),
+    Case(task="Sequences", shards=5, optimizer="momentum", max_grad_norm=0.2),
+    Case(task="Tied", shards=3, optimizer="momentum", max_grad_norm=0.1),
     Case(task="Tied", shards=8, optimizer="adamw", precision="bf16", micro_batch=1),
 ]
 WAYS: list[dict[str, Any]] = [
     {"strategy": "ddp", "workers": 1},
     {"strategy": "ddp", "workers": 2},
-    {"strategy": "ddp", "workers": 2, "lane": "gloo"},
+    {"strategy": "ddp", "workers": 2, "transport": "gloo"},
     {"strategy": "ddp", "workers": 3},
-    {"strategy": "ddp", "workers": 3, "lane": "gloo"},
+    {"strategy": "ddp", "workers": 3, "transport": "gloo"},
     {"strategy": "ddp", "workers": 4},
     {"strategy": "dp", "workers": 2},
     {"strategy": "dp", "workers": 3},

@@ -23,7 +23,7 @@ class Case:
     shards: int
     optimizer: str = "adamw"
     batch_size: int = 19
-    clip: float | None = None
+    max_grad_norm: float | None = None
     micro_batch: int | None = None
     precision: str = "fp32"
 
@@ -37,7 +37,9 @@ def bits(run: Run, case: Case) -> dict[str, Any]:
     task: Task = getattr(tasks, case.task)(case.optimizer)
     replica = mine.prepare_replica(task.model(), task.optimizer)
     reported = []
-    for step in mine.steps(task.train_data(), batch_size=case.batch_size, steps=STEPS, clip=case.clip):
+    for step in mine.steps(
+        task.train_data(), batch_size=case.batch_size, steps=STEPS, max_grad_norm=case.max_grad_norm
+    ):
         result = step.compute(task.loss)
         reported.append((result.loss, result.weight, result.gradient_norm))
     state = replica.state()

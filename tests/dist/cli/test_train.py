@@ -132,7 +132,7 @@ def test_a_loss_that_is_no_number_names_step_shard_and_samples(command, folder):
 
 def test_an_exception_in_the_dataset_arrives_as_that_exception(command, folder):
     (folder / "task.py").write_text(NAN)
-    ended = command("train", "task.py:Raises", "--workers", 2, "--loader-workers", 1, "--out", "run")
+    ended = command("train", "task.py:Raises", "--workers", 2, "--num-workers", 1, "--out", "run")
     assert ended.status == 1
     assert "OSError" in ended.err
     assert "disk of sample 17" in ended.err

@@ -26,7 +26,7 @@ class Branches(nn.Module):
 class Branching(Classify):
     """Parameters without a gradient must stay as they are, weight decay and all."""
 
-    allow_unused = True
+    find_unused_parameters = True
 
     def model(self) -> nn.Module:
         return Branches()
@@ -38,7 +38,7 @@ class Branching(Classify):
 class ForbiddenBranching(Branching):
     """The same without saying so."""
 
-    allow_unused = False
+    find_unused_parameters = False
 
 
 class Halved(Tokens):

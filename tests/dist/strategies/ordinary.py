@@ -89,10 +89,10 @@ class Experts(nn.Module):
 class Balance(Ordinary):
     """An auxiliary term alone reaches the router; no term reaches the third expert, and the first two only at times."""
 
-    allow_unused = True
+    find_unused_parameters = True
 
-    def __init__(self, clip: bool = False) -> None:
-        self.clip = 0.05 if clip else None
+    def __init__(self, max_grad_norm: bool = False) -> None:
+        self.max_grad_norm = 0.05 if max_grad_norm else None
 
     def model(self) -> nn.Module:
         return Experts()
@@ -162,10 +162,15 @@ class Made(Ordinary):
         self,
         model: Callable[[], nn.Module] | None = None,
         optimizer: Callable[[Iterable[Any]], Optimizer] | None = None,
-        clip: float | None = None,
+        max_grad_norm: float | None = None,
         blocks: list[str] | None = None,
     ) -> None:
-        self._model, self._optimizer, self.clip, self._blocks = model, optimizer, clip, blocks
+        self._model, self._optimizer, self.max_grad_norm, self._blocks = (
+            model,
+            optimizer,
+            max_grad_norm,
+            blocks,
+        )
 
     def model(self) -> nn.Module:
         return super().model() if self._model is None else self._model()

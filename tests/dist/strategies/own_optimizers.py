@@ -32,7 +32,7 @@ class Clipping(torch.optim.SGD):
     """Torch's update, after a look at everything."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        _clip(self)
+        _max_grad_norm(self)
         super().step()
 
 
@@ -84,7 +84,7 @@ class Warm(torch.optim.SGD):
         super().__init__(parameters, lr=0.1, momentum=0.9)
 
 
-def _clip(optimizer: Optimizer, *_: Any) -> None:
+def _max_grad_norm(optimizer: Optimizer, *_: Any) -> None:
     held = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
     nn.utils.clip_grad_norm_(held, 0.2)
 
@@ -103,7 +103,7 @@ _harmless.elementwise = True  # type: ignore[attr-defined]
 def hook_before(number: int, _: nn.Module, optimizer: Optimizer) -> None:
     """Clip from step 1 on."""
     if number == 1:
-        optimizer.register_step_pre_hook(_clip)
+        optimizer.register_step_pre_hook(_max_grad_norm)
 
 
 def hook_behind(number: int, _: nn.Module, optimizer: Optimizer) -> None:
@@ -116,7 +116,7 @@ def hook_of_all_before(number: int, _: nn.Module, optimizer: Optimizer) -> None:
     """Clip in all optimizers."""
     del optimizer
     if number == 1:
-        GLOBAL.append(register_optimizer_step_pre_hook(_clip))
+        GLOBAL.append(register_optimizer_step_pre_hook(_max_grad_norm))
 
 
 def hook_of_all_behind(number: int, _: nn.Module, optimizer: Optimizer) -> None:
@@ -139,7 +139,7 @@ def patched_step(number: int, _: nn.Module, optimizer: Optimizer) -> None:
 
         @functools.wraps(before)
         def step(*args: Any, **kwargs: Any) -> Any:
-            _clip(optimizer)
+            _max_grad_norm(optimizer)
             return before(*args, **kwargs)
 
         optimizer.step = step  # type: ignore[method-assign]

@@ -84,7 +84,7 @@ class Written(nn.Module):
 class Sentences(Balanced):
     """Sentences through blocks, with two auxiliary terms and a limit on the gradient."""
 
-    clip = 0.05
+    max_grad_norm = 0.05
 
     def __init__(self, samples: int = 30, blocks: int = 7, tied: bool = False) -> None:
         super().__init__(samples=samples)

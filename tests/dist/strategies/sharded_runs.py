@@ -91,7 +91,7 @@ class Training:
     samples: int = 21
     batch_size: int = 9
     micro_batch: int | None = None
-    clip: float | None = 0.05
+    max_grad_norm: float | None = 0.05
     steps: int = 3
     own_loop: bool = False
     options: dict[str, Any] = field(default_factory=dict)
@@ -131,7 +131,7 @@ def train(run: Run, training: Training) -> Outcome:
     )
     losses, norms = [], []
     feed = own.feed(data(training.samples), batch_size=training.batch_size)
-    for step in own.steps(feed, steps=training.steps, clip=training.clip):
+    for step in own.steps(feed, steps=training.steps, max_grad_norm=training.max_grad_norm):
         if training.own_loop:
             for batch in step:
                 step.backward(loss(replica.model, batch))

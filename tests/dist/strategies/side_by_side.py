@@ -51,7 +51,7 @@ def prepared(
         precision=Precision("fp32", world.device),
         shards=shards,
         exactness=Exactness.BITWISE,
-        allow_unused=task.allow_unused,
+        find_unused_parameters=task.find_unused_parameters,
         structure=structure_of(task),
         tuning=tuning,
         remakes=True,

@@ -82,7 +82,7 @@ class Reading(Task):
 
     batch_size = 8
     epochs = 50
-    clip = 0.5
+    max_grad_norm = 0.5
 
     def __init__(self, optimizer: str = "adamw") -> None:
         self.kind = optimizer

@@ -111,7 +111,7 @@ EXACT = [("none", scale) for scale in (1.0, 1e-9, 1e9)]
 @pytest.fixture(scope="module")
 def taken() -> tuple[dict[Any, dict[str, Any]], ...]:
     """What each worker made of every case."""
-    return paceline.launch(all_steps, workers=WORKERS, shards=4, lane="gloo", threads=1, device="cpu")
+    return paceline.launch(all_steps, workers=WORKERS, shards=4, transport="gloo", threads=1, device="cpu")
 
 
 @pytest.mark.parametrize(("compress", "scale"), SIZES)

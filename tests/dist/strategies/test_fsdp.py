@@ -21,7 +21,7 @@ from tests.dist.strategies.sharded_runs import RATE, Model, Outcome, Partly, Sha
 from tests.dist.strategies.test_special_models import train as train_special
 
 SHORT = Training(samples=10)
-SOCKETS = Training(shards=5, micro_batch=1, samples=10, options={"lane": "gloo"})
+SOCKETS = Training(shards=5, micro_batch=1, samples=10, options={"transport": "gloo"})
 TWO = {
     "3 shards": Training(shards=3, batch_size=7),
     "8 shards, micro-batches": Training(shards=8, micro_batch=1, batch_size=17, samples=40),
@@ -35,8 +35,8 @@ TWO = {
 THREE = {"3 shards": TWO["3 shards"], "5 shards": Training(shards=5), "short": SHORT}
 FOUR = {"5 shards, micro-batches": Training(shards=5, micro_batch=1), "short": SHORT, "over sockets": SOCKETS}
 LOWER = {
-    "numeric": Training(options={"exact": "numeric"}, micro_batch=1, clip=None),
-    "bf16": Training(options={"exact": "numeric", "tuning": Tuning(gather="bf16")}, clip=None),
+    "numeric": Training(options={"exact": "numeric"}, micro_batch=1, max_grad_norm=None),
+    "bf16": Training(options={"exact": "numeric", "tuning": Tuning(fsdp_dtype="bf16")}, max_grad_norm=None),
 }
 
 
@@ -195,7 +195,7 @@ def prepare(run: paceline.Run, model: type[nn.Module], optimizer: type[torch.opt
         (Tied, Unknown, {}, r"blocks\.0\.feed_in\.weight and blocks\.1\.feed_in\.weight are one parameter"),
         (Scalar, Unknown, {}, r"scale is a single number without a dimension"),
         (Model, torch.optim.Adafactor, {}, r"Adafactor may look across rows"),
-        (Model, Unknown, {"offload": True}, r"--offload needs an accelerator"),
+        (Model, Unknown, {"offload": True}, r"offload=True needs an accelerator"),
     ],
 )
 def test_what_is_refused(

@@ -83,7 +83,7 @@ def train(
     run.prepare_replica(Model, optimizer, scheduler)
     fault_points.set_fault(trap if killed is not None else None)
     losses, measured = [], []
-    for step in run.steps(data(), batch_size=13, steps=steps, clip=0.3):
+    for step in run.steps(data(), batch_size=13, steps=steps, max_grad_norm=0.3):
         losses.append(step.compute(loss).loss)
         if step.number == 4 and not step.again:
             measured.append(run.evaluate(data(), measure, batch_size=13))

@@ -43,10 +43,10 @@ def tree_of(shards: range, step: int) -> TreeSum:
     return tree
 
 
-def work(world: World, lane: str) -> list[list[Tensor | None]]:
+def work(world: World, transport: str) -> list[list[Tensor | None]]:
     post_backward.BUCKET = 1024  # several buckets
     like = [torch.empty(shape, dtype=dtype) for shape, dtype in SHAPES]
-    sums = post_backward.PostBackwardReduce(world, SHARDS, lane)
+    sums = post_backward.PostBackwardReduce(world, SHARDS, transport)
     owned = owned_shards(world.rank, world.size, SHARDS)
     # Memory is used again in the next step, so what is kept must be a copy.
     return [
@@ -55,9 +55,9 @@ def work(world: World, lane: str) -> list[list[Tensor | None]]:
     ]
 
 
-@pytest.mark.parametrize(("workers", "lane"), [(1, "auto"), (2, "auto"), (3, "gloo")])
-def test_the_sum_of_one_process_to_the_bit(workers: int, lane: str) -> None:
-    for totals in run_workers(work, workers, lane):
+@pytest.mark.parametrize(("workers", "transport"), [(1, "auto"), (2, "auto"), (3, "gloo")])
+def test_the_sum_of_one_process_to_the_bit(workers: int, transport: str) -> None:
+    for totals in run_workers(work, workers, transport):
         for step, total in enumerate(totals):
             wanted = tree_of(range(SHARDS), step).nodes[0][1]
             assert len(total) == len(SHAPES)

@@ -157,7 +157,7 @@ def diloco(run: paceline.Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def test_the_outer_optimizer_is_torchs_nesterov() -> None:
-    tuning = {"local_steps": 3, "outer": "nesterov"}
+    tuning = {"local_steps": 3, "outer_optimizer": "nesterov"}
     options = {"strategy": "local-sgd", "workers": 2, "threads": 1, "device": "cpu", "tuning": tuning}
     for wanted, found in paceline.launch(diloco, **options):
         assert wanted.keys() == found.keys()
@@ -168,7 +168,7 @@ def test_the_outer_optimizer_is_torchs_nesterov() -> None:
 def test_a_checkpoint_between_averages_goes_on_with_the_same_workers_and_with_others(
     outer: str, tmp_path: Path
 ) -> None:
-    tuning = {"local_steps": 5, "outer": outer}
+    tuning = {"local_steps": 5, "outer_optimizer": outer}
     case = {"tuning": tuning, "optimizer": "adamw"}
     whole = {**case, "out": tmp_path / "run", "saved": 7}
     ((first, *_),) = launch("local-sgd", 3, [whole])
@@ -184,7 +184,7 @@ def test_a_checkpoint_between_averages_goes_on_with_the_same_workers_and_with_ot
 
 @pytest.mark.parametrize("outer", ["average", "nesterov"])
 def test_a_lost_worker_is_survived(outer: str, tmp_path: Path) -> None:
-    tuning = {"local_steps": 4, "outer": outer, "outer_lr": 1.0, "outer_momentum": 0.1}
+    tuning = {"local_steps": 4, "outer_optimizer": outer, "outer_lr": 1.0, "outer_momentum": 0.1}
     results = paceline.launch(
         train, [{"steps": 60}], str(tmp_path / "killed"), strategy="local-sgd", workers=3, shards=6, threads=1,
         device="cpu", tuning=tuning,

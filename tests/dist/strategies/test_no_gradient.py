@@ -33,7 +33,7 @@ class Experts(nn.Module):
 def loop(run: paceline.Run, model: nn.Module, loss: Callable[[nn.Module, Tensor, Tensor], Loss]) -> nn.Module:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.3)
     model, _ = run.prepare(model, optimizer)
-    for step in run.steps(data(), batch_size=BATCH, epochs=2, clip=0.5):
+    for step in run.steps(data(), batch_size=BATCH, epochs=2, max_grad_norm=0.5):
         for features, labels in step:
             step.backward(loss(model, features, labels))
         step.apply()
@@ -128,7 +128,7 @@ class Gated(nn.Module):
 
 
 def announced_by_none(run: paceline.Run) -> nn.Module:
-    """The gate is reached by the auxiliary term alone, and nobody set allow_unused."""
+    """The gate is reached by the auxiliary term alone, and nobody set find_unused_parameters."""
     return loop(run, Gated(), balanced)
 
 
@@ -138,7 +138,7 @@ def thawed(run: paceline.Run) -> nn.Module:
     model.gate.requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.3)
     model, _ = run.prepare(model, optimizer)
-    for step in run.steps(data(), batch_size=BATCH, epochs=2, clip=0.5):
+    for step in run.steps(data(), batch_size=BATCH, epochs=2, max_grad_norm=0.5):
         if step.number == 2:
             model.gate.requires_grad_(True)
         for features, labels in step:
@@ -153,7 +153,7 @@ def spare(run: paceline.Run) -> nn.Module:
     return loop(run, Gated(spare=True), balanced)
 
 
-UNUSED = {"allow_unused": True}
+UNUSED = {"find_unused_parameters": True}
 EXACT: dict[str, tuple[Scenario, dict[str, Any]]] = {
     "branching": (branching, UNUSED),
     "gated": (gated, UNUSED),
@@ -183,7 +183,7 @@ def alone() -> dict[str, Any]:
     [
         (REPLICAS, "dp", 2, {}),
         (REPLICAS, "ddp", 2, {}),
-        (REPLICAS, "ddp", 3, {"lane": "gloo"}),
+        (REPLICAS, "ddp", 3, {"transport": "gloo"}),
         (REPLICAS, "ddp", 4, {}),
         (EXACT, "ddp", 2, {"tuning": Tuning(shard_optimizer=True)}),
         (CUT, "fsdp", 2, {}),
@@ -208,5 +208,5 @@ def test_a_term_that_skips_the_model_is_refused_where_others_would_wait_for_it()
 
 
 def test_what_no_term_reaches_is_named() -> None:
-    with pytest.raises(paceline.InputError, match=r"no gradient for spare\.weight.*allow_unused"):
+    with pytest.raises(paceline.InputError, match=r"no gradient for spare\.weight.*find_unused_parameters"):
         paceline.launch(spare, strategy="ddp", workers=2, shards=2, threads=1)

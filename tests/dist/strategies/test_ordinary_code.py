@@ -40,7 +40,7 @@ class Case:
 
 CASES: dict[str, Case] = {
     "auxiliary terms that miss parameters": Case(ordinary.Balance, {"pp": NO_ROW}),
-    "the same, clipped": Case(partial(ordinary.Balance, clip=True), {"pp": NO_ROW}),
+    "the same, clipped": Case(partial(ordinary.Balance, max_grad_norm=True), {"pp": NO_ROW}),
     "a head of an auxiliary term alone": Case(ordinary.TwoHeads, {"pp": NO_ROW}),
     "methods of the model": Case(ordinary.Methods, {"pp": NO_ROW, "tp": OUTSIDE}),
     "a loss over all weights": Case(
@@ -77,10 +77,10 @@ CASES: dict[str, Case] = {
         dict.fromkeys(("fsdp", "pp", "ps", "tp", "local-sgd"), "holds a parameter of shape \\(1,\\) that the model has not"),
     ),
     "two types, clipped": Case(
-        partial(Made, model=ordinary.mixed(torch.float64), clip=0.1, blocks=["0", "1", "2"]),
+        partial(Made, model=ordinary.mixed(torch.float64), max_grad_norm=0.1, blocks=["0", "1", "2"]),
     ),
     "complex, clipped": Case(
-        partial(Made, model=ordinary.mixed(torch.complex64), clip=0.1, blocks=["0", "1", "2"]),
+        partial(Made, model=ordinary.mixed(torch.complex64), max_grad_norm=0.1, blocks=["0", "1", "2"]),
     ),
     "two types in one wrap": Case(
         partial(Made, model=ordinary.mixed(torch.float64), blocks=[]), {"fsdp": "fsdp gathers them together"}
@@ -89,7 +89,7 @@ CASES: dict[str, Case] = {
         partial(Made, model=ordinary.one_number), {"fsdp": "without a dimension, which fsdp cannot cut"}
     ),
     "odd sizes, clipped": Case(
-        partial(Made, model=lambda: nn.Sequential(nn.Linear(FEATURES, 7), nn.Tanh(), nn.Linear(7, 3)), clip=0.2)
+        partial(Made, model=lambda: nn.Sequential(nn.Linear(FEATURES, 7), nn.Tanh(), nn.Linear(7, 3)), max_grad_norm=0.2)
     ),
     "tied weights": Case(
         partial(MadeWords, model=ordinary.tied), {"pp": "share 0.weight and 2.weight", "tp": "finds no layer to split"}
@@ -127,7 +127,7 @@ def _train_one(run: paceline.Run, name: str, strategy: str, shards: int, tuning:
     try:
         with prepared(run, name, task, strategy, shards, tuning) as (replica, feed, world):
             for work in steps_of(feed):
-                replica.step(work, task.loss, task.clip)
+                replica.step(work, task.loss, task.max_grad_norm)
             metrics = evaluate(feed, task.metrics, replica, world, 0)
             state = replica.state()
             slots = {

@@ -75,7 +75,7 @@ def train(
 
     run.prepare_replica(make, optimizer, scheduler)
     fault_points.set_fault(trap if killed is not None else None)
-    taken = [step.compute(loss) for step in run.steps(data(), batch_size=13, steps=steps, clip=0.05)]
+    taken = [step.compute(loss) for step in run.steps(data(), batch_size=13, steps=steps, max_grad_norm=0.05)]
     fault_points.set_fault(None)
     held, state = run.replica.held(), run.replica.state()
     slots = {

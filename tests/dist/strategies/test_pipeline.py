@@ -60,7 +60,7 @@ MORE = {
     "short": spec("Noisy", samples="9"),  # the last batch is 2 samples for 4 shards
     "named": spec("Named", batch_size=16, samples="42", cuts="2.1"),
     "halves": spec("Halved"),
-    "doubles": spec("Doubled", clip="0.05"),
+    "doubles": spec("Doubled", max_grad_norm="0.05"),
 }
 PLAIN = {"plain": spec("Plainer")}
 
@@ -132,7 +132,7 @@ def test_every_schedule_is_one_process_to_the_bit(
 
 def test_each_worker_keeps_its_part_only_and_of_its_blocks_only_the_products(one: Results) -> None:
     whole = one["plain"]["held"]
-    recomputing = train(PLAIN, "pp", 2, tuning=Tuning(recompute="selective"))
+    recomputing = train(PLAIN, "pp", 2, tuning=Tuning(activation_checkpointing="selective"))
     for many in recomputing:
         assert_same(one["plain"]["state"], many["plain"]["state"])
     first, last = (results["plain"]["held"] for results in recomputing)
@@ -259,8 +259,12 @@ def parts(
             {"pp": 3, "ddp": 2},
             "interleaved needs .* has 2 of the 4 shards. Use --shards 6",
         ),
-        (parts(stages_a_worker=2), {"pp": 2}, "1f1b holds one stage a worker, not 2"),
-        (parts(schedule="zero-bubble", recompute="selective"), {"pp": 2}, "Use --recompute blocks"),
+        (parts(stages_per_worker=2), {"pp": 2}, "1f1b holds one stage a worker, not 2"),
+        (
+            parts(schedule="zero-bubble", activation_checkpointing="selective"),
+            {"pp": 2},
+            "Use --activation-checkpointing blocks",
+        ),
         (parts(whole=True), {"pp": 2}, "Leave --compile out"),
         (parts(sync_batchnorm=True), {"pp": 2}, "--sync-batchnorm needs all shards at once"),
     ],

@@ -1,4 +1,4 @@
-"""--recompute: blocks whose activations are computed again; names, numbers and buffers are those of a run that keeps them."""
+"""--activation-checkpointing: blocks computed again; names, numbers and buffers are those of a run that keeps them."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ def train(run: paceline.Run, tunings: list[dict[str, Any]], precision: str) -> l
 
 TUNINGS: list[dict[str, Any]] = [
     {},
-    {"recompute": "blocks"},
-    {"recompute": "selective"},
-    {"recompute": "blocks", "recompute_every": 3},
+    {"activation_checkpointing": "blocks"},
+    {"activation_checkpointing": "selective"},
+    {"activation_checkpointing": "blocks", "activation_checkpointing_every": 3},
 ]
 
 
@@ -115,7 +115,7 @@ def held_bytes(kind: str) -> int:
     """Count what the backward pass keeps of a forward pass."""
     torch.manual_seed(0)
     model = Stack()
-    recompute_blocks(model, Structure(), Tuning(recompute=kind))
+    recompute_blocks(model, Structure(), Tuning(activation_checkpointing=kind))
     kept: dict[int, int] = {}
 
     def pack(value: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ def test_what_is_kept() -> None:
 
 
 def test_a_block_is_wrapped_once_and_follows_a_copy() -> None:
-    model, tuning = Stack(), Tuning(recompute="blocks")
+    model, tuning = Stack(), Tuning(activation_checkpointing="blocks")
     names = [name for name, _ in model.named_parameters()]
     recompute_blocks(model, Structure(), tuning)
     first = [block.forward for block in model.blocks]
@@ -158,13 +158,14 @@ class Writing(nn.Module):
 
 def test_bad_input() -> None:
     with pytest.raises(
-        InputError, match=r"--recompute blocks works on the repeated blocks of a model, and Linear has none"
+        InputError,
+        match=r"--activation-checkpointing blocks works on the repeated blocks of a model, and Linear has none",
     ):
-        recompute_blocks(nn.Linear(3, 3), Structure(), Tuning(recompute="blocks"))
+        recompute_blocks(nn.Linear(3, 3), Structure(), Tuning(activation_checkpointing="blocks"))
     with pytest.raises(InputError, match=r"blocks\.0\.1 \(ReLU\) writes over its input"):
-        recompute_blocks(Writing(), Structure(), Tuning(recompute="selective"))
+        recompute_blocks(Writing(), Structure(), Tuning(activation_checkpointing="selective"))
     with pytest.raises(InputError, match="no module of the model is called so"):
-        recompute_blocks(Stack(), Structure(blocks=["layers.*"]), Tuning(recompute="blocks"))
+        recompute_blocks(Stack(), Structure(blocks=["layers.*"]), Tuning(activation_checkpointing="blocks"))
 
 
 def auxiliary(run: paceline.Run) -> str:
@@ -185,7 +186,9 @@ def auxiliary(run: paceline.Run) -> str:
 
 def test_auxiliary_terms() -> None:
     kept, again = (
-        paceline.launch(auxiliary, shards=2, threads=1, device="cpu", tuning={"recompute": kind})
+        paceline.launch(
+            auxiliary, shards=2, threads=1, device="cpu", tuning={"activation_checkpointing": kind}
+        )
         for kind in ("none", "blocks")
     )
     assert again == kept
@@ -198,7 +201,7 @@ def test_auxiliary_terms() -> None:
                 shards=2,
                 threads=1,
                 device="cpu",
-                tuning={"recompute": "selective"},
+                tuning={"activation_checkpointing": "selective"},
             )
 
 
@@ -210,7 +213,7 @@ def test_a_compiled_model(kind: str) -> None:
     model(values).sum().backward()
     plain = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
     model.zero_grad()
-    recompute_blocks(model, Structure(), Tuning(recompute=kind))
+    recompute_blocks(model, Structure(), Tuning(activation_checkpointing=kind))
     model.compile(backend="aot_eager", fullgraph=True)
     model(values).sum().backward()
     compiled = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]

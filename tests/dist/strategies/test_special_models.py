@@ -48,7 +48,7 @@ def test_parameters_without_a_gradient_stay_as_they_are(strategy: str, samples: 
 
 
 def test_an_unused_parameter_that_nobody_announced() -> None:
-    with pytest.raises(InputError, match=r"no gradient for .*branches.*allow_unused = True"):
+    with pytest.raises(InputError, match=r"no gradient for .*branches.*find_unused_parameters = True"):
         train("ForbiddenBranching", "ddp", 2)
 
 

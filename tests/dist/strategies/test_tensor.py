@@ -63,7 +63,7 @@ JOBS = {
     "planned": Job("Planned"),
     "sequence": Job(tuning=SEQUENCE),
     "loss": Job(tuning=LOSS),
-    "recomputed": Job("Wrapped", tuning=Tuning(recompute="selective")),
+    "recomputed": Job("Wrapped", tuning=Tuning(activation_checkpointing="selective")),
     "one layer": Job("Bare"),
     "loss of each item": Job("EachItem", {"optimizer": "adagrad"}, LOSS),
 }
@@ -197,7 +197,7 @@ def own_loop(run: paceline.Run) -> tuple[State, list[float | None]]:
         for batch in step:
             loss = task.loss(model, batch)
             step.backward(loss.total, loss.weight)
-        norms.append(step.apply(clip=0.5).gradient_norm)
+        norms.append(step.apply(max_grad_norm=0.5).gradient_norm)
     assert optimizer is run.replica.optimizer
     return run.replica.state(), norms
 

@@ -38,7 +38,7 @@ def loop(run: paceline.Run, model: nn.Module, optimizer: torch.optim.Optimizer, 
     # One sample a shard is too few for statistics; their gradients are not what is looked at here.
     model.norm.eval()  # type: ignore[union-attr]
     model, optimizer = run.prepare(model, optimizer)
-    for step in run.steps(data(), batch_size=BATCH, epochs=EPOCHS, clip=0.5):
+    for step in run.steps(data(), batch_size=BATCH, epochs=EPOCHS, max_grad_norm=0.5):
         change(step.number, model, optimizer)
         for features, labels in step:
             losses = F.cross_entropy(model(features), labels, reduction="none")
@@ -131,7 +131,7 @@ def beside_torch(run: paceline.Run) -> nn.Module:
         one.norm.eval()
     shadow = optimizer_of(plain)
     prepared, _ = run.prepare(model, optimizer_of(model))
-    for step in run.steps(data(), batch_size=BATCH, epochs=EPOCHS, clip=0.5):
+    for step in run.steps(data(), batch_size=BATCH, epochs=EPOCHS, max_grad_norm=0.5):
         for one in (model, plain):
             one.body.requires_grad_(3 <= step.number < 6)
         shadow.zero_grad()

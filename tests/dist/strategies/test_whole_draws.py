@@ -40,5 +40,7 @@ def test_fsdp_draws_what_one_process_draws() -> None:
 
 
 def test_fsdp_beside_tp_is_refused() -> None:
-    with pytest.raises(InputError, match=r"drawn for a weight of which each worker has a part.*fsdp or ddp"):
+    with pytest.raises(
+        InputError, match=r"drawn for a weight of which each worker has a part.*'fsdp' or 'ddp'"
+    ):
         paceline.launch(redraw, strategy="fsdp=2,tp=2", workers=4, **OPTIONS)

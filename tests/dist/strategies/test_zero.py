@@ -81,7 +81,7 @@ def train(
     else:
         run.prepare_replica(make, lambda made: optimizer(kind, made))
     fault_points.set_fault(trap if killed is not None else None)
-    for step in run.steps(data(), batch_size=12, steps=STEPS, clip=0.5):
+    for step in run.steps(data(), batch_size=12, steps=STEPS, max_grad_norm=0.5):
         step.compute(loss)
     fault_points.set_fault(None)
     replica = run.replica

@@ -27,7 +27,7 @@ def prepare(run: paceline.Run, task: Classify) -> tuple[nn.Module, torch.optim.O
     return run.prepare(model, task.optimizer(model))
 
 
-def design(run: paceline.Run, clip: float | None, steps: int) -> tuple[Weights, float, int]:
+def design(run: paceline.Run, max_grad_norm: float | None, steps: int) -> tuple[Weights, float, int]:
     """The loop of the design, word for word."""
     task = Classify()
     model, _ = prepare(run, task)
@@ -36,7 +36,7 @@ def design(run: paceline.Run, clip: float | None, steps: int) -> tuple[Weights, 
         for features, labels in step:
             losses = F.cross_entropy(model(features), labels, reduction="none")
             step.backward(losses.sum(), len(losses))
-        result = step.apply(clip=clip)
+        result = step.apply(max_grad_norm=max_grad_norm)
     assert result is not None
     return weights(model), result.loss, run.position.number
 

@@ -100,4 +100,4 @@ def test_work_on_gradients_of_split_layers_is_refused() -> None:
 
 def test_work_on_a_part_of_the_gradients_is_refused_where_servers_have_them() -> None:
     for found in said("ps", ["clip of a part"]):
-        assert "clip=1.0" in found["clip of a part"]
+        assert "max_grad_norm=1.0" in found["clip of a part"]

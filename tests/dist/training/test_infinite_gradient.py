@@ -19,14 +19,14 @@ BAD = 3
 """The step whose gradient is infinite while its loss is finite."""
 
 
-def steep(run: paceline.Run, clip: float | None, steps: int) -> tuple[str, bool, int]:
+def steep(run: paceline.Run, max_grad_norm: float | None, steps: int) -> tuple[str, bool, int]:
     """Train until it is refused; returns the words, whether the weights are finite, and where the run stands."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 3))
     model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     words = ""
     try:
-        for step in run.steps(data(), batch_size=BATCH, steps=steps, clip=clip):
+        for step in run.steps(data(), batch_size=BATCH, steps=steps, max_grad_norm=max_grad_norm):
             for features, labels in step:
                 scores = model(features)
                 losses = F.cross_entropy(scores, labels, reduction="none")
@@ -37,7 +37,7 @@ def steep(run: paceline.Run, clip: float | None, steps: int) -> tuple[str, bool,
                 step.backward(Loss.mean(losses))
             step.apply()
     except NonFiniteLossError as error:
-        if clip is None:
+        if max_grad_norm is None:
             raise
         words = str(error)
     finite = all(bool(parameter.isfinite().all()) for parameter in model.parameters())

@@ -28,12 +28,12 @@ def test_the_loop_of_the_design_is_the_task(strategy: str, workers: int) -> None
     # Two shards, so that ddp with two workers is bit-equal too.
     jobs = {
         "plain": Job(options={"shards": 2}),
-        "clipped": Job(options={"shards": 2}, settings={"clip": "0.05"}),
+        "clipped": Job(options={"shards": 2}, settings={"max_grad_norm": "0.05"}),
     }
     wanted = train(jobs, strategy, workers)
-    for name, clip in (("plain", None), ("clipped", 0.05)):
+    for name, max_grad_norm in (("plain", None), ("clipped", 0.05)):
         results = paceline.launch(
-            loops.design, clip, 20, workers=workers, strategy=strategy, shards=2, threads=1
+            loops.design, max_grad_norm, 20, workers=workers, strategy=strategy, shards=2, threads=1
         )
         for weights, loss, number in results:
             assert same(weights, wanted[name].weights)

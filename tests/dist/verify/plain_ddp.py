@@ -58,14 +58,14 @@ for epoch in range(2):
         sampler.set_epoch(epoch)
     for x, y in loader:
         optimizer.zero_grad()
-        with ddp.no_sync() if fault == "clip" else contextlib.nullcontext():
+        with ddp.no_sync() if fault == "max_grad_norm" else contextlib.nullcontext():
             loss = nn.functional.mse_loss(ddp(x), y)
             if fault == "constant":
                 loss = nn.functional.mse_loss(ddp(x), y, reduction="sum") / 8
             loss.backward()
         if fault != "constant":
             clip_grad_norm_(model.parameters(), 0.5)
-        if fault == "clip":
+        if fault == "max_grad_norm":
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
                 parameter.grad /= world

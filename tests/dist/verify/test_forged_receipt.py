@@ -27,7 +27,7 @@ from tests.contract.tasks import Classify
 class Scheduled(Classify):
     '''Dropout, AdamW, a learning rate that falls over the whole run, and a norm that clips.'''
 
-    clip = 0.05
+    max_grad_norm = 0.05
 
     def __init__(self, lr: float = 0.01) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ OTHER: dict[str, Any] = {
     "micro_batch": 1,
     "sync_batchnorm": True,
     "tuning": {"bucket_mb": 3.0},
-    "clip": 0.01,
+    "max_grad_norm": 0.01,
     "horizon": 7,
     "task": "digits",
     "settings": {"lr": "0.5"},

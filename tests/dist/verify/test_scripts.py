@@ -42,7 +42,7 @@ def test_a_batch_that_grows_with_the_workers_is_compared_with_one_as_large() -> 
         ("unmasked weights", "initial_weights", "nor afterwards"),
         ("schedule", "schedule", "0.09 in one process and 0.081 on 2 workers"),
         ("schedule on one", "schedule", "on rank 0"),
-        ("clip", "clipped_early", "clip_grad_norm_ found another gradient of 0.weight"),
+        ("max_grad_norm", "clipped_early", "clip_grad_norm_ found another gradient of 0.weight"),
         ("hook", "clipped_early", "not linear"),
         ("constant", "scaled", "one process's times 0.5"),
     ],

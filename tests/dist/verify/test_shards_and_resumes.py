@@ -45,7 +45,7 @@ def test_what_is_statistical_is_held_to_its_loss_curve() -> None:
     (row,) = honest.rows
     assert (row.promised, row.found) == ("statistical", "statistical"), row
     assert "band" in row.band
-    wild = {**tuning, "outer": "nesterov", "outer_lr": 50.0}
+    wild = {**tuning, "outer_optimizer": "nesterov", "outer_lr": 50.0}
     (row,) = check("Sound", "local-sgd", tuning=wild, **asked).rows
     assert (row.found, row.holds) == ("diverged", False), row
     (row,) = check("Sound", "local-sgd", tuning=tuning, **{**asked, "steps": 4}).rows
@@ -64,7 +64,7 @@ def test_where_no_cause_is_confirmed_the_first_operation_that_differs_is_named()
 def test_the_options_of_train_are_verified_with(capsys: pytest.CaptureFixture[str]) -> None:
     asked = (
         "--strategy ddp,ps,fsdp --workers 2 --shards 3 --steps 3 --no-hash-seed --no-resume --threads 1 --device cpu --json "
-        "--precision bf16 --micro-batch 1 --clip 0.1 --loader-workers 1 --servers 2 --lane gloo --epochs 2"
+        "--precision bf16 --micro-batch 1 --max-grad-norm 0.1 --num-workers 1 --servers 2 --transport gloo --epochs 2"
     ).split()
     assert app(args=["verify", f"{TASKS}:Evaluated", *asked], standalone_mode=False) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -26,7 +26,7 @@ def travelled(run: paceline.Run, ways: dict[str, dict[str, Any]]) -> dict[str, s
 def test_what_tensors_travel_by() -> None:
     ways = {
         "ddp": {},
-        "sockets": {"lane": "gloo"},
+        "sockets": {"transport": "gloo"},
         "numeric": {"exact": "numeric"},
         "fsdp": {"strategy": "fsdp"},
         "pp": {"strategy": "pp"},
@@ -53,4 +53,4 @@ def test_one_process_threads_servers_and_the_records(tmp_path: Path) -> None:
     events = [json.loads(line) for line in (tmp_path / "ps" / "events.jsonl").read_text().splitlines()]
     assert [one["transport"] for one in events if one["kind"] == "run_started"] == ["rpc"]
     receipt = json.loads((tmp_path / "ps" / "receipt.json").read_text())
-    assert (receipt["transport"], receipt["lane"]) == ("rpc", "auto")
+    assert (receipt["transport"], receipt["transport"]) == ("rpc", "auto")

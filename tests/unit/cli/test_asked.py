@@ -14,8 +14,8 @@ from paceline.training.spec import TrainSpec
 
 OUT = Path("run")
 OTHER = {
-    "shards": 8, "exact": "numeric", "device": "cpu", "compile": True, "lane": "gloo", "backend": "gloo",
-    "check_collectives": True, "save_every": "7", "keep": 5, "save_async": True, "peer_copies": 1, "copy_every": 3,
+    "shards": 8, "exact": "numeric", "device": "cpu", "compile": True, "transport": "gloo", "backend": "gloo",
+    "check_collectives": True, "save_every": "7", "keep": 5, "save_async": True, "peer_snapshots": 1, "snapshot_every": 3,
     "tensorboard": True, "elastic": False, "min_workers": 2, "max_restarts": 4, "hang_timeout": 33.0, "rebalance": True,
     "nodes": "1:2", "rendezvous": "localhost:29500", "join_timeout": 44.0, "machine_timeout": 21, "sync_batchnorm": True,
 }  # fmt: skip
@@ -35,12 +35,12 @@ def test_a_resumed_run_keeps_every_option():
         "epochs": 3,
         "horizon": 500,
         "batch_size": 96,
-        "clip": 0.5,
-        "loader_workers": 1,
+        "max_grad_norm": 0.5,
+        "num_workers": 1,
         "precision": "bf16",
         "seed": 3,
     }
-    tuned = {"recompute": "blocks", "compress": "bf16", "bucket_mb": 2.0}
+    tuned = {"activation_checkpointing": "blocks", "compress": "bf16", "bucket_mb": 2.0}
     before = begun(**OTHER, **told, **tuned, settings={"width": "32"}, threads=2)
     again = Asked.of("digits", {"resume": True}, before, OUT)
     for name, value in {**OTHER, "workers": 2}.items():
@@ -56,7 +56,7 @@ def test_every_option_is_tried_above():
     from dataclasses import fields
 
     fitted = {"strategy", "workers", "servers", "out", "resume"}
-    overrides = {"seed", "precision", "micro_batch", "loader_workers"}
+    overrides = {"seed", "precision", "micro_batch", "num_workers"}
     assert {one.name for one in fields(RunOptions) if shown(one)} == set(OTHER) | fitted | overrides
 
 

@@ -14,7 +14,7 @@ SAID = {
     "save_every": "2epochs",
     "hang_timeout": 90.0,
     "compile": True,
-    "gather": "bf16",
+    "fsdp_dtype": "bf16",
     "batch_size": 64,
     "settings": {"lr": "0.1", "name": "x"},
 }
@@ -26,7 +26,7 @@ workers = 4
 save-every = "2epochs"
 hang_timeout = 90
 compile = true
-gather = "bf16"
+fsdp_dtype = "bf16"
 batch-size = 64
 [settings]
 lr = 0.1
@@ -40,7 +40,7 @@ save_every: 2epochs
 hang-timeout: 90
 compile: yes
 tuning:
-  gather: bf16
+  fsdp_dtype: bf16
 batch_size: 64
 settings: {lr: 0.1, name: x}
 """,
@@ -55,7 +55,12 @@ def test_toml_and_yaml_say_the_same(name, tmp_path):
 
 def test_a_spec_of_a_run_says_what_it_was_asked_for(tmp_path):
     options = {**known_options(), "strategy": "fsdp", "workers": 2, "shards": 2, "shards_from": "workers"}
-    options |= {"out": "runs/a", "resume": True, "seed": 5, "tuning": {"gather": "bf16", "compress": "none"}}
+    options |= {
+        "out": "runs/a",
+        "resume": True,
+        "seed": 5,
+        "tuning": {"fsdp_dtype": "bf16", "compress": "none"},
+    }
     spec = {"task": "digits", "steps": 9, "overrides": {"precision": "bf16"}, "threads": 1, "settings": {}}
     (tmp_path / "spec.json").write_text(json.dumps({**spec, "options": options}, default=str))
     found = read_config(tmp_path / "spec.json")
@@ -63,7 +68,7 @@ def test_a_spec_of_a_run_says_what_it_was_asked_for(tmp_path):
     assert found == {
         "strategy": "fsdp",
         "workers": 2,
-        "gather": "bf16",
+        "fsdp_dtype": "bf16",
         "task": "digits",
         "steps": 9,
         "threads": 1,

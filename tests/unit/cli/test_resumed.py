@@ -74,8 +74,13 @@ def test_what_was_asked_for_is_refused_and_not_changed(said):
 
 
 def test_tuning_of_another_strategy_is_left_out_with_a_note():
-    before = {"compress": "bf16", "bucket_mb": None, "recompute": "blocks", "shard_optimizer": False}
+    before = {
+        "compress": "bf16",
+        "bucket_mb": None,
+        "activation_checkpointing": "blocks",
+        "shard_optimizer": False,
+    }
     assert usable("ddp", before) == (before, ())
     kept, notes = usable("fsdp", before)
-    assert kept == {"recompute": "blocks"}
+    assert kept == {"activation_checkpointing": "blocks"}
     assert notes == ("the run had --compress bf16, which --strategy fsdp has no use for: it is left out.",)

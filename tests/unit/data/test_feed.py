@@ -127,7 +127,7 @@ class Endless:
         (Squares(9), {"batch_size": 3}, "a batch of 3 samples cannot be cut into 4 shards"),
         (Squares(9), {"batch_size": 0}, "batch_size is 0"),
         (Squares(9), {"micro_batch": 0}, "micro_batch is 0"),
-        (Squares(9), {"loader_workers": -1}, "loader_workers is -1"),
+        (Squares(9), {"num_workers": -1}, "num_workers is -1"),
         (Squares(9), {"prefetch": 0}, "prefetch is 0"),
         (Endless(), {}, "Endless has __getitem__ but no length"),
         (7, {}, "a int is no data set"),
@@ -171,15 +171,13 @@ class EpochStream(Stream):
         return iter([(index, self.epoch) for index in order.tolist()])
 
 
-@pytest.mark.parametrize("loader_workers", [0, 1])
-def test_a_data_set_is_told_the_epoch_wherever_it_is_read(loader_workers: int) -> None:
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_data_set_is_told_the_epoch_wherever_it_is_read(num_workers: int) -> None:
     from torch.utils.data import ConcatDataset, Subset
 
     plain = Epochs(8)
     for dataset in (plain, Subset(ConcatDataset([Epochs(4), Epochs(4)]), range(8)), EpochStream(8)):
-        feed = ShardedLoader(
-            dataset, batch_size=4, shards=1, seed=0, owned=range(1), loader_workers=loader_workers
-        )
+        feed = ShardedLoader(dataset, batch_size=4, shards=1, seed=0, owned=range(1), num_workers=num_workers)
         orders = []
         for epoch, start in ((0, 0), (1, 0), (2, 1), (1, 1), (1, 0)):
             read = [shard.batches[0] for step in feed.epoch(epoch, start) for shard in step.shards]

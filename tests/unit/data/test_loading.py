@@ -34,7 +34,7 @@ from tests.unit.data.sources import (
 def test_processes_read_the_same_as_the_worker_itself_and_leave_no_trace() -> None:
     before = torch.get_rng_state()
     alone = combined(Noisy(21), workers=1, micro_batch=1)
-    assert combined(Noisy(21), workers=1, micro_batch=1, loader_workers=2) == alone
+    assert combined(Noisy(21), workers=1, micro_batch=1, num_workers=2) == alone
     assert torch.equal(torch.get_rng_state(), before)
     assert multiprocessing.active_children() == []
 
@@ -61,7 +61,7 @@ def readers(steps: list[StepData]) -> set[tuple[int, int]]:
 
 
 def test_processes_stay_between_epochs_are_initialised_and_may_be_left_early() -> None:
-    feed = feed_of(WhoReads(64), loader_workers=2, worker_init=note_start)
+    feed = feed_of(WhoReads(64), num_workers=2, worker_init_fn=note_start)
     try:
         first = readers(list(feed.epoch(0)))
         abandoned = feed.epoch(1)
@@ -78,7 +78,7 @@ def test_processes_stay_between_epochs_are_initialised_and_may_be_left_early() -
 
 @pytest.mark.parametrize("error", [TwoPartError("box", 3), KeyError("missing")])
 def test_an_error_keeps_its_type_message_and_notes(error: Exception) -> None:
-    feed = feed_of(Faulty(20, bad=13, error=error), loader_workers=1)
+    feed = feed_of(Faulty(20, bad=13, error=error), num_workers=1)
     with pytest.raises(type(error)) as caught:
         list(feed.epoch(0))
     feed.close()
@@ -108,8 +108,8 @@ class StreamOfPids(Stream):
 
 def test_a_stream_is_read_ahead_by_one_process() -> None:
     inside = combined(Stream(21), workers=1)
-    assert combined(StreamOfPids(21), workers=2, loader_workers=2) == inside
-    feed = feed_of(Stream(64), loader_workers=1)
+    assert combined(StreamOfPids(21), workers=2, num_workers=2) == inside
+    feed = feed_of(Stream(64), num_workers=1)
     next(feed.epoch(0))
     resumed = [comparable(step) for step in feed.epoch(1, 5)]
     feed.close()
@@ -129,7 +129,7 @@ def test_loading_processes_die_with_a_killed_worker() -> None:
     script = """
         import time, multiprocessing
         from tests.unit.data.sources import Squares, feed_of
-        feed = feed_of(Squares(64), loader_workers=2)
+        feed = feed_of(Squares(64), num_workers=2)
         list(feed.epoch(0))  # to its end: one killed while it hands a tensor over leaves torch's file behind
         print(*[child.pid for child in multiprocessing.active_children()], flush=True)
         time.sleep(60)

@@ -93,9 +93,9 @@ class Broken(IterableDataset[int]):
         raise LookupError("the file ends here")
 
 
-@pytest.mark.parametrize("loader_workers", [0, 1])
-def test_an_error_of_a_stream_arrives_as_it_is_and_names_the_sample(loader_workers: int) -> None:
-    feed = feed_of(Broken(), loader_workers=loader_workers)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_of_a_stream_arrives_as_it_is_and_names_the_sample(num_workers: int) -> None:
+    feed = feed_of(Broken(), num_workers=num_workers)
     steps = feed.epoch(0)
     assert next(steps).size == 8
     with pytest.raises(LookupError, match="the file ends here") as caught:

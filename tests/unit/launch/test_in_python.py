@@ -35,8 +35,10 @@ def test_values_have_types():
         {"save_every": 50, "out": "run", "nodes": 1, "strategy": "local-sgd", "local_steps": 3}
     )
     assert made == RunOptions(save_every="50", out="run", strategy="local-sgd", tuning=Tuning(local_steps=3))
-    both = run_options({"tuning": {"recompute": "blocks"}, "recompute_every": 2})
-    assert both.tuning == Tuning(recompute="blocks", recompute_every=2)
+    both = run_options(
+        {"tuning": {"activation_checkpointing": "blocks"}, "activation_checkpointing_every": 2}
+    )
+    assert both.tuning == Tuning(activation_checkpointing="blocks", activation_checkpointing_every=2)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,10 @@ def test_errors_name_keywords(given, words):
 
 def test_what_is_no_option_stays_as_it_is():
     assert in_keywords("Give --set lr=2, or --script.") == "Give --set lr=2, or --script."
+    assert in_keywords("Use --strategy single, dp or ddp, or leave it out.") == (
+        "Use strategy='single', 'dp' or 'ddp', or leave it out."
+    )
+    assert in_keywords("Use --workers 2 or fewer.") == "Use workers=2 or fewer."
     assert in_keywords("--no-elastic and --nodes 1:4") == "elastic=False and nodes='1:4'"
 
 

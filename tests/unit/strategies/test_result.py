@@ -40,7 +40,7 @@ def test_what_is_no_loss(entry: list[float], term: list[float], words: str) -> N
 
 def test_finish_scales_then_clips_by_the_norm_of_all() -> None:
     gradients = [torch.tensor([6.0]), torch.tensor([8.0])]
-    norm = finish(gradients, 0.5, clip=1.0)
+    norm = finish(gradients, 0.5, max_grad_norm=1.0)
     assert norm is not None
     assert norm.item() == 5.0
     # torch's guard adds 1e-6 to the norm of 5.
@@ -49,9 +49,9 @@ def test_finish_scales_then_clips_by_the_norm_of_all() -> None:
 
 def test_finish_leaves_a_small_gradient_alone() -> None:
     gradients = [torch.tensor([0.3]), torch.tensor([0.4])]
-    finish(gradients, 1.0, clip=1.0)
+    finish(gradients, 1.0, max_grad_norm=1.0)
     assert torch.equal(torch.cat(gradients), torch.tensor([0.3, 0.4]))
-    assert finish(gradients, 2.0, clip=None) is None
+    assert finish(gradients, 2.0, max_grad_norm=None) is None
     assert torch.equal(torch.cat(gradients), torch.tensor([0.6, 0.8]))
 
 

@@ -73,15 +73,15 @@ def test_dense_gradients_beside_rows_are_added_as_ever() -> None:
     assert torch.equal(total[2], torch.ones(1))
 
 
-@pytest.mark.parametrize("clip", [None, 0.1, 1e6])
-def test_normalised_and_clipped_as_dense_ones(clip: float | None) -> None:
+@pytest.mark.parametrize("max_grad_norm", [None, 0.1, 1e6])
+def test_normalised_and_clipped_as_dense_ones(max_grad_norm: float | None) -> None:
     table, bias = rows(3).coalesce(), torch.randn(5, generator=torch.Generator().manual_seed(0))
     dense = [table.to_dense(), bias.clone()]
-    expected = gradients.finish(dense, 0.5, clip)
-    norm = sparse.finish([table, bias], 0.5, clip)
+    expected = gradients.finish(dense, 0.5, max_grad_norm)
+    norm = sparse.finish([table, bias], 0.5, max_grad_norm)
     torch.testing.assert_close(table.to_dense(), dense[0])
     torch.testing.assert_close(bias, dense[1])
-    if clip is not None:
+    if max_grad_norm is not None:
         torch.testing.assert_close(norm, expected)
 
 

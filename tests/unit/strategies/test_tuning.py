@@ -33,7 +33,11 @@ def test_what_compression_leaves_of_a_promise(strategy: str) -> None:
 
 
 def test_the_table_knows_every_option_and_strategy() -> None:
-    assert {one.name for one in fields(Tuning)} == {*USERS, "recompute", "recompute_every"}
+    assert {one.name for one in fields(Tuning)} == {
+        *USERS,
+        "activation_checkpointing",
+        "activation_checkpointing_every",
+    }
     for users in USERS.values():
         for name, side in users:
             assert side in (STRATEGIES[name].side, *STRATEGIES[name].beside)
@@ -63,6 +67,9 @@ def test_an_option_of_another_strategy(
 
 def test_an_option_that_serves_or_asks_for_nothing() -> None:
     check_use({"compress": "bf16", "loss_parallel": True}, {"ddp=2,tp=2": ("tp", ("ddp", "tp"))})
-    check_use({"offload": False, "reshard": True, "recompute": "blocks"}, {"single": ("single", ("ddp",))})
+    check_use(
+        {"offload": False, "reshard": True, "activation_checkpointing": "blocks"},
+        {"single": ("single", ("ddp",))},
+    )
     check_use({"schedule": "gpipe"}, {"ddp": ("ddp", ("ddp",)), "pp": ("pp", ("pp",))})
-    check_use({"recompute": "blocks"}, {})  # an empty list is refused by whoever reads it
+    check_use({"activation_checkpointing": "blocks"}, {})  # an empty list is refused by whoever reads it

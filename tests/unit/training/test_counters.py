@@ -130,7 +130,7 @@ def test_what_reads_data_sees_the_steps_after_a_resume_too(tmp_path: Path) -> No
     trained(Reading(), 2, out=tmp_path)
     assert trained(Reading(), 5, out=tmp_path, resume=True)["weights_sha256"] == whole["weights_sha256"]
     with pytest.raises(paceline.InputError, match=r"task.steps_done was read in a loading process"):
-        trained(Reading(), 2, loader_workers=1)
+        trained(Reading(), 2, num_workers=1)
 
 
 def test_the_task_knows_the_steps_and_that_is_no_counter() -> None:

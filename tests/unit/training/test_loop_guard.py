@@ -65,7 +65,7 @@ def loop(habit: str, **options: Any) -> torch.Tensor:  # noqa: C901 - one line f
                     step.backward(losses(model, batch))
             if habit == "zero_grad before apply":
                 optimizer.zero_grad()
-            result = step.apply(clip=1e9 if habit == "reads" else None)
+            result = step.apply(max_grad_norm=1e9 if habit == "reads" else None)
             if habit == "reads":
                 assert result.norm == pytest.approx(norms[-1], rel=1e-5)
                 model(
@@ -99,7 +99,7 @@ def loop(habit: str, **options: Any) -> torch.Tensor:  # noqa: C901 - one line f
         ("late term", r"called backward\(\) itself"),
         ("scaled inside", "or changed gradients"),
         *(
-            (habit, r"changed gradients before step.apply\(\).*clip=")
+            (habit, r"changed gradients before step.apply\(\).*max_grad_norm=")
             for habit in (
                 "clip_grad_norm_",
                 "clip of a part",

@@ -87,8 +87,8 @@ def test_position() -> None:
         ({"epochs": 0}, "--epochs is 0"),
         ({"steps": -1}, "--steps is -1"),
         ({"batch_size": 0}, "--batch-size is 0"),
-        ({"clip": 0.0}, "--clip is 0"),
-        ({"clip": -1.0}, "--clip is -1"),
+        ({"max_grad_norm": 0.0}, "--max-grad-norm is 0"),
+        ({"max_grad_norm": -1.0}, "--max-grad-norm is -1"),
     ],
 )
 def test_a_training_that_cannot_be(given: dict[str, Any], words: str) -> None:

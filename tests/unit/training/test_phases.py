@@ -119,7 +119,13 @@ def test_a_second_model_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "ends",
-    [{"epochs": 0}, {"steps": -1}, {"steps": 2.0}, {"epochs": True}, {"steps": 1, "clip": float("nan")}],
+    [
+        {"epochs": 0},
+        {"steps": -1},
+        {"steps": 2.0},
+        {"epochs": True},
+        {"steps": 1, "max_grad_norm": float("nan")},
+    ],
 )
 def test_ends_that_are_none(ends: dict[str, Any]) -> None:
     with opened() as run:
@@ -145,7 +151,7 @@ def test_loading_processes_end_with_what_they_loaded_for() -> None:
     def measure(model: nn.Module, batch: Any) -> dict[str, Mean]:
         return {"loss": Mean(losses(model, batch).sum(), len(batch[0]))}
 
-    with opened(loader_workers=1) as run:
+    with opened(num_workers=1) as run:
         prepared(run)
         for _ in range(3):
             for step in run.steps(data(), batch_size=8, epochs=1):

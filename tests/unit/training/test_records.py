@@ -61,7 +61,13 @@ class Worker:
 
     def describe(self) -> Start:
         return describe_start(
-            self.options, self.world, self.position, self.feed, exactness="bitwise", clip=None, about={}
+            self.options,
+            self.world,
+            self.position,
+            self.feed,
+            exactness="bitwise",
+            max_grad_norm=None,
+            about={},
         )
 
     def begin(self) -> None:

@@ -41,12 +41,12 @@ def test_all_runs_have_the_same_shards_and_threads() -> None:
 
 
 def test_each_strategy_is_tuned_by_what_means_something_to_it() -> None:
-    tuning = {"reshard": False, "schedule": "gpipe", "recompute": "blocks"}
+    tuning = {"reshard": False, "schedule": "gpipe", "activation_checkpointing": "blocks"}
     request = Request(spec=SPEC, strategies=("fsdp", "pp", "fsdp=1,tp=2"), tuning=tuning)
     found = {one: request.options(Candidate(one, 2)).tuning for one in request.strategies}
-    assert found["fsdp"] == Tuning(reshard=False, recompute="blocks")
-    assert found["pp"] == Tuning(schedule="gpipe", recompute="blocks")
-    assert found["fsdp=1,tp=2"] == Tuning(reshard=False, recompute="blocks")
+    assert found["fsdp"] == Tuning(reshard=False, activation_checkpointing="blocks")
+    assert found["pp"] == Tuning(schedule="gpipe", activation_checkpointing="blocks")
+    assert found["fsdp=1,tp=2"] == Tuning(reshard=False, activation_checkpointing="blocks")
     assert request.options(REFERENCE).tuning == Tuning()
 
 

@@ -44,7 +44,7 @@ class Augmented(Small):
 class Loaded(Augmented):
     """Samples are read elsewhere."""
 
-    loader_workers = 2
+    num_workers = 2
 
 
 class _Stream(IterableDataset[Pair]):
@@ -75,7 +75,7 @@ class Stream(Small):
 class StreamWithLength(Small):
     """An `IterableDataset` that has `__len__`."""
 
-    loader_workers = 1
+    num_workers = 1
 
     def train_data(self) -> Any:
         return _Measured(self.data(SAMPLES, 1))

@@ -41,7 +41,7 @@ class _Experts(nn.Module):
 class Experts(Small):
     """The balance loss depends on the router alone."""
 
-    allow_unused = True
+    find_unused_parameters = True
 
     def model(self) -> nn.Module:
         return _Experts()
@@ -179,7 +179,7 @@ class ModelOutput(Small):
 class Clipped(Small):
     """A norm that is too large in every step."""
 
-    clip = 0.1
+    max_grad_norm = 0.1
 
 
 @exhibit("micro-batches", "micro-batches that do not divide a shard", meshes=True)
@@ -187,7 +187,7 @@ class MicroBatches(Small):
     """One to three samples at a time."""
 
     micro_batch = 3
-    clip = 0.5
+    max_grad_norm = 0.5
 
 
 @exhibit("bf16", "bf16 autocast", meshes=True)

@@ -112,7 +112,7 @@ class _GlobalNorm(torch.optim.SGD):
     """Torch's update after a look at all gradients, as LAMB and many clipping optimizers take one."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        _clip(self)
+        _max_grad_norm(self)
         super().step()
 
 
@@ -129,7 +129,7 @@ class OwnStep(Small):
         return _GlobalNorm(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def _clip(optimizer: Optimizer, *_: Any) -> None:
+def _max_grad_norm(optimizer: Optimizer, *_: Any) -> None:
     held = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
     nn.utils.clip_grad_norm_(held, 0.2)
 
@@ -145,5 +145,5 @@ class StepHook(Small):
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         made = super().optimizer(model)
-        made.register_step_pre_hook(_clip)
+        made.register_step_pre_hook(_max_grad_norm)
         return made

@@ -61,7 +61,7 @@ class _Backbone(nn.Module):
 class Backbone(Small):
     """A stage of pp begins inside of the no_grad()."""
 
-    allow_unused = True
+    find_unused_parameters = True
 
     def model(self) -> nn.Module:
         return _Backbone()
@@ -118,11 +118,11 @@ class _Branches(nn.Module):
         return scores + self.rare(made) if features[0, 0] > 0.8 else scores
 
 
-@exhibit("unused", "parameters unused in some steps, or in all (`allow_unused`)", NO_ROW)
+@exhibit("unused", "parameters unused in some steps, or in all (`find_unused_parameters`)", NO_ROW)
 class Unused(Small):
     """Weight decay must leave alone what has no gradient."""
 
-    allow_unused = True
+    find_unused_parameters = True
 
     def model(self) -> nn.Module:
         return _Branches()
@@ -130,13 +130,13 @@ class Unused(Small):
 
 @exhibit(
     "unused-unsaid",
-    "unused parameters without `allow_unused`",
+    "unused parameters without `find_unused_parameters`",
     {"*": "no gradient for", "single": None, "dp": None, "tp": None, "ps": None, "local-sgd": None, **NO_ROW},
 )
 class UnusedUnsaid(Unused):
     """What nobody has said may be unused."""
 
-    allow_unused = False
+    find_unused_parameters = False
 
 
 class _Scaled(nn.Module):
@@ -305,7 +305,7 @@ class _Picture(nn.Module):
 class Strides(Small):
     """Clipped, because a norm adds in the order of memory."""
 
-    clip = 0.3
+    max_grad_norm = 0.3
 
     def model(self) -> nn.Module:
         return _Picture()

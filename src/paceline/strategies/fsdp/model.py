@@ -44,7 +44,11 @@ def make_sharded(parts: StrategyInputs, data: World, place: World, listener: Lis
         _spread(model, data)
     originals = {} if parts.remakes else {id(value): name for name, value in model.named_parameters()}
     # Where batches may take different ways through a model, only the whole of it is gathered by all workers alike.
-    blocks = find_blocks(model, parts.structure) if not parts.allow_unused or parts.structure.blocks else {}
+    blocks = (
+        find_blocks(model, parts.structure)
+        if not parts.find_unused_parameters or parts.structure.blocks
+        else {}
+    )
     if not blocks and parts.structure.blocks is None:
         notes.append(_note_of_one_wrap(model, parts))
     # Named by generation: torch remembers shapes by mesh, and in the next group this worker may have another rank.
@@ -64,8 +68,8 @@ def make_sharded(parts: StrategyInputs, data: World, place: World, listener: Lis
 
 def _note_of_one_wrap(model: nn.Module, parts: StrategyInputs) -> str:
     """Return what a user should know of a model that is gathered whole."""
-    if parts.allow_unused and find_blocks(model, parts.structure):
-        cause = "with allow_unused batches may take different ways through it"
+    if parts.find_unused_parameters and find_blocks(model, parts.structure):
+        cause = "with find_unused_parameters batches may take different ways through it"
     else:
         cause = "no block of it repeats"
     return (

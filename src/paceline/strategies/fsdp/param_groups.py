@@ -401,7 +401,7 @@ def shard_model(
     _check(model, blocks)
     # A last linear layer over more than two dimensions returns a view: in every step of every transformer.
     warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor")
-    low = _TYPES.get(tuning.gather)
+    low = _TYPES.get(tuning.fsdp_dtype)
     options: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": MixedPrecisionPolicy(param_dtype=low, reduce_dtype=low and torch.float32),

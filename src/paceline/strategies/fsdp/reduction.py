@@ -36,13 +36,13 @@ class Reduction:
     """The messages of a sharded model's passes."""
 
     def __init__(
-        self, data: World, place: World, copies: World, shards: int, *, exact: bool, lane: str
+        self, data: World, place: World, copies: World, shards: int, *, exact: bool, transport: str
     ) -> None:
         """`data` is everybody data is dealt to, `place` those who share a model, `copies` those with the same rows."""
         self._data, self._place, self._copies = data, place, copies
         self._exact = exact
-        self.gather = open_gather(place, lane)
-        self.scatter = open_scatter(data, copies, shards, lane)
+        self.gather = open_gather(place, transport)
+        self.scatter = open_scatter(data, copies, shards, transport)
         self.wraps: list[ParamGroup] = []
         self._parameters: list[list[nn.Parameter]] = []
         self._passage = Passage(data, Rounds(data.rank, (0,) * data.size))

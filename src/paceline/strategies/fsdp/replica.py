@@ -58,9 +58,9 @@ class FsdpReplica(SequentialReplica):
     def __init__(self, parts: StrategyInputs, world: World) -> None:
         data, self._place = world.along("ddp", "fsdp"), world.along("fsdp")
         self._data = data
-        self._exact = parts.exactness is Exactness.BITWISE and parts.tuning.gather == "fp32"
+        self._exact = parts.exactness is Exactness.BITWISE and parts.tuning.fsdp_dtype == "fp32"
         self._reduction = Reduction(
-            data, self._place, world.along("ddp"), parts.shards, exact=self._exact, lane=parts.lane
+            data, self._place, world.along("ddp"), parts.shards, exact=self._exact, transport=parts.transport
         )
         made = make_sharded(parts, data, self._place, self._reduction)
         super().__init__(replace(parts, make_model=lambda: made.model, kept=None, compile=False), world)
@@ -81,7 +81,7 @@ class FsdpReplica(SequentialReplica):
         self._reduction.attach(made.wraps, places, self.parameters)
         for wrap in made.wraps:
             wrap.watch(self.local)
-        self._allow_unused = parts.allow_unused
+        self._find_unused_parameters = parts.find_unused_parameters
         self._owned = owned_shards(data.rank, data.size, parts.shards, world.shares)
         self._schedule = Schedule(data)
         self._used = [False] * len(self.parameters)
@@ -92,9 +92,9 @@ class FsdpReplica(SequentialReplica):
 
     # One step, in rounds that all workers go through together.
 
-    def step(self, work: StepWork, loss: LossFunction, clip: float | None) -> StepResult:
+    def step(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
         """Compute one optimizer step; a loss that reaches for weights that are not gathered is refused."""
-        return super().step(work, named_reach(loss, self._reduction.blocks), clip)
+        return super().step(work, named_reach(loss, self._reduction.blocks), max_grad_norm)
 
     def shard(self, work: ShardWork) -> Iterator[Any]:
         """Return the batches of one shard, with what belongs to no block gathered for each."""
@@ -162,7 +162,7 @@ class FsdpReplica(SequentialReplica):
                 used = wrap.reduced and not any(cut is one for one in wrap.missing)
                 self._used[place] |= used
                 unused += [] if used else [self._names[place]]
-        if unused and not self._allow_unused:
+        if unused and not self._find_unused_parameters:
             reached = self._reached_by_terms()
             self._refuse([name for name in unused if name not in reached])
 
@@ -180,7 +180,7 @@ class FsdpReplica(SequentialReplica):
             return
         raise InputError(
             f"no gradient for {', '.join(unused[:5])} on rank {self.world.rank}: this step's loss does not depend on it. "
-            "If that is meant, set allow_unused = True in the task, or give allow_unused=True to paceline.launch."
+            "If that is meant, set find_unused_parameters = True in the task, or give it to paceline.launch."
         )
 
     def _take(self) -> Gradients:
@@ -204,7 +204,7 @@ class FsdpReplica(SequentialReplica):
             self._reduction.follow(self._combination(None))
         if not self.auxiliary.settled:
             self._agree_on_terms()
-        present = self._drop_unused() if self._allow_unused else None
+        present = self._drop_unused() if self._find_unused_parameters else None
         self._combine_small()
         stride = len(self.parameters) + 1
         flat: Gradients = []
@@ -268,7 +268,7 @@ class FsdpReplica(SequentialReplica):
         whole = [one.gathered for one in self._reduction.cuts if one.gathered is not None]
         return Leaves(whole, [*self.trained.parameters, *self.parameters])
 
-    def apply(self, clip: float | None) -> StepResult:
+    def apply(self, max_grad_norm: float | None) -> StepResult:
         """Combine, normalise, clip by the norm of the whole gradient, update the rows."""
         self._check_unchanged()
         self._writes.check(self._work.number)
@@ -287,11 +287,11 @@ class FsdpReplica(SequentialReplica):
             self.auxiliary.merge(self._work.size, factor)
             factor = 1.0
         self._unscale()
-        if clip is not None:
+        if max_grad_norm is not None:
             result.norm = norm = self._reduction.norm() * factor
             if entry.device.type == "cpu":
                 result.check_norm()
-            factor = factor * torch.clamp(clip / (norm + 1e-6), max=1.0)
+            factor = factor * torch.clamp(max_grad_norm / (norm + 1e-6), max=1.0)
         held = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         gradients.finish(held, factor, None)
         hit(OPTIMIZER)

@@ -23,7 +23,7 @@ class Fsdp:
 
     def level(self, tuning: Tuning) -> Exactness:
         """Return the level that these options leave: weights gathered in fewer bits are other weights."""
-        return self.exactness if tuning.gather == "fp32" else Exactness.NUMERIC
+        return self.exactness if tuning.fsdp_dtype == "fp32" else Exactness.NUMERIC
 
     def prepare(self, parts: StrategyInputs, world: World) -> OpenReplica:
         """Cut the model up; a world of one has nobody to share it with."""

@@ -77,10 +77,10 @@ class ServerReplica(KeptReplica):
 
     # One step.
 
-    def step(self, work: StepWork, loss: object, clip: float | None) -> StepResult:  # noqa: ARG002
+    def step(self, work: StepWork, loss: object, max_grad_norm: float | None) -> StepResult:  # noqa: ARG002
         """Take part in a step of the trainers."""
         self.begin(work)
-        return self.apply(clip)
+        return self.apply(max_grad_norm)
 
     def begin(self, work: StepWork) -> None:
         """Serve rows for a step."""
@@ -102,7 +102,7 @@ class ServerReplica(KeptReplica):
         """Return none: no loss is computed here."""
         return Leaves(())
 
-    def apply(self, clip: float | None) -> StepResult:  # noqa: ARG002  (the trainers say what it comes to)
+    def apply(self, max_grad_norm: float | None) -> StepResult:  # noqa: ARG002  (the trainers say what it comes to)
         """Add up what the trainers bring along the tree, and update the rows when they say so."""
         before = self.world.pulse.enter(Phase.COMMUNICATION)
         summed = self._add_up(self._counter.collect())

@@ -191,11 +191,11 @@ class _Trainer(KeptReplica, SequentialReplica):
         self.servers.turn += 1
         super().begin(work)
 
-    def apply(self, clip: float | None) -> StepResult:
+    def apply(self, max_grad_norm: float | None) -> StepResult:
         """Combine, normalise, clip, update, here and on the servers."""
         self._told = False
         try:
-            return super().apply(clip)
+            return super().apply(max_grad_norm)
         except NonFiniteLossError:
             # The servers find the same, and say so with everybody.
             if self.ledger.grad is not None and not self._told:
@@ -203,12 +203,14 @@ class _Trainer(KeptReplica, SequentialReplica):
                 self.servers.apply(1.0, self.ledger.grad, None)
             raise
 
-    def _normalise(self, held: list[Tensor], factor: Tensor | float, clip: float | None) -> Tensor | None:
+    def _normalise(
+        self, held: list[Tensor], factor: Tensor | float, max_grad_norm: float | None
+    ) -> Tensor | None:
         """Do it with the norms of the rows, which the servers know; then give them the word."""
         far = {id(one): norms for one, norms in zip(self.sparse, self.servers.norms(), strict=False)}
         measured = [far.get(id(one), one.grad) for one in self.parameters]
         present = [one for one in measured if one is not None]
-        norm, factor = gradients.coefficient(present, factor, clip if present else None)
+        norm, factor = gradients.coefficient(present, factor, max_grad_norm if present else None)
         entry = self.ledger.grad
         if entry is None:
             raise RuntimeError("the ledger has no sum")

@@ -22,12 +22,12 @@ Key = tuple[str, str, tuple[int, ...], torch.dtype]
 class Averaging:
     """Sums in which each worker has one share, in the order of their ranks."""
 
-    def __init__(self, world: World, lane: str) -> None:
+    def __init__(self, world: World, transport: str) -> None:
         self.world = replace(world, shares=None)
         """The workers as equals, however many shards each carries."""
-        self._late = PostBackwardReduce(self.world, world.size, lane)
+        self._late = PostBackwardReduce(self.world, world.size, transport)
         # Beside the other, which reads back what has come: that would keep a GPU waiting in every step.
-        self._exchange = open_exchange(self.world, world.size, lane) if world.size > 1 else None
+        self._exchange = open_exchange(self.world, world.size, transport) if world.size > 1 else None
 
     def sum_small(self, values: Tensor) -> Tensor:
         """Add up one small tensor of each worker, in place."""

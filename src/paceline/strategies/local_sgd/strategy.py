@@ -1,4 +1,4 @@
-"""Workers step alone and average their weights now and then: local SGD, and DiLoCo with `--outer nesterov`.
+"""Workers step alone and average their weights now and then: local SGD, and DiLoCo with `--outer-optimizer nesterov`.
 
 A step goes over this worker's shards only: their gradient over their own weight, clipped by its own norm, through this
 worker's own optimizer. Only two numbers travel, so the loss of every step is exact over the whole global batch (the
@@ -7,7 +7,7 @@ for the weight it has learned from since the last one, and buffers what their ru
 step the answer is ddp's up to rounding; it is ddp's to the bit in the first `--local-warmup` steps, which are taken
 together, and one process's to the bit on one worker without an outer optimizer.
 
-`--outer nesterov` takes the mean change since the last average as the gradient of an SGD with Nesterov momentum. That
+`--outer-optimizer nesterov` takes the mean change since the last average as the gradient of an SGD with Nesterov momentum. That
 momentum is part of the state, as the slot `outer_momentum` of each parameter.
 
 An evaluation, a checkpoint and a new group end the period early: they average first, a checkpoint the optimizers' state
@@ -64,7 +64,7 @@ class LocalSgd:
                 "--sync-batchnorm needs the samples of all workers in each step, and --strategy local-sgd takes steps alone. "
                 "Use --strategy ddp."
             )
-        alone = world.size == 1 and parts.tuning.outer == "average"
+        alone = world.size == 1 and parts.tuning.outer_optimizer == "average"
         if alone:
             return SequentialReplica(parts, world)
         refuse_sparse(parts.model, "local-sgd")
@@ -78,9 +78,9 @@ class LocalReplica(SequentialReplica):
         super().__init__(parts, world)
         check_held(self.model, self.optimizer)
         self._tuning = parts.tuning
-        self._averaging = Averaging(world, parts.lane)
+        self._averaging = Averaging(world, parts.transport)
         self._sums = (
-            PostBackwardReduce(world, parts.shards, parts.lane, strategy="local-sgd")
+            PostBackwardReduce(world, parts.shards, parts.transport, strategy="local-sgd")
             if parts.tuning.local_warmup
             else None
         )
@@ -97,9 +97,11 @@ class LocalReplica(SequentialReplica):
         """Steps since the last average: the same on all workers."""
         self._stirred = False
         """Whether optimizers have stepped alone since they last had the same state."""
-        self.outer = Nesterov(self.parameters, parts.tuning) if parts.tuning.outer == "nesterov" else None
+        self.outer = (
+            Nesterov(self.parameters, parts.tuning) if parts.tuning.outer_optimizer == "nesterov" else None
+        )
         self._abandoned = False
-        self._clip: float | None = None
+        self._max_grad_norm: float | None = None
         self._writes = Writes(self.model.named_parameters())
         self._meet(parts)
 
@@ -196,7 +198,7 @@ class LocalReplica(SequentialReplica):
 
     def _check_norm(self, result: StepResult) -> None:
         """Raise on all workers where anybody's own norm is no number: whoever goes on alone would wait for ever."""
-        if self._clip is None or self._together:
+        if self._max_grad_norm is None or self._together:
             return super()._check_norm(result)
         norm = None if result.norm is None else float(result.norm)
         bad = torch.tensor([0.0 if norm is None or math.isfinite(norm) else 1.0])
@@ -204,10 +206,10 @@ class LocalReplica(SequentialReplica):
             check_norm(self._work.number, math.nan)
         return None
 
-    def apply(self, clip: float | None) -> StepResult:
+    def apply(self, max_grad_norm: float | None) -> StepResult:
         """Combine, normalise, clip, update."""
-        self._clip = clip
-        return super().apply(clip)
+        self._max_grad_norm = max_grad_norm
+        return super().apply(max_grad_norm)
 
     def _update(self) -> None:
         """Step alone; a worker without a sample waits. At the end of a period, average."""

@@ -34,7 +34,7 @@ class AsyncServer(ServerReplica):
         super().begin(work)
         self._counts = [max(count, work.number) for count in self._counts]
 
-    def apply(self, clip: float | None) -> StepResult:  # noqa: ARG002  (each trainer clips its own share)
+    def apply(self, max_grad_norm: float | None) -> StepResult:  # noqa: ARG002  (each trainer clips its own share)
         """Serve until all trainers have pushed this step."""
         number = self._work.number
         while min(self._counts) <= number:

@@ -31,7 +31,7 @@ class SyncServer(ServerReplica):
         """The subtrees that each trainer brings, from left to right."""
         self._brought: list[Packing] = []
 
-    def apply(self, clip: float | None) -> StepResult:
+    def apply(self, max_grad_norm: float | None) -> StepResult:
         """Combine what all trainers bring, normalise, clip by the norm over all servers, update, answer."""
         letters = self._letters(self._trainers)
         self._add_up(letters)
@@ -53,15 +53,15 @@ class SyncServer(ServerReplica):
             self.auxiliary.merge(self._work.size, factor)
             factor = 1.0
         held = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        norm = self._meet(clip)
-        if norm is not None and clip is not None:
+        norm = self._meet(max_grad_norm)
+        if norm is not None and max_grad_norm is not None:
             result.norm = norm = norm * factor
             try:
                 result.check_norm()  # the same on all servers, and on the trainers once they are answered
             except NonFiniteLossError:
                 self._desk.answer(letters, self._answer(result, entry, terms))
                 raise
-            factor = factor * torch.clamp(clip / (norm + 1e-6), max=1.0)
+            factor = factor * torch.clamp(max_grad_norm / (norm + 1e-6), max=1.0)
         if held:
             gradients.finish(held, factor, None)
         # All servers have all that they need: nothing can fail half-way from here on.
@@ -86,12 +86,14 @@ class SyncServer(ServerReplica):
                 tree.add(node, self._brought[0].unpack(parcel, self.world.device))
         self._give(tree.nodes[0][1])
 
-    def _meet(self, clip: float | None) -> Tensor | None:
+    def _meet(self, max_grad_norm: float | None) -> Tensor | None:
         """Wait until every server has every gradient, and give the norm over all of them in the model's order."""
         device = self.world.device
         # In a type that holds every norm as it is.
-        norms = torch.zeros(2, len(self._all) if clip is not None else 1, dtype=torch.float64, device=device)
-        if clip is not None:
+        norms = torch.zeros(
+            2, len(self._all) if max_grad_norm is not None else 1, dtype=torch.float64, device=device
+        )
+        if max_grad_norm is not None:
             held = {
                 place: one.grad
                 for place, one in zip(self._places, self.parameters, strict=True)
@@ -102,7 +104,7 @@ class SyncServer(ServerReplica):
             for place, norm in zip(held, torch._foreach_norm(placed) if placed else (), strict=True):  # noqa: SLF001
                 norms[0, place], norms[1, place] = norm, 1.0
         every = self._peers.comm.all_gather(norms) if self._peers.size > 1 else [norms]
-        if clip is None:
+        if max_grad_norm is None:
             return None
         whole = torch.stack(every).sum(0)  # each place has one owner; the others add zeros
         present = whole[1] > 0

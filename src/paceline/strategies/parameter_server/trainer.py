@@ -94,7 +94,7 @@ class TrainerReplica(SequentialReplica):
     def combine(self) -> None:
         """Do nothing: the servers have the sums."""
 
-    def apply(self, clip: float | None) -> StepResult:
+    def apply(self, max_grad_norm: float | None) -> StepResult:
         """Push this trainer's gradients; the servers combine, normalise, clip and update."""
         self.partial_update.check()
         self._check_unchanged()
@@ -103,7 +103,7 @@ class TrainerReplica(SequentialReplica):
             names = all_gather_object(self._peers.comm, self.auxiliary.names)
             self.auxiliary.names = max(names, key=len)
             self.auxiliary.settled = True
-        contents, norm = self._shares(clip) if self._staleness else (self._sums(), None)
+        contents, norm = self._shares(max_grad_norm) if self._staleness else (self._sums(), None)
         hit(REDUCTION)
         pushed = [
             one.future(self._peers.rank, self._work.number, content)
@@ -154,7 +154,7 @@ class TrainerReplica(SequentialReplica):
             times = len(self.auxiliary.names) + 1
             self._sent_packings = [Packing([*part, self.ledger] * times) for part in self._parts]
 
-    def _shares(self, clip: float | None) -> tuple[list[push_queue.Content], Tensor | None]:
+    def _shares(self, max_grad_norm: float | None) -> tuple[list[push_queue.Content], Tensor | None]:
         """Return for each server the mean gradient of this trainer's share, clipped by its own norm."""
         (_, total), *others = self._tree.nodes
         for _, more in others:
@@ -170,7 +170,7 @@ class TrainerReplica(SequentialReplica):
                 self.auxiliary.merge(self._work.size, factor)
                 factor = 1.0
             held = [one.grad for one in self.parameters if one.grad is not None]
-            norm = gradients.finish(held, factor, clip) if held else None
+            norm = gradients.finish(held, factor, max_grad_norm) if held else None
         samples = sum(len(shard.samples) for shard in self._work.shards)
         facts = {
             "share": samples / self._work.size if weight else 0.0,

@@ -53,7 +53,7 @@ _TORCH = {
 }
 
 
-def stages_a_worker(schedule: str) -> int:
+def stages_per_worker(schedule: str) -> int:
     """Return how many stages each worker holds if nobody says otherwise."""
     return 2 if schedule in SEVERAL else 1
 

@@ -28,7 +28,7 @@ from paceline.strategies.buffers import Buffers, gather_rows
 from paceline.strategies.partial_update import PartialUpdate, Scope
 from paceline.strategies.pipeline.attributes import StageAttributes
 from paceline.strategies.pipeline.call import Function, call_of
-from paceline.strategies.pipeline.order import forward_programs, programs, stages_a_worker
+from paceline.strategies.pipeline.order import forward_programs, programs, stages_per_worker
 from paceline.strategies.pipeline.rows import CutRows, NoRows
 from paceline.strategies.pipeline.runtime import PipelineRuntime
 from paceline.strategies.pipeline.share import make_stage
@@ -62,7 +62,7 @@ class PipelineReplica:
         """Those that hold the same stages in other pipelines."""
         self._place = world.along("fsdp")
         """Those among them that share the parameters."""
-        self._late = PostBackwardReduce(self._data, parts.shards, parts.lane)
+        self._late = PostBackwardReduce(self._data, parts.shards, parts.transport)
         self._model = parts.model
         refuse_sparse(self.model, "pp")
         self._writes: Writes | None = None
@@ -82,7 +82,7 @@ class PipelineReplica:
         self.totals: list[tuple[int, Tensor]] = []
         self._schedule = parts.tuning.schedule
         self._stage_count = self._pipe.size * (
-            parts.tuning.stages_a_worker or stages_a_worker(self._schedule)
+            parts.tuning.stages_per_worker or stages_per_worker(self._schedule)
         )
         self._last = (self._stage_count - 1) % self._pipe.size
         """The worker that holds the last stage."""
@@ -167,7 +167,7 @@ class PipelineReplica:
 
     # One step.
 
-    def step(self, work: StepWork, loss: LossFunction, clip: float | None) -> StepResult:
+    def step(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
         """Compute one optimizer step over one exact global batch."""
         if self.chain is None:
             self._agree_on_cut(
@@ -198,7 +198,7 @@ class PipelineReplica:
         for stage in self._stages.values():
             stage.body.end()
             stage.own_buffers()
-        return self._apply(work, clip)
+        return self._apply(work, max_grad_norm)
 
     def _rounds(self, work: StepWork) -> Iterator[list[Micro]]:
         """Return the micro-batches of all shards, one of each at a time.
@@ -225,7 +225,7 @@ class PipelineReplica:
             yield micros
             ended = {micro.shard: micro.ended for micro in micros if not micro.final}
 
-    def _apply(self, work: StepWork, clip: float | None) -> StepResult:
+    def _apply(self, work: StepWork, max_grad_norm: float | None) -> StepResult:
         sums = self._sums
         self._wired.check("pp")
         if self._writes is not None:
@@ -243,7 +243,7 @@ class PipelineReplica:
         if sums.terms:
             sums.auxiliary.merge(work.size, factor)
             factor = 1.0
-        result.norm = finish(sums, self._pipe, factor, clip)
+        result.norm = finish(sums, self._pipe, factor, max_grad_norm)
         if entry.device.type == "cpu":
             result.check_norm()
         self._partial_update.check()
@@ -384,9 +384,9 @@ class PipelineReplica:
         """Refuse as well."""
         _refuse_own_loop()
 
-    def apply(self, clip: float | None) -> NoReturn:
+    def apply(self, max_grad_norm: float | None) -> NoReturn:
         """Refuse as well."""
-        del clip
+        del max_grad_norm
         _refuse_own_loop()
 
 

@@ -56,13 +56,14 @@ def _check(parts: StrategyInputs, world: World) -> None:
         raise InputError(
             "--sync-batchnorm needs all shards at once, and pp takes one after the other. Leave it out."
         )
-    if tuning.schedule == "zero-bubble" and tuning.recompute == "selective":
+    if tuning.schedule == "zero-bubble" and tuning.activation_checkpointing == "selective":
         raise InputError(
-            "--recompute selective goes back through a block once, and zero-bubble does so twice. Use --recompute blocks."
+            "--activation-checkpointing selective goes back through a block once, and zero-bubble does so twice. "
+            "Use --activation-checkpointing blocks."
         )
-    if tuning.schedule == "1f1b" and (tuning.stages_a_worker or 1) > 1:
+    if tuning.schedule == "1f1b" and (tuning.stages_per_worker or 1) > 1:
         raise InputError(
-            f"--schedule 1f1b holds one stage a worker, not {tuning.stages_a_worker}. Use --schedule interleaved."
+            f"--schedule 1f1b holds one stage a worker, not {tuning.stages_per_worker}. Use --schedule interleaved."
         )
     places = world.dp_size
     shards = min(len(owned_shards(place, places, parts.shards)) for place in range(places))

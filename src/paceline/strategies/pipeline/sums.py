@@ -43,7 +43,7 @@ class Sums:
         self.settled = False
         """Whether all workers have agreed on the terms."""
         self._late, self._shards, self._pipe, self._device = late, parts.shards, pipe, pipe.device
-        self._recompute = parts.tuning.recompute
+        self._recompute = parts.tuning.activation_checkpointing
         self._stages = len(stages)
         self._offsets: dict[int, int] = {}
         offset = 0
@@ -146,14 +146,14 @@ class Sums:
         return entries[0], dict(zip(self.terms, entries[1:], strict=True))
 
 
-def finish(sums: Sums, pipe: World, factor: Tensor | float, clip: float | None) -> Tensor | None:
+def finish(sums: Sums, pipe: World, factor: Tensor | float, max_grad_norm: float | None) -> Tensor | None:
     """Multiply by `factor` and clip by the norm over all stages: the norm of the tensors' norms, in the model's order."""
     held = [parameter.grad for parameter in sums.parameters if parameter.grad is not None]
     norm: Tensor | None = None
-    if clip is not None:
+    if max_grad_norm is not None:
         norm = _total_norm(sums, pipe) * factor
         # The same guard against division by zero as torch's clip_grad_norm_.
-        factor = factor * torch.clamp(clip / (norm + 1e-6), max=1.0)
+        factor = factor * torch.clamp(max_grad_norm / (norm + 1e-6), max=1.0)
     if isinstance(factor, Tensor) and factor.device.type == "cpu":
         factor = factor.item()
     if held and (isinstance(factor, Tensor) or factor != 1.0):

@@ -126,7 +126,7 @@ class TensorReplica(SequentialReplica):
         self._writes = Writes(self.model.named_parameters())
         self._trained = [name for name, value in self.model.named_parameters() if value.requires_grad]
         self._parts_only = {id(value) for name, value in self.model.named_parameters() if name in self._cuts}
-        self._clip: float | None = None
+        self._max_grad_norm: float | None = None
         self._norm: Tensor | None = None
         self._proven = False
 
@@ -171,9 +171,9 @@ class TensorReplica(SequentialReplica):
 
     # One step.
 
-    def step(self, work: StepWork, loss: LossFunction, clip: float | None) -> StepResult:
+    def step(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
         """Compute one optimizer step; the scores stay split up to the loss where that was asked for."""
-        return super().step(work, loss if self._scores is None else self._scores.around(loss), clip)
+        return super().step(work, loss if self._scores is None else self._scores.around(loss), max_grad_norm)
 
     def begin(self, work: StepWork) -> None:
         """Start a step with no gradients, between no split layers."""
@@ -189,20 +189,20 @@ class TensorReplica(SequentialReplica):
             with self._scores.enabled():
                 super().backward(loss)
 
-    def apply(self, clip: float | None) -> StepResult:
+    def apply(self, max_grad_norm: float | None) -> StepResult:
         """Combine, normalise, clip by the norm of the whole gradient, update."""
-        self._clip, self._norm = clip, None
+        self._max_grad_norm, self._norm = max_grad_norm, None
         result = super().apply(None)
         result.norm = self._norm
         return result
 
     def _update(self) -> None:
-        if self._clip is not None:
+        if self._max_grad_norm is not None:
             self._norm = norm = self._whole_norm()
             if norm.device.type == "cpu" and self.scaler is None:
                 check_norm(self._work.number, float(norm))
             # The same guard against division by zero as torch's clip_grad_norm_.
-            factor = torch.clamp(self._clip / (norm + 1e-6), max=1.0)
+            factor = torch.clamp(self._max_grad_norm / (norm + 1e-6), max=1.0)
             torch._foreach_mul_([one.grad for one in self.parameters if one.grad is not None], factor)
         super()._update()
 

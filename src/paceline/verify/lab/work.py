@@ -35,7 +35,7 @@ def _experiment(subject: TaskHarness, run: Run) -> Notes:
     data, data_again = (_read(subject) for _ in range(2))
     replica = subject.prepare()
     last = (subject.spec.steps or 1) - 1
-    for step in subject.run.steps(subject.feed, steps=last + 1, clip=subject.clip):
+    for step in subject.run.steps(subject.feed, steps=last + 1, max_grad_norm=subject.max_grad_norm):
         if step.number < last:
             step.compute(subject.task.loss)
             continue
@@ -98,7 +98,7 @@ def _tried(unchecked: list[str], what: str, experiment: Callable[[], _Result]) -
 
 def _read(subject: TaskHarness) -> dict[int, str]:
     """Read the first step's data from the beginning, in this process."""
-    feed = subject.open_feed(loader_workers=0)
+    feed = subject.open_feed(num_workers=0)
     try:
         step: Any = next(iter(feed.epoch(0)), None)
         return {} if step is None else {shard.index: digests.of_batch(shard.batches) for shard in step.shards}

@@ -25,7 +25,7 @@ def unused(evidence: Evidence) -> Finding | None:
             probe="unused",
             cause=f"the parameter {name} is not used by every worker in every step.",
             evidence=f"it gets {seen}. {who} said: {text}",
-            remedy="set allow_unused = True in the task if that is meant; else use the parameter in every forward pass.",
+            remedy="set find_unused_parameters = True in the task if that is meant; else use it in every forward pass.",
         )
     return None
 
@@ -45,6 +45,6 @@ def clipped_early(evidence: Evidence) -> Finding | None:
         probe="clipped_early",
         cause="gradients are clipped (or otherwise bent) before they are combined: each worker clips its part, not the sum.",
         evidence=f"{seen} (and {len(names) - 1} more)." if len(names) > 1 else f"{seen}.",
-        remedy="take clip_grad_norm_, clamp and clipping hooks out of model and loss, and set clip = LIMIT in the task: "
+        remedy="take clip_grad_norm_, clamp and clipping hooks out of model and loss, and set max_grad_norm = LIMIT in the task: "
         "paceline clips the true global gradient.",
     )

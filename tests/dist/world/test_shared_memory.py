@@ -1,4 +1,4 @@
-"""The shared-memory lane: right sums, no waiting for the dead, nothing left behind."""
+"""The shared-memory channel: right sums, no waiting for the dead, nothing left behind."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def node_sum(low: int, high: int, shards: int, length: int) -> Tensor:
 
 
 def lane_of(world: World) -> SharedMemoryChannel:
-    lane = open_channel(world)
-    assert lane is not None
-    return lane
+    transport = open_channel(world)
+    assert transport is not None
+    return transport
 
 
 def sums(world: World, shards: int, way: str) -> list[list[float]]:
@@ -94,14 +94,14 @@ def test_the_sum_is_the_trees_on_every_worker(way: str, workers: int, shards: in
 
 def die_in_the_middle(world: World, note: str) -> None:
     """Rank 1 is killed between arriving and adding; rank 0 must not wait for it."""
-    lane = lane_of(world)
-    lane.post(0, 1)
-    lane.wait(0, 1)
+    transport = lane_of(world)
+    transport.post(0, 1)
+    transport.wait(0, 1)
     if world.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     started = time.monotonic()
     try:
-        lane.wait(1, 1)
+        transport.wait(1, 1)
     except PeerLostError as error:
         Path(note).write_text(f"{time.monotonic() - started} {error}")
         raise
@@ -118,10 +118,10 @@ def test_a_dead_peer_ends_the_wait_at_once(tmp_path: Path) -> None:
 
 
 def count_far(world: World) -> int:
-    lane = lane_of(world)
+    transport = lane_of(world)
     for value in (2**32 - 1, 2**32, 2**32 + 1):
-        lane.post(0, value)
-        lane.wait(0, value)
+        transport.post(0, value)
+        transport.wait(0, value)
     return value
 
 
@@ -130,11 +130,11 @@ def test_a_flag_counts_beyond_four_bytes() -> None:
 
 
 def give_up(world: World) -> str:
-    lane = open_channel(world, timeout_s=0.3)
-    assert lane is not None
+    transport = open_channel(world, timeout_s=0.3)
+    assert transport is not None
     if world.rank == 0:
         try:
-            lane.wait(0, 1)
+            transport.wait(0, 1)
         except PeerLostError as error:
             world.comm.barrier()
             return str(error)

@@ -33,7 +33,7 @@ Found = TypeVar("Found")
 def together(job: Callable[[SharedMemoryChannel], Found]) -> list[Found]:
     """Let workers that share memory do a job, each on a thread of its own."""
     # Windows into one anonymous file: every worker maps it itself.
-    descriptor = os.memfd_create("lane")
+    descriptor = os.memfd_create("transport")
     os.ftruncate(descriptor, 1 << 26)
     lanes = [
         SharedMemoryChannel(mmap.mmap(descriptor, 1 << 26), rank, [os.getpid()] * WORKERS, 60.0)
@@ -59,14 +59,14 @@ def node_sum(low: int, high: int, shards: int, step: int, length: int) -> Tensor
     return total
 
 
-def brought(lane: SharedMemoryChannel, shards: int, step: int, length: int) -> list[Tensor]:
-    owned = owned_shards(lane.rank, WORKERS, shards)
+def brought(transport: SharedMemoryChannel, shards: int, step: int, length: int) -> list[Tensor]:
+    owned = owned_shards(transport.rank, WORKERS, shards)
     nodes = cover(owned.start, owned.stop, shards)
     return [node_sum(low, high, shards, step, length) for low, high in nodes]
 
 
-def layout_of(lane: SharedMemoryChannel, shards: int) -> Layout:
-    return Layout(lane.rank, [owned_shards(rank, WORKERS, shards) for rank in range(WORKERS)], shards)
+def layout_of(transport: SharedMemoryChannel, shards: int) -> Layout:
+    return Layout(transport.rank, [owned_shards(rank, WORKERS, shards) for rank in range(WORKERS)], shards)
 
 
 # The exchange of ddp.
@@ -75,21 +75,21 @@ LENGTHS = (700, 30, 2500, 1, 400)
 STEPS = 5
 
 
-def exchanged(lane: SharedMemoryChannel, shards: int) -> tuple[list[list[Tensor]], int]:
-    exchange = SharedMemoryExchange(lane, layout_of(lane, shards))
-    before = lane.reserve(0)
+def exchanged(transport: SharedMemoryChannel, shards: int) -> tuple[list[list[Tensor]], int]:
+    exchange = SharedMemoryExchange(transport, layout_of(transport, shards))
+    before = transport.reserve(0)
     kept = [torch.empty(length) for length in LENGTHS]
     found = []
     for step in range(STEPS):
         done: list[int] = []
         for key, (target, length) in enumerate(zip(kept, LENGTHS, strict=True)):
-            *others, last = brought(lane, shards, step, length)
+            *others, last = brought(transport, shards, step, length)
             target.copy_(last)  # the same memory every step, as torch's buckets are
             exchange.start(key, [*others, target], target, partial(done.append, key))
         exchange.finish()
         assert done == list(range(len(LENGTHS)))
         found.append([target.clone() for target in kept])
-    return found, lane.reserve(0) - before
+    return found, transport.reserve(0) - before
 
 
 @pytest.mark.parametrize("shards", [3, 8])
@@ -110,20 +110,20 @@ def test_sums_larger_than_the_room_go_through_it_in_turns(
 # The messages of fsdp.
 
 
-def scattered(lane: SharedMemoryChannel, shards: int, parts: int) -> list[Tensor]:
-    scatter = SharedMemoryScatter(lane, layout_of(lane, shards), parts)
+def scattered(transport: SharedMemoryChannel, shards: int, parts: int) -> list[Tensor]:
+    scatter = SharedMemoryScatter(transport, layout_of(transport, shards), parts)
     scatter.reserve(0)
     found = []
     lengths = (3 * parts, 70_000 * parts, 70_000 * parts)
     # Made beforehand, so that nothing but the exchange keeps a worker from running ahead of the others.
-    made = [[brought(lane, shards, step, length) for length in lengths] for step in range(STEPS)]
+    made = [[brought(transport, shards, step, length) for length in lengths] for step in range(STEPS)]
     for step in range(STEPS):
         for length, sums in zip(lengths, made[step], strict=True):
             room = scatter.room(0, length, torch.float32, CPU)
             sums[0] = room.copy_(sums[0])
             found.append(torch.empty(length // parts))
             scatter.start(sums, found[-1])
-        found.append(scatter.add_small(brought(lane, shards, step, 2)))
+        found.append(scatter.add_small(brought(transport, shards, step, 2)))
     return found
 
 
@@ -140,16 +140,18 @@ def test_each_part_is_added_along_the_tree(monkeypatch: pytest.MonkeyPatch, shar
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def gathered(lane: SharedMemoryChannel, sizes: Sequence[int]) -> list[Tensor]:
+def gathered(transport: SharedMemoryChannel, sizes: Sequence[int]) -> list[Tensor]:
     """Gather messages with one under way while another is copied out, as torch does on the way back."""
-    gather = SharedMemoryGather(lane)
+    gather = SharedMemoryGather(transport)
     gather.reserve(4 * WORKERS * max(sizes))
     group = dist.ProcessGroup(0, 1)  # nobody is asked
     found: list[Tensor] = []
     waiting: list[tuple[Tensor, dist.Work]] = []
     for number, size in enumerate(sizes):
         message = gather.room(WORKERS * size, torch.float32, CPU)
-        rows = message[lane.rank * size : (lane.rank + 1) * size].fill_(10 * number + lane.rank)
+        rows = message[transport.rank * size : (transport.rank + 1) * size].fill_(
+            10 * number + transport.rank
+        )
         work = gather.start(message, rows, group, later=False)
         assert isinstance(work, dist.Work)
         waiting.append((message, work))
@@ -171,16 +173,16 @@ def test_a_message_stays_until_everybody_has_read_it() -> None:
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def gathered_late(lane: SharedMemoryChannel) -> list[Tensor]:
+def gathered_late(transport: SharedMemoryChannel) -> list[Tensor]:
     """Gather messages of which every third is not waited for before the end, as torch does for blocks that are not trained."""
-    gather = SharedMemoryGather(lane)
+    gather = SharedMemoryGather(transport)
     gather.reserve(4 * WORKERS)
     found: dict[int, Tensor] = {}
     late: dict[int, tuple[Tensor, dist.Work]] = {}
     for number in range(12):
         message = gather.room(WORKERS, torch.float32, CPU)
-        message[lane.rank] = 10 * number + lane.rank
-        work = gather.start(message, message[lane.rank], dist.ProcessGroup(0, 1), later=False)
+        message[transport.rank] = 10 * number + transport.rank
+        work = gather.start(message, message[transport.rank], dist.ProcessGroup(0, 1), later=False)
         assert work is not None
         if number % 3 == 0:
             late[number] = (message, work)
