@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.metadata import (
     Metadata,
     MetadataIndex,
     TensorProperties,
-    TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
@@ -28,12 +27,12 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from paceline.checkpoint.manifest import Manifest, Stored
-from paceline.checkpoint.parts import StoredTensors, dtype_named
+from paceline.checkpoint.manifest import Manifest
+from paceline.checkpoint.overlaps import metadata_of
+from paceline.checkpoint.parts import StoredTensors
 from paceline.errors import CheckpointError
 from paceline.state.chunks import ChunkBounds, TensorMeta
 
@@ -68,31 +67,6 @@ def _item(key: str, form: TensorMeta, box: ChunkBounds) -> WriteItem:
     return WriteItem(index=MetadataIndex(key, box.offset), type=WriteItemType.SHARD, tensor_data=data)
 
 
-def overlaps(stored: Stored, box: ChunkBounds) -> Iterator[tuple[int, ChunkBounds, ChunkBounds]]:
-    """Give, for a part of a tensor, the stored pieces it comes from: which one, its part of it, and where that goes."""
-    wanted = ChunkStorageMetadata(offsets=torch.Size(box.offset), sizes=torch.Size(box.shape))
-    for item in create_read_items_for_chunk_list("", _metadata(stored), [wanted]):
-        if item.storage_index.index is None:
-            raise RuntimeError("a piece without its number")
-        lengths = tuple(item.lengths)
-        yield (
-            item.storage_index.index,
-            ChunkBounds(tuple(item.storage_offsets), lengths),
-            ChunkBounds(tuple(item.dest_offsets), lengths),
-        )
-
-
-def _metadata(stored: Stored) -> TensorStorageMetadata:
-    return TensorStorageMetadata(
-        properties=TensorProperties(dtype=dtype_named(stored.dtype)),
-        size=torch.Size(stored.shape),
-        chunks=[
-            ChunkStorageMetadata(offsets=torch.Size(box.offset), sizes=torch.Size(box.shape))
-            for box in stored.boxes
-        ],
-    )
-
-
 class PartsReader(StorageReader):
     """Reads the tensors of one checkpoint, by the keys of its manifest, in whatever pieces they are asked for."""
 
@@ -103,12 +77,12 @@ class PartsReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Stay with the folder that was given."""
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def readmetadata_of(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return what the checkpoint holds, from its manifest."""
         del args, kwargs
         stored = self._manifest.tensors
         names = {key: stored[target] for key, target in self._manifest.aliases.items()}
-        return Metadata({key: _metadata(one) for key, one in (stored | names).items()})
+        return Metadata({key: metadata_of(one) for key, one in (stored | names).items()})
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any

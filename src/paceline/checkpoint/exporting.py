@@ -18,10 +18,11 @@ from torch import Tensor
 from paceline import documents, option_fields
 from paceline.checkpoint.durable import committing, remove, seal, sync
 from paceline.checkpoint.leftovers import beside, sweep
-from paceline.checkpoint.manifest import MANIFEST, Manifest, Stored
+from paceline.checkpoint.manifest import MANIFEST, Manifest
 from paceline.checkpoint.parts import StoredTensors
 from paceline.checkpoint.read import check_files, unusable
 from paceline.checkpoint.store import Checkpoints
+from paceline.checkpoint.stored import Stored
 from paceline.checkpoint.tensors import write_tensors
 from paceline.errors import CheckpointError, InputError
 

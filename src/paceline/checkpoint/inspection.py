@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint.durable import FileRecord, verify
-from paceline.checkpoint.manifest import MANIFEST, REST, Manifest, Stored
+from paceline.checkpoint.manifest import MANIFEST, REST, Manifest
+from paceline.checkpoint.stored import Stored
 from paceline.errors import CheckpointError
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceline import documents
 from paceline.checkpoint.durable import FileRecord
+from paceline.checkpoint.stored import Stored
 from paceline.checkpoint.terms import check_meta, check_position, check_tensors
 from paceline.documents import check_weights_sha256, is_sha256
 from paceline.errors import CheckpointError
@@ -29,46 +29,6 @@ OWN_FILE = re.compile(r"part-\d+\.safetensors|\.?part-\d+\.json|rest\.pt|manifes
 def part_name(number: int) -> str:
     """Name the file that one worker wrote."""
     return f"part-{number}.safetensors"
-
-
-class StoredBox(NamedTuple):
-    """A piece of a tensor, and the part it lies in."""
-
-    part: int
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor as a checkpoint holds it."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    """As torch names it, without "torch."."""
-    boxes: tuple[StoredBox, ...]
-
-    @property
-    def values(self) -> int:
-        """Return how many numbers it has."""
-        return math.prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        """Return how much it is."""
-        return self.values * self.itemsize
-
-    @property
-    def itemsize(self) -> int:
-        """Return the bytes of one number; 0 where several share a byte."""
-        bits = re.search(r"\d+", self.dtype)
-        return int(bits[0]) // 8 if bits else 1
-
-    @classmethod
-    def parse(cls, entry: Mapping[str, Any]) -> Stored:
-        """Return what JSON says of one; whether that can be is for `Manifest.check`."""
-        boxes = (StoredBox(part, tuple(offset), tuple(shape)) for part, offset, shape in entry["boxes"])
-        return cls(tuple(entry["shape"]), entry["dtype"], tuple(boxes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,17 +11,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from paceline.checkpoint.manifest import MODEL_PREFIX, Manifest, Stored, StoredBox, part_name
+from paceline.checkpoint.dtypes import dtype_named
+from paceline.checkpoint.manifest import MODEL_PREFIX, Manifest, part_name
+from paceline.checkpoint.stored import Stored, StoredBox
 from paceline.errors import CheckpointError
 from paceline.state.chunks import ChunkBounds, TensorMeta
-
-
-def dtype_named(name: str) -> torch.dtype:
-    """Return torch's type of a name in a manifest."""
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise CheckpointError(f"the type {name} of a tensor is not known to torch {torch.__version__}")
-    return found
 
 
 class StoredTensors:
@@ -75,7 +69,7 @@ class StoredTensors:
     @staticmethod
     def _overlaps(stored: Stored, box: ChunkBounds) -> Iterator[tuple[int, ChunkBounds, ChunkBounds]]:
         # Only where pieces are cut anew: loading torch.distributed.checkpoint takes a second.
-        from paceline.checkpoint.distributed import overlaps
+        from paceline.checkpoint.overlaps import overlaps
 
         return overlaps(stored, box)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paceline.checkpoint.manifest import Stored, StoredBox
+from paceline.checkpoint.stored import Stored, StoredBox
 from paceline.checkpoint.tensors import tied
 from paceline.errors import CheckpointError
 from paceline.state.chunks import ChunkBounds, TensorChunk, TensorMeta

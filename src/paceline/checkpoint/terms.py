@@ -7,13 +7,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline import ranges
+from paceline.checkpoint.stored import Stored, StoredBox
 from paceline.documents import DocumentError, check_fields, fits, number, shown
-
-if TYPE_CHECKING:
-    from paceline.checkpoint.manifest import Stored, StoredBox
 
 _POSITION = {
     "epoch": ranges.EPOCH,

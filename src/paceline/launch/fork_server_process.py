@@ -21,9 +21,8 @@ import weakref
 from typing import Any, NoReturn
 
 from paceline.compat.parent_death import die_with_parent, outlive_parent
+from paceline.launch.fork_messages import MAX_DESCRIPTORS, MAX_MESSAGE
 
-MAX_MESSAGE = 4096
-MAX_DESCRIPTORS = 8
 _loaded: set[str] = set()
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.launch.fork_server_process import MAX_MESSAGE
+from paceline.launch.fork_messages import MAX_MESSAGE
 
 _shared: ForkServer | None = None
 _shared_lock = threading.Lock()

@@ -21,7 +21,7 @@ from paceline.errors import InputError
 from paceline.world.env import Identity
 
 if TYPE_CHECKING:
-    from paceline.launch.worker import Worker
+    from paceline.launch.worker_context import Worker
 
 MAIN_ALIAS = "__mp_main__"
 """The name under which a worker imports the user's script, as multiprocessing does: `if __name__ == "__main__"` stays quiet."""
@@ -111,7 +111,7 @@ class FunctionCall:
 
     def __call__(self, worker: Worker) -> Any:
         """Import the function, make the `Run`, and call it."""
-        from paceline.launch.worker import open_run
+        from paceline.launch.worker_context import open_run
 
         function = self.resolve()
         bound, args, kwargs = self.arguments()

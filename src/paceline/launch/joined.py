@@ -52,7 +52,7 @@ class JoinedLauncher:
     def ask(self, call: Call) -> Any:
         """Make the call here: this process is a worker."""
         from paceline.launch import lazy_dynamo
-        from paceline.launch.worker import Worker
+        from paceline.launch.worker_context import Worker
 
         lazy_dynamo.install()
         identity = env.identity()
@@ -79,7 +79,7 @@ class JoinedLauncher:
         import torch
 
         from paceline.launch import lazy_dynamo
-        from paceline.launch.worker import Worker
+        from paceline.launch.worker_context import Worker
 
         lazy_dynamo.install()
         job = plan.jobs[0]

@@ -1,7 +1,7 @@
 """How machines find each other, as a launcher sees it: where they meet, what is agreed there, who came. No torch.
 
-Torch's dynamic rendezvous does the finding, in a process of its own (`keeper.py`) that stays for the whole run, so that a
-machine that comes late, or comes back, is let in while the workers train on. The machine whose address is
+Torch's dynamic rendezvous does the finding, in a process of its own (`rendezvous_agent.py`) that stays for the whole run, so that
+a machine that comes late, or comes back, is let in while the workers train on. The machine whose address is
 the rendezvous holds it, and leads: the others learn from it where to report and with which secret. That secret
 keeps strangers out of the links; whoever can reach the rendezvous itself can read it, as with torchrun.
 """
@@ -10,24 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import secrets
-import socket
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.errors import InputError
-from paceline.launch.forkserver import ForkServer
 from paceline.world import interfaces
 
-if TYPE_CHECKING:
-    from paceline.launch.job import Job
-
 DEFAULT_PORT = 29400
-_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,64 +167,6 @@ class Failed:
 
 
 Report = Met | Waiting | Refused | Failed
-
-
-class RendezvousAgent:
-    """The launcher's handle on the process that keeps the rendezvous."""
-
-    def __init__(self, channel: socket.socket, ticket: int) -> None:
-        self.ticket = ticket
-        """By which the fork server reports its start and its end."""
-        self._channel = channel
-        self._channel.setblocking(False)
-        self._unread = b""
-        self._failed = False
-
-    @classmethod
-    def start(
-        cls,
-        server: ForkServer,
-        like: Job,
-        rendezvous: Rendezvous,
-        *,
-        spec: Mapping[str, str],
-        offer: Offer | None,
-        log: Path,
-    ) -> RendezvousAgent:
-        """Ask for the process; `spec` is what must be the same on every machine, and an `offer` makes this one lead."""
-        from paceline.launch.rendezvous_agent import KeepRendezvous
-
-        call = KeepRendezvous(rendezvous=rendezvous, spec=dict(spec), offer=offer)
-        ours, theirs = socket.socketpair()
-        with theirs, log.open("ab") as file, Path(os.devnull).open("wb") as control:
-            descriptors = [file.fileno(), file.fileno(), control.fileno(), theirs.fileno()]
-            ticket = server.request(dataclasses.replace(like, call=call, threads=1), descriptors)
-        return cls(ours, ticket)
-
-    def fileno(self) -> int:
-        """Return the descriptor that becomes readable when `on_readable` has something."""
-        return self._channel.fileno()
-
-    def on_readable(self) -> list[Report]:
-        """Return what was reported since; the last report of all is a `Failed`."""
-        if self._failed:
-            return []
-        try:
-            chunk = self._channel.recv(_CHUNK)
-        except BlockingIOError:
-            return []
-        except ConnectionResetError:
-            chunk = b""
-        *lines, self._unread = (self._unread + chunk).split(b"\n")
-        reports = [read_report(line) for line in lines]
-        if not chunk and not any(isinstance(report, Failed) for report in reports):
-            reports.append(Failed("the process that keeps the rendezvous has ended. See its log."))
-        self._failed = isinstance(reports[-1], Failed) if reports else False
-        return reports
-
-    def close(self) -> None:
-        """Hear no more of it; ending the process is the fork server's to do."""
-        self._channel.close()
 
 
 def write_report(report: Report) -> bytes:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-    from paceline.launch.worker import Worker
+    from paceline.launch.worker_context import Worker
 
 RUN = "paceline"
 ROLL_CALL_S = 10.0

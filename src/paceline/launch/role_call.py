@@ -14,7 +14,7 @@ from paceline.launch.job import FunctionCall
 from paceline.remote.names import Roles
 
 if TYPE_CHECKING:
-    from paceline.launch.worker import Worker
+    from paceline.launch.worker_context import Worker
     from paceline.remote.session import Session
 
 MODULES = ("paceline.remote.served", "paceline.remote.joining")

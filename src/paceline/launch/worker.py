@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import faulthandler
 import gc
 import os
@@ -12,49 +11,20 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 
 from paceline.compat.parent_death import die_with_parent
 from paceline.launch import failures
 from paceline.launch.job import Job
-from paceline.launch.membership_client import MembershipClient
-from paceline.training.membership import FixedMembership, LeaveRunError, Membership
-from paceline.training.options import RunOptions
-from paceline.training.run import Run
+from paceline.launch.worker_context import UNFINISHED, Worker, step_of
+from paceline.training.membership import LeaveRunError
 from paceline.world import env, stacks
-from paceline.world.env import Identity
 from paceline.world.status_page import NoStatusPage, StatusPage
 
-_STEP, _UNFINISHED = "paceline_step", "paceline_unfinished"
-_NO_GROUP = "Default process group has not been initialized"
-"""What torch.distributed says where there is none."""
-_ALONE = (
-    "A run of one process has no process group of torch's. Use run.world.comm (all_reduce, broadcast, ...), run.world.rank "
-    "and run.world.size, which answer for any number of workers, also when a run goes on with one of several; or ask "
-    "torch.distributed.is_initialized() first."
-)
 HOLD_S = 0.5
 """How long a worker that is to join keeps still first: the others are just forming their group, and need the cores."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Worker:
-    """What a call finds out about the worker it runs in."""
-
-    identity: Identity
-    newcomer: bool = False
-    """Whether it joins a run that is under way."""
-    starts: int = 0
-    """How often all workers were started over."""
-    launcher: Connection | None = None
-    pulse: NoStatusPage = field(default_factory=NoStatusPage)
-    extra: int | None = None
-    """One more descriptor from the launcher: where events go, or the socket that the store listens on."""
 
 
 def run(
@@ -134,47 +104,19 @@ def _attempt(job: Job, worker: Worker, launcher: Connection) -> int:
     except LeaveRunError:
         return 0
     except SystemExit as error:
-        if error.code in (None, 0) and not vars(error).get(_UNFINISHED):
+        if error.code in (None, 0) and not vars(error).get(UNFINISHED):
             launcher.send_bytes(pickle.dumps(("result", None)))
             return 0
         status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)  # noqa: T201  (as the interpreter does)
         launcher.send_bytes(
-            pickle.dumps(("failure", failures.from_status(status, rank, env.host(), _step_of(error))))
+            pickle.dumps(("failure", failures.from_status(status, rank, env.host(), step_of(error))))
         )
         return status
     except BaseException as error:  # noqa: BLE001  (reported to the launcher, which shows it)
-        failure = failures.from_exception(error, rank, env.host(), _step_of(error))
+        failure = failures.from_exception(error, rank, env.host(), step_of(error))
         launcher.send_bytes(pickle.dumps(("failure", failure)))
         return failure.status
     launcher.send_bytes(message)
     return 0
-
-
-@contextlib.contextmanager
-def open_run(worker: Worker, options: Mapping[str, Any]) -> Iterator[Run]:
-    """Join the world, make the `Run`, and leave the world afterwards."""
-    made = RunOptions(**options)
-    membership: Membership = FixedMembership()
-    if worker.launcher is not None:
-        membership = MembershipClient(worker.launcher, newcomer=worker.newcomer, elastic=made.elastic)
-    run = Run.join(
-        worker.identity, made, worker.extra, membership, worker.pulse, check_folder=worker.starts == 0
-    )
-    try:
-        yield run
-        run.finish()
-    except BaseException as error:
-        vars(error)[_STEP], vars(error)[_UNFINISHED] = run.position.number, run.in_training
-        if run.world.size == 1 and isinstance(error, ValueError) and _NO_GROUP in str(error):
-            error.add_note(_ALONE)
-        raise
-    finally:
-        run.close()
-
-
-def _step_of(error: BaseException) -> int | None:
-    """Return the step in which an exception ended a run."""
-    step: int | None = vars(error).get(_STEP)
-    return step

@@ -20,7 +20,8 @@ from paceline.launch.diagnosis import HangWatch, Member, look, process_state
 from paceline.launch.forkserver import ForkServer
 from paceline.launch.job import Job
 from paceline.launch.process import Process
-from paceline.launch.rendezvous import Offer, Rendezvous, RendezvousAgent
+from paceline.launch.rendezvous import Offer, Rendezvous
+from paceline.launch.rendezvous_process import RendezvousAgent
 from paceline.launch.store import ServeStore
 from paceline.observe.verdict import Evidence
 from paceline.world import stacks

@@ -50,20 +50,22 @@ _SPLIT = (
     "torch.distributed.fsdp",
     *PARTS,
 )
-SHARDED_OPTIMIZER = (*PARTS, "paceline.strategies.zero")
+SHARDED_OPTIMIZER = (*PARTS, "paceline.strategies.data_parallel.zero")
 _SERVED = (*PARTS, "paceline.remote.served")
 STRATEGIES = {
     "single": Entry(
-        "paceline.strategies.single:Single", "one process, one device: the reference", processes=1
+        "paceline.strategies.data_parallel.single:Single",
+        "one process, one device: the reference",
+        processes=1,
     ),
     "dp": Entry(
-        "paceline.strategies.dp:DataParallel",
+        "paceline.strategies.data_parallel.dp:DataParallel",
         "one process, a thread a replica, a master that gathers",
         threaded=True,
         processes=1,
     ),
     "ddp": Entry(
-        "paceline.strategies.ddp:Ddp",
+        "paceline.strategies.data_parallel.strategy:Ddp",
         "one process a device, gradients summed in buckets during the backward pass",
     ),
     "fsdp": Entry(

@@ -19,9 +19,9 @@ from tests.dist.remote.services import (
     LIMIT_S,
     Batches,
     Desk,
+    Keeper,
     Layer,
     OwnError,
-    RendezvousAgent,
     Unregistered,
     count_alive,
     hop,
@@ -67,7 +67,7 @@ def described():
 
 
 def failures():
-    desk, keeper = remote.create("server:0", Desk), remote.create("server:1", RendezvousAgent)
+    desk, keeper = remote.create("server:0", Desk), remote.create("server:1", Keeper)
     keeper.keep(desk)
     found = {kind: caught(lambda kind=kind: desk.fail(kind)) for kind in ("own", "key", "strange")}
     found["far"] = caught(lambda: keeper.fail("own"))
@@ -94,7 +94,7 @@ def dropped():
 def references():
     """Follow one value and one service from the first holder to the last."""
     before = eventually(0, remote.call("server:0", count_alive))  # those of other checks are on their way out
-    desk, keeper = remote.create("server:0", Desk), remote.create("server:1", RendezvousAgent)
+    desk, keeper = remote.create("server:0", Desk), remote.create("server:1", Keeper)
     thing = desk.thing.remote()
     identity = thing.identity
 

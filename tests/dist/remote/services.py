@@ -103,7 +103,7 @@ class Desk:
 
 
 @remote.service
-class RendezvousAgent:
+class Keeper:
     """Keeps what it is given, and passes calls on."""
 
     def __init__(self):

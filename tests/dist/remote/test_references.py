@@ -18,7 +18,7 @@ from paceline.remote import Role, served  # noqa: F401  (as whoever opens a sess
 from paceline.remote.names import Roles
 from paceline.remote.session import Session
 from tests.dist.remote.checks import caught, count_alive, eventually
-from tests.dist.remote.services import LIMIT_S, Desk, RendezvousAgent, Thing, alive, pid
+from tests.dist.remote.services import LIMIT_S, Desk, Keeper, Thing, alive, pid
 
 THREADS, TURNS = 16, 40
 _go_on = threading.Event()
@@ -84,7 +84,7 @@ def ask_for_one() -> None:
 
 def lose_a_holder(session):
     """Let a worker hold a value, the service that made it, and what came in an answer; then lose that worker."""
-    desk, keeper = remote.create("server:0", Desk), remote.create("observer:0", RendezvousAgent)
+    desk, keeper = remote.create("server:0", Desk), remote.create("observer:0", Keeper)
     keeper.keep([desk.thing.remote(), desk])
     remote.call("observer:0", ask_for_one)()
     held = eventually(

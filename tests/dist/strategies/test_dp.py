@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 import paceline
 from paceline import Loss
 from paceline.errors import InputError
-from paceline.strategies import dp
+from paceline.strategies.data_parallel import dp
 
 
 def plain() -> nn.Module:

@@ -16,7 +16,8 @@ import torch
 from paceline.checkpoint import Checkpoints, load
 from paceline.checkpoint.durable import seal
 from paceline.checkpoint.exporting import export
-from paceline.checkpoint.manifest import Manifest, Stored, StoredBox
+from paceline.checkpoint.manifest import Manifest
+from paceline.checkpoint.stored import Stored, StoredBox
 from paceline.checkpoint.terms import check_tensors
 from paceline.cli.inspect import inspect
 from paceline.documents import DocumentError

@@ -21,11 +21,11 @@ from paceline.launch.rendezvous import (
     Offer,
     Refused,
     Rendezvous,
-    RendezvousAgent,
     Waiting,
     read_report,
     write_report,
 )
+from paceline.launch.rendezvous_process import RendezvousAgent
 from paceline.world import env
 from paceline.world.env import Identity
 from tests.netns import network
@@ -256,7 +256,8 @@ import json, os, select, sys
 from pathlib import Path
 from paceline.launch import forkserver
 from paceline.launch.job import Job
-from paceline.launch.rendezvous import RendezvousAgent, Offer, Rendezvous, write_report
+from paceline.launch.rendezvous import Offer, Rendezvous, write_report
+from paceline.launch.rendezvous_process import RendezvousAgent
 from paceline.world import env
 from paceline.world.env import Identity
 endpoint, nodes, patience = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.errors import InputError
 from paceline.strategies.base import Exactness, OpenReplica, StrategyInputs
 from paceline.strategies.batchnorm import synchronise
-from paceline.strategies.ddp import Ddp
+from paceline.strategies.data_parallel.strategy import Ddp
 from paceline.strategies.fsdp.replica import FsdpReplica
 from paceline.strategies.fsdp.unwrapping import unwrap_model
 from paceline.strategies.sequential import SequentialReplica

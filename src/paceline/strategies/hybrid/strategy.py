@@ -6,7 +6,7 @@ from paceline.errors import InputError
 from paceline.strategies import sparse
 from paceline.strategies.base import Exactness, OpenReplica, StrategyInputs
 from paceline.strategies.batchnorm import synchronise
-from paceline.strategies.ddp import Ddp
+from paceline.strategies.data_parallel.strategy import Ddp
 from paceline.strategies.hybrid.server import ServerReplica
 from paceline.strategies.hybrid.tables import bring_back, check
 from paceline.strategies.hybrid.trainer import LoneTrainer, Trainer

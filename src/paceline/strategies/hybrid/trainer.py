@@ -21,7 +21,7 @@ from paceline.reduce.tree import Gradients, Subtree
 from paceline.remote.grouping import open_group
 from paceline.strategies import gradients, sparse
 from paceline.strategies.base import MetricsFunction, Rows, StepWork, StrategyInputs
-from paceline.strategies.ddp import DdpReplica
+from paceline.strategies.data_parallel.ddp import DdpReplica
 from paceline.strategies.hybrid import embedding_service
 from paceline.strategies.hybrid.embedding_service import Norms
 from paceline.strategies.hybrid.kept import KeptReplica, KeptState, bounds

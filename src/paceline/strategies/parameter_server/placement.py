@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from paceline.strategies.zero import deal
+from paceline.strategies.data_parallel.zero import deal
 
 
 class Placement:

@@ -39,7 +39,8 @@ from paceline.state.chunks import (
 from paceline.strategies import compression
 from paceline.strategies.base import Exactness, Leaves, LossFunction, OpenReplica, StepWork, StrategyInputs
 from paceline.strategies.batchnorm import synchronise
-from paceline.strategies.ddp import Ddp, DdpReplica
+from paceline.strategies.data_parallel.ddp import DdpReplica
+from paceline.strategies.data_parallel.strategy import Ddp
 from paceline.strategies.fsdp.replica import FsdpReplica
 from paceline.strategies.fsdp.strategy import Fsdp
 from paceline.strategies.refusals import refuse_hooks, refuse_references, refuse_sparse

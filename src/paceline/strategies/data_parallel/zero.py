@@ -29,7 +29,7 @@ from paceline.state.chunks import (
     survey,
 )
 from paceline.strategies.base import StrategyInputs
-from paceline.strategies.ddp import DdpReplica
+from paceline.strategies.data_parallel.ddp import DdpReplica
 from paceline.strategies.partial_update import Scope
 from paceline.strategies.trained import check_held
 from paceline.world import World

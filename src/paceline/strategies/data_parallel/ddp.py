@@ -24,8 +24,7 @@ from paceline.reduce.hosts import open_shared_memory
 from paceline.reduce.packing import as_real, dense_strides, memory_shape, nothing_like
 from paceline.reduce.tree import TreeSum
 from paceline.strategies import compression, gradients, sparse
-from paceline.strategies.base import Exactness, OpenReplica, ShardWork, StepWork, StrategyInputs
-from paceline.strategies.batchnorm import synchronise
+from paceline.strategies.base import Exactness, ShardWork, StepWork, StrategyInputs
 from paceline.strategies.buffers import Rows as BufferRows
 from paceline.strategies.buffers import gather_rows
 from paceline.strategies.hooks import silenced
@@ -42,34 +41,10 @@ if TYPE_CHECKING:
     from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 
-LANE_BUCKET_MB = 4
+SHM_BUCKET_MB = 4
 """Buckets that stay in the last-level cache between copying in, adding and copying out."""
 AUXILIARY_KEY = -1
 COMMUNICATION = Phase.COMMUNICATION
-
-
-class Ddp:
-    """Gradients summed over processes in buckets, while the backward pass goes on."""
-
-    name = "ddp"
-    exactness = Exactness.BITWISE
-    threaded = False
-
-    def level(self, tuning: Tuning) -> Exactness:
-        """Return what is left of the promise when gradients are made smaller on their way."""
-        return compression.level(tuning.compress)
-
-    def prepare(self, parts: StrategyInputs, world: World) -> OpenReplica:
-        """Wrap the model; a world of one has nobody to sum with."""
-        if parts.sync_batchnorm:
-            synchronise(parts.model, world.comm, parts.shards)
-        if world.size == 1:
-            return SequentialReplica(parts, world)
-        if parts.tuning.shard_optimizer:
-            from paceline.strategies.zero import ZeroReplica
-
-            return ZeroReplica(parts, world)
-        return DdpReplica(parts, world)
 
 
 class _Carried(nn.Module):
@@ -380,7 +355,7 @@ def _bucket_mb(tuning: Tuning, exchange: Exchange) -> float | None:
     if tuning.bucket_mb is not None:
         return tuning.bucket_mb
     over_sockets = isinstance(exchange, TorchExchange | SocketExchange | CompressedExchange)
-    return None if over_sockets else LANE_BUCKET_MB
+    return None if over_sockets else SHM_BUCKET_MB
 
 
 def _views(bucket: GradBucket) -> list[Tensor]:

@@ -1,0 +1,68 @@
+"""What a call finds in the worker it runs in: who it is, and the `Run` that it joins."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from paceline.launch.membership_client import MembershipClient
+from paceline.training.membership import FixedMembership, Membership
+from paceline.training.options import RunOptions
+from paceline.training.run import Run
+from paceline.world.env import Identity
+from paceline.world.status_page import NoStatusPage
+
+_STEP, UNFINISHED = "paceline_step", "paceline_unfinished"
+_NO_GROUP = "Default process group has not been initialized"
+"""What torch.distributed says where there is none."""
+_ALONE = (
+    "A run of one process has no process group of torch's. Use run.world.comm (all_reduce, broadcast, ...), run.world.rank "
+    "and run.world.size, which answer for any number of workers, also when a run goes on with one of several; or ask "
+    "torch.distributed.is_initialized() first."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """What a call finds out about the worker it runs in."""
+
+    identity: Identity
+    newcomer: bool = False
+    """Whether it joins a run that is under way."""
+    starts: int = 0
+    """How often all workers were started over."""
+    launcher: Connection | None = None
+    pulse: NoStatusPage = field(default_factory=NoStatusPage)
+    extra: int | None = None
+    """One more descriptor from the launcher: where events go, or the socket that the store listens on."""
+
+
+@contextlib.contextmanager
+def open_run(worker: Worker, options: Mapping[str, Any]) -> Iterator[Run]:
+    """Join the world, make the `Run`, and leave the world afterwards."""
+    made = RunOptions(**options)
+    membership: Membership = FixedMembership()
+    if worker.launcher is not None:
+        membership = MembershipClient(worker.launcher, newcomer=worker.newcomer, elastic=made.elastic)
+    run = Run.join(
+        worker.identity, made, worker.extra, membership, worker.pulse, check_folder=worker.starts == 0
+    )
+    try:
+        yield run
+        run.finish()
+    except BaseException as error:
+        vars(error)[_STEP], vars(error)[UNFINISHED] = run.position.number, run.in_training
+        if run.world.size == 1 and isinstance(error, ValueError) and _NO_GROUP in str(error):
+            error.add_note(_ALONE)
+        raise
+    finally:
+        run.close()
+
+
+def step_of(error: BaseException) -> int | None:
+    """Return the step in which an exception ended a run."""
+    step: int | None = vars(error).get(_STEP)
+    return step
