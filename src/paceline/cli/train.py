@@ -44,10 +44,10 @@ def train(
     from paceline.training import folder
 
     file = read_config(config)
-    said = {**file, **_of_roles(roles, given), **given}
-    said["settings"] = {**file.get("settings", {}), **settings(set_)}
-    if threads is not None:
-        said["threads"] = threads
+    given = {**_of_roles(roles, given), **given}
+    given |= {"settings": settings(set_)} if set_ else {}
+    given |= {"threads": threads} if threads is not None else {}
+    said = {**file, **given}
     task = task if task is not None else file.get("task")
     if task is None:
         raise InputError("Missing argument 'task'. See paceline train --help.")
@@ -55,7 +55,7 @@ def train(
     if said.get("resume") and out is None:
         raise InputError("--resume needs the folder of the run to resume. Give --out.")
     before = folder.read_spec(out) if said.get("resume") and out is not None else {}
-    asked = Asked.of(task, said, before, out)
+    asked = Asked.together(task, file, given, before, out)
     for text in asked.notes:
         print(f"note: {text}", file=sys.stderr)  # noqa: T201
     call: tuple[Any, ...] = (api.TRAINER, (asked.spec,), {}, asked.options)

@@ -93,3 +93,54 @@ def test_a_spec_and_its_options_are_made_of_the_same_task():
     assert asked.spec.overrides == {"seed": 4}
     assert asked.options == replace(RunOptions(out=OUT), seed=4)
     assert isinstance(asked.spec, TrainSpec)
+
+
+FILE = {
+    "strategy": "fsdp",
+    "workers": 4,
+    "fsdp_dtype": "bf16",
+    "shards": 4,
+    "steps": 9,
+    "settings": {"width": "8"},
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "notes"),
+    [
+        ({}, ("fsdp", 4, "bf16", 9, None), 0),
+        ({"workers": 2}, ("fsdp", 2, "bf16", 9, None), 0),
+        ({"strategy": "ddp"}, ("ddp", 4, "fp32", 9, None), 1),
+        ({"strategy": "single"}, ("single", 1, "fp32", 9, None), 2),
+        ({"epochs": 2}, ("fsdp", 4, "bf16", None, 2), 0),
+        ({"strategy": "single", "epochs": 2}, ("single", 1, "fp32", None, 2), 2),
+    ],
+)
+def test_the_command_line_wins_over_a_file(given, found, notes):
+    asked = Asked.together("digits", FILE, {**given, "settings": {"depth": "2"}}, {}, OUT)
+    options, spec = asked.options, asked.spec
+    assert (options.strategy, options.workers, options.tuning.fsdp_dtype, spec.steps, spec.epochs) == found
+    assert options.shards == 4
+    assert spec.settings == {"width": "8", "depth": "2"}
+    assert len(asked.notes) == notes
+    assert all(note.startswith("the file has") for note in asked.notes)
+
+
+def test_workers_of_a_file_are_fitted_to_the_strategy_of_the_command_line():
+    asked = Asked.together("digits", {"workers": 2}, {"strategy": "single"}, {}, OUT)
+    assert (asked.options.workers, len(asked.notes)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("file", "given", "words"),
+    [
+        ({"strategy": "single", "workers": 2}, {}, "single is one process, but 2 workers"),
+        ({"strategy": "single", "workers": 2}, {"seed": 1}, "single is one process, but 2 workers"),
+        (FILE, {"workers": 9}, "9 workers for 4 shards"),
+        (FILE, {"strategy": "single", "workers": 2}, "single is one process, but 2 workers"),
+        (FILE, {"local_steps": 2}, "--local-steps is an option of local-sgd"),
+    ],
+)
+def test_what_cannot_be_is_refused_whoever_says_it(file, given, words):
+    with pytest.raises(InputError, match=words):
+        _ = Asked.together("digits", file, given, {}, OUT).options.processes
