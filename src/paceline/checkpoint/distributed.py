@@ -77,7 +77,7 @@ class PartsReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Stay with the folder that was given."""
 
-    def readmetadata_of(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return what the checkpoint holds, from its manifest."""
         del args, kwargs
         stored = self._manifest.tensors

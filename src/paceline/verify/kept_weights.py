@@ -83,7 +83,8 @@ def _other_request(folder: Path, receipt: Receipt) -> list[str]:
     """
     spec = read_spec(folder) if receipt.finished else {}
     options = spec.get("options", {})
-    asked = {name: options[name] for name in ("compile", "sync_batchnorm", "transport") if name in options}
+    asked = {name: options[name] for name in ("compile", "sync_batchnorm") if name in options}
+    asked |= {"transport_asked": options["transport"]} if "transport" in options else {}
     asked |= {
         name: spec[name] for name in ("threads", "max_grad_norm", "settings") if spec.get(name) is not None
     }

@@ -193,7 +193,7 @@ def test_auxiliary_terms() -> None:
     )
     assert again == kept
     for strategy, workers in (("single", 1), ("fsdp", 2)):
-        with pytest.raises(InputError, match="auxiliary terms of a loss need a pass each"):
+        with pytest.raises(InputError, match="auxiliary terms need a pass each"):
             paceline.launch(
                 auxiliary,
                 strategy=strategy,

@@ -53,4 +53,4 @@ def test_one_process_threads_servers_and_the_records(tmp_path: Path) -> None:
     events = [json.loads(line) for line in (tmp_path / "ps" / "events.jsonl").read_text().splitlines()]
     assert [one["transport"] for one in events if one["kind"] == "run_started"] == ["rpc"]
     receipt = json.loads((tmp_path / "ps" / "receipt.json").read_text())
-    assert (receipt["transport"], receipt["transport"]) == ("rpc", "auto")
+    assert (receipt["transport"], receipt["transport_asked"]) == ("rpc", "auto")
