@@ -14,6 +14,7 @@ from paceline.errors import InputError, UnknownNameError
 from paceline.option_fields import Options, shown
 from paceline.strategies.tuning import Tuning
 from paceline.tasks import TASKS
+from paceline.training import folder
 from paceline.training.options import RunOptions
 from paceline.training.spec import OVERRIDES, TrainSpec
 
@@ -38,8 +39,11 @@ def read_config(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     found = _parse(path)
-    said = _of_run(found) if isinstance(found.get("options"), dict) else _flat(found)
-    known = [*known_options(), *BESIDE]
+    try:
+        said = _of_run(found) if path.suffix == ".json" and "options" in found else _flat(found)
+    except documents.DocumentError as error:
+        raise InputError(f"--config {path}: {error}.") from None
+    known = [*known_options(), *OVERRIDES, *BESIDE]
     for name in said:
         if name not in known:
             raise _in(path, UnknownNameError("option", name, known))
@@ -106,28 +110,29 @@ def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = {}
     for key, value in found.items():
         name = str(key).replace("-", "_")
-        if name in _TABLES and isinstance(value, Mapping):
-            said |= _flat(value)
-        else:
-            said[name] = value
+        more = _flat(value) if name in _TABLES and isinstance(value, Mapping) else {name: value}
+        twice = next((one for one in more if one in said), None)
+        if twice is not None:
+            raise documents.DocumentError(f"{twice} stands there twice")
+        said |= more
     return said
 
 
 def _of_run(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a run's spec.json asked for: where it says what nobody has to say, nobody did."""
+    folder.check_spec(spec)
     options = spec["options"]
     tuning, overrides = options.get("tuning", {}), spec.get("overrides", {})
-    run = {name: value for name, value in options.items() if name not in (*OVERRIDES, "out", "resume")}
-    told = {name: spec.get(name) for name in (*known_options((TrainSpec,)), *BESIDE)}
-    said = {**run, **tuning, **told, **overrides}
-    usual = known_options()
+    of_run = {"out", "resume", "tuning", "shards_from", *OVERRIDES}
+    run = {name: value for name, value in options.items() if name not in of_run}
+    told = {name: value for name, value in spec.items() if name not in ("name", "options", "overrides")}
+    said, usual = {**run, **tuning, **told}, known_options()
     if TASKS.get(spec.get("name", ""), ("",))[0] == spec.get(TASK):
         said[TASK] = spec["name"]  # a built-in one is known by its short name
     if options.get("shards_from") == "workers":
         said.pop("shards", None)
-    return {
-        name: value for name, value in said.items() if name in (*usual, *BESIDE) and value != usual.get(name)
-    }
+    asked = {name: value for name, value in said.items() if name not in usual or value != usual[name]}
+    return {**asked, **overrides}  # these against the task's own, whatever they are
 
 
 def _text(value: Any) -> str:

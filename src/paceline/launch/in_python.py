@@ -77,7 +77,8 @@ def errors_in_keywords() -> Iterator[None]:
             raise
         made = type(error).__new__(type(error))
         Exception.__init__(made, text)
-        raise made from error
+        vars(made).update(vars(error))  # its notes
+        raise made from None
 
 
 def in_keywords(text: str) -> str:

@@ -64,13 +64,7 @@ def read_spec(folder: Path) -> dict[str, Any]:
     """Return what a run was asked to do, each field of the type it must have; nothing where no launcher wrote it."""
     try:
         spec = documents.read_object(folder / SPEC)
-        documents.check_fields(spec, TrainSpec)
-        documents.check_fields(spec, _Started)
-        documents.check_fields(spec.get("options", {}), RunOptions, where="options: ")
-        for name, value in spec.get("overrides", {}).items():
-            if name not in OVERRIDES:
-                raise documents.DocumentError(f"overrides: {name} is nothing that a run can be told")
-            documents.check_fields({name: value}, RunOptions, where="overrides: ")
+        check_spec(spec)
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -82,6 +76,17 @@ def read_spec(folder: Path) -> dict[str, Any]:
             f"{folder / SPEC} is damaged ({error}). Remove it and give all options again."
         ) from error
     return spec
+
+
+def check_spec(spec: Mapping[str, Any]) -> None:
+    """Raise DocumentError where a field of a spec is not of the type it must have."""
+    documents.check_fields(spec, TrainSpec)
+    documents.check_fields(spec, _Started)
+    documents.check_fields(spec.get("options", {}), RunOptions, where="options: ")
+    for name, value in spec.get("overrides", {}).items():
+        if name not in OVERRIDES:
+            raise documents.DocumentError(f"overrides: {name} is nothing that a run can be told")
+        documents.check_fields({name: value}, RunOptions, where="overrides: ")
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,16 @@ def test_a_spec_of_a_run_says_what_it_was_asked_for(tmp_path):
     }
 
 
+def test_what_a_run_was_told_against_its_task_is_told_again(tmp_path):
+    told = {
+        "precision": "fp32",
+        "seed": 0,
+        "num_workers": 0,
+    }  # what a run has where neither task nor user say a word
+    (tmp_path / "spec.json").write_text(json.dumps({"options": {}, "overrides": told}))
+    assert read_config(tmp_path / "spec.json") == told
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
@@ -90,6 +100,12 @@ def test_a_spec_of_a_run_says_what_it_was_asked_for(tmp_path):
         ("a.yaml", "a: [", "expected"),
         ("a.yaml", "- 3", "holds no names with values"),
         ("a.json", "{", "Expecting"),
+        ("a.json", '{"options": 3}', "options is 3, but must be"),
+        ("a.json", '{"options": {"tuning": 3}}', "options: tuning is 3, but must be"),
+        ("a.json", '{"options": {}, "name": [3]}', "name is [3], but must be"),
+        ("a.json", '{"options": {"worker": 2}}', "unknown option 'worker'. Did you mean 'workers'?"),
+        ("a.toml", "[options]\nworker = 2", "unknown option 'worker'. Did you mean 'workers'?"),
+        ("a.toml", "save-every = 2\nsave_every = 3", "save_every stands there twice"),
         ("a.ini", "workers = 2", "Give one that ends in .toml, .yaml or .json."),
         ("nowhere.toml", None, "cannot be read: No such file or directory."),
     ],
