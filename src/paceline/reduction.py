@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.compat.autograd import saved
+
 _MEANS = frozenset({"MeanBackward0", "MeanBackward1", "DivBackward1"})
 """`mean()`, and the division that torch's own losses end with; a division in Python is DivBackward0."""
 _SAME_VALUE = frozenset(
@@ -91,7 +93,7 @@ def _is_smoothed(node: Any) -> bool:
 
 def _takes_mean(node: Any, weight: object) -> bool:
     name = node.name()
-    if name in _MEANS or getattr(node, "_saved_reduction", None) == _MEAN:
+    if name in _MEANS or saved(node, "reduction") == _MEAN:
         return True
     return name == "DivBackward0" and _divides_by_count(node, weight)
 
@@ -102,7 +104,7 @@ def _divides_by_count(node: Any, weight: object) -> bool:
     Whatever the number is, a sum, a loss with `reduction="sum"`, terms added up: as the loss of so many items it has to be their
     sum, and divided by how many they are it is none.
     """
-    divided, divisor = node.next_functions[0][0], node._saved_other  # noqa: SLF001 - what autograd saved has no other name
+    divided, divisor = node.next_functions[0][0], saved(node, "other")
     learned = any(child is not None for child, _ in node.next_functions[1:])
     if divided is None or divisor is None or divisor.dim() or learned:
         return False
@@ -130,9 +132,7 @@ def _is_multiplied(divided: Any, by: float) -> bool:
             return True
         node = waiting.pop()
         name = node.name()
-        if name == "MulBackward0" and any(
-            _is_number(node, one, by) for one in ("_saved_self", "_saved_other")
-        ):
+        if name == "MulBackward0" and any(_is_number(node, one, by) for one in ("self", "other")):
             continue
         if name not in _ADDITIONS | _SAME_VALUE | _FACTORS:
             return False
@@ -140,9 +140,9 @@ def _is_multiplied(divided: Any, by: float) -> bool:
     return False
 
 
-def _is_number(node: Any, saved: str, number: float) -> bool:
+def _is_number(node: Any, name: str, number: float) -> bool:
     """Return whether an operand that autograd saved is this number, as far as that is known without waiting."""
-    operand = getattr(node, saved, None)
+    operand = saved(node, name)
     return (
         isinstance(operand, Tensor)
         and operand.dim() == 0

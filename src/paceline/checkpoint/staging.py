@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from paceline.compat import foreach
+
 SLAB = 256 << 20
 """Bytes that are asked for at once; torch rounds pinned memory up to a power of two, and this is one."""
 _ALIGNMENT = 64
@@ -28,7 +30,7 @@ class Staging:
             # From save to save it is the same, and laying out hundreds of small tensors takes longer than copying them.
             self._layout, self._places = layout, self._laid_out(tensors, pinned=pinned)
         if tensors:
-            torch._foreach_copy_(self._places, list(tensors.values()), non_blocking=True)
+            foreach.copy_(self._places, list(tensors.values()), non_blocking=True)
         if pinned:
             torch.cuda.current_stream().synchronize()
         return dict(zip(tensors, self._places, strict=True))

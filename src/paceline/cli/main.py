@@ -51,12 +51,13 @@ def _leave(status: int) -> NoReturn:
     from paceline.world import env
 
     if env.read("RANK") is not None and "torch" in sys.modules:
-        import atexit
         import os
+
+        from paceline.compat.python import run_exit_functions
 
         sys.stdout.flush()
         sys.stderr.flush()
-        atexit._run_exitfuncs()  # noqa: SLF001
+        run_exit_functions()
         os._exit(status)
     sys.exit(status)
 

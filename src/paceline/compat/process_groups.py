@@ -1,7 +1,8 @@
-"""What torch names or does differently between 2.11 and 2.13, under one name each."""
+"""Process groups beyond what `torch.distributed` says in public, and what 2.11 and 2.13 name differently."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -26,12 +27,12 @@ def new_group(name: str, ranks: Sequence[int], timeout: timedelta) -> dist.Proce
     each other until the timeout; and 2.11 always sorts the ranks. Here the caller, who agreed with the
     others, gives the name.
     """
-    world = distributed_c10d._world  # noqa: SLF001
-    default = distributed_c10d._get_default_group()  # noqa: SLF001
+    world = distributed_c10d._world
+    default = distributed_c10d._get_default_group()
     backend, store = world.pg_map[default]
     members = list(ranks)
     group: dist.ProcessGroup
-    group, _ = distributed_c10d._new_process_group_helper(  # noqa: SLF001
+    group, _ = distributed_c10d._new_process_group_helper(
         len(members),
         members.index(default.rank()),
         members,
@@ -46,12 +47,12 @@ def new_group(name: str, ranks: Sequence[int], timeout: timedelta) -> dist.Proce
 
 def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
     """Change how long the operations of a group may take; on gloo not those between two ranks, which are given it each time."""
-    distributed_c10d._set_pg_timeout(timeout, group)  # noqa: SLF001
+    distributed_c10d._set_pg_timeout(timeout, group)
 
 
 def abort(group: dist.ProcessGroup) -> None:
     """End what is under way on NCCL's communicators; gloo does not listen to this."""
-    distributed_c10d._abort_process_group(group)  # noqa: SLF001
+    distributed_c10d._abort_process_group(group)
 
 
 def count_groups_anew() -> None:
@@ -60,4 +61,20 @@ def count_groups_anew() -> None:
     torch names groups by a count. A group that could not be formed, because a worker was lost in the middle, leaves it
     one ahead, and then this worker and one that has just started wait for each other under two names.
     """
-    distributed_c10d._world.group_count = 0  # noqa: SLF001
+    distributed_c10d._world.group_count = 0
+
+
+def is_formed(group: dist.ProcessGroup) -> bool:
+    """Return whether torch knows this group, which was not destroyed then."""
+    return dist.is_initialized() and group in distributed_c10d._world.pg_map
+
+
+def flight_record() -> list[dict[str, Any]]:
+    """Return what torch's flight recorder holds of the last collectives; nothing where a build has no recorder."""
+    try:
+        from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
+    except ImportError:
+        return []
+    # torch's own bytes, from this process. Stack traces would take seconds to look up.
+    record: dict[str, Any] = pickle.loads(_dump_fr_trace(includeStackTraces=False))  # noqa: S301
+    return list(record.get("entries", ()))

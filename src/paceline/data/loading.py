@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from paceline.compat.data_loader import end_workers
 from paceline.compat.parent_death import die_with_parent
 from paceline.data.failures import Failure
 from paceline.data.permutation import Indices
@@ -154,4 +155,4 @@ def _unpacked(results: Iterator[Any]) -> Iterator[Any]:
 def _shut_down(iterator: Iterator[Any] | None) -> None:
     """End the processes now: the garbage collector would leave them while any frame holds the iterator."""
     if iterator is not None:
-        iterator._shutdown_workers()  # type: ignore[attr-defined]  # noqa: SLF001 - torch has no public way
+        end_workers(iterator)

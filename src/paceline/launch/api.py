@@ -142,7 +142,7 @@ def _modules(function: Callable[..., Any] | str, options: RunOptions) -> tuple[s
     needed = [*strategies.entry(options.strategy).imports]
     needed += [function.partition(":")[0]] if isinstance(function, str) else ()
     needed += strategies.SHARDED_OPTIMIZER if options.tuning.shard_optimizer else ()
-    needed += ("torch._dynamo",) if options.tuning.activation_checkpointing != "none" else ()
+    needed += ("paceline.compat.compiler",) if options.tuning.activation_checkpointing != "none" else ()
     return tuple(dict.fromkeys(needed))
 
 

@@ -17,10 +17,10 @@ import selectors
 import signal
 import socket
 import sys
-import weakref
 from typing import Any, NoReturn
 
 from paceline.compat.parent_death import die_with_parent, outlive_parent
+from paceline.compat.python import forget_finalizers
 from paceline.launch.fork_messages import MAX_DESCRIPTORS, MAX_MESSAGE
 
 _loaded: set[str] = set()
@@ -63,13 +63,13 @@ def _preload() -> None:
     import torch  # noqa: F401
     import torch.distributed as _dist  # noqa: F401
 
-    from paceline.launch import lazy_dynamo
+    from paceline.compat import dynamo
     from paceline.launch import read_shards as _read_shards  # noqa: F401
     from paceline.launch import rendezvous_agent as _keeper  # noqa: F401
     from paceline.launch import worker as _worker  # noqa: F401
     from paceline.training.recorder import package_sha256
 
-    lazy_dynamo.install()
+    dynamo.install()
     package_sha256()  # the workers' copies of this process have it
     # Objects made so far will not be freed in any worker: keep the collector from dirtying their shared pages.
     gc.collect()
@@ -80,10 +80,6 @@ def _load(modules: list[str]) -> None:
     """Import once, here, what every worker to come would import by itself."""
     missing = [name for name in modules if name not in _loaded]
     for name in missing:
-        if name == "torch._dynamo":
-            from paceline.launch import lazy_dynamo
-
-            lazy_dynamo.load()
         importlib.import_module(name)
         _loaded.add(name)
     if missing:
@@ -123,8 +119,7 @@ def _become_worker(parent: int, private: list[socket.socket], descriptors: list[
         for end in private:
             end.close()
         # What the fork server holds is not this worker's to take apart: for torch's operators it would take 60 ms at its end.
-        for finalizer in [*weakref.finalize._registry]:  # type: ignore[attr-defined]  # noqa: SLF001
-            finalizer.atexit = False
+        forget_finalizers()
         from paceline.launch import worker
 
         status = worker.run(parent, *descriptors)

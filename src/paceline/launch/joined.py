@@ -51,10 +51,10 @@ class JoinedLauncher:
 
     def ask(self, call: Call) -> Any:
         """Make the call here: this process is a worker."""
-        from paceline.launch import lazy_dynamo
+        from paceline.compat import dynamo
         from paceline.launch.worker_context import Worker
 
-        lazy_dynamo.install()
+        dynamo.install()
         identity = env.identity()
         return None if identity is None else call(Worker(identity=identity))
 
@@ -78,10 +78,10 @@ class JoinedLauncher:
         """Do the work here; what goes wrong is raised here, for the launcher above to see."""
         import torch
 
-        from paceline.launch import lazy_dynamo
+        from paceline.compat import dynamo
         from paceline.launch.worker_context import Worker
 
-        lazy_dynamo.install()
+        dynamo.install()
         job = plan.jobs[0]
         torch.set_num_threads(job.threads)
         if plan.out is not None and job.identity.rank == 0:

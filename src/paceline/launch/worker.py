@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
 import faulthandler
 import gc
 import os
 import pickle
 import signal
 import sys
-import threading
 import time
 from multiprocessing.connection import Connection
 
 import torch
 
 from paceline.compat.parent_death import die_with_parent
+from paceline.compat.python import end_interpreter
 from paceline.launch import failures
 from paceline.launch.job import Job
 from paceline.launch.worker_context import UNFINISHED, Worker, step_of
@@ -66,8 +65,7 @@ def run(
         extra=extra,
     )
     status = _attempt(job, worker, launcher)
-    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  (what the interpreter does at its own end)
-    atexit._run_exitfuncs()  # noqa: SLF001
+    end_interpreter()
     return status
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.compat import foreach
 from paceline.reduce.packing import as_real
 from paceline.reduce.tree import Gradients, Subtree, TreeSum, cover, splits
 
@@ -57,7 +58,7 @@ class Combination:
             pairs = [(view, held[place]) for view, place in zip(live, places, strict=True)]
             both = [(view, as_real(old)) for view, old in pairs if old is not None]
             if both:
-                torch._foreach_add_([view for view, _ in both], [old for _, old in both])
+                foreach.add_([view for view, _ in both], [old for _, old in both])
         return [flat if is_live else _flat(held, live, flat, places) for held, is_live in self.nodes]
 
 

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from itertools import zip_longest
 
-import torch
 from torch import Tensor
+
+from paceline.compat import foreach
 
 Subtree = tuple[int, int]
 Gradients = list[Tensor | None]
@@ -54,7 +55,7 @@ def add(left: Gradients, right: Gradients) -> Gradients:
     pairs = list(zip_longest(left, right))
     both = [(a, b) for a, b in pairs if a is not None and b is not None]
     if both:
-        torch._foreach_add_([a for a, _ in both], [b for _, b in both])
+        foreach.add_([a for a, _ in both], [b for _, b in both])
     return [b if a is None else a for a, b in pairs]
 
 

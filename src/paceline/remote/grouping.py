@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.compat import transport_log
 from paceline.errors import InputError
-from paceline.remote import quiet, served  # noqa: F401  (what a message may name is here before the first comes)
+from paceline.remote import served  # noqa: F401  (what a message may name is here before the first comes)
 from paceline.remote.names import Roles
 from paceline.remote.reach import of_group
 from paceline.remote.session import THREADS, Session
@@ -51,7 +52,7 @@ def open_group(world: World) -> Session:
         threads=max(THREADS, 2 * mesh.workers),
         timeout_s=MEETING_S,
     )
-    quiet.expect_partings()  # the launcher tells who is lost, and why
+    transport_log.expect_partings()  # the launcher tells who is lost, and why
     world.closing.append(lambda: _part(world, session))
     _open = world.store, session
     return session

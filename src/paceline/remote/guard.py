@@ -16,8 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.rpc import api, internal
+from torch.distributed.rpc import internal
 
+from paceline.compat import rpc
 from paceline.errors import CallRefusedError
 from paceline.remote import registry
 
@@ -30,28 +31,14 @@ _CLASSES = {
     "pathlib": {"Path", "PosixPath", "PurePath", "PurePosixPath"},
     "uuid": {"UUID"},
     "torch": {"Size", "device"},
-    "torch.serialization": {"_get_layout"},
-    "torch._utils": {"_rebuild_parameter"},
     "torch.nn.parameter": {"Parameter"},
-    "torch.distributed.rpc.internal": {"PythonUDF", "RemoteException", "_InternalRPCPickler"},
     "numpy": {"ndarray", "dtype"},
-    "numpy._core.multiarray": {"_reconstruct", "scalar"},
-    "numpy.core.multiarray": {"_reconstruct", "scalar"},
-    "numpy._core.numeric": {"_frombuffer"},
-    "numpy.core.numeric": {"_frombuffer"},
-    # torch's own messages when workers meet and part.
-    "torch.distributed.rpc.api": {
-        "_gather_to_leader",
-        "_broadcast_to_followers",
-        "_delete_all_user_and_unforked_owner_rrefs",
-    },
-    "torch._C._distributed_rpc": {"WorkerInfo"},
     "torch.distributed.rpc": {"WorkerInfo"},
+    **rpc.MESSAGE_NAMES,
 }
 UNREGISTERED = "is not registered, so no call may name it here"
 UNSEALED = "a message does not carry this run's secret"
 _SEAL_BYTES = 16
-_RECEIVER = "_tensor_receiver"
 _own: dict[tuple[str, str], Any] = {}
 _known: dict[tuple[str, str], Any] = {}
 """What was found before: a message names the same few things again and again."""
@@ -65,9 +52,7 @@ def own(thing: Any) -> Any:
 
 def install(key: bytes) -> None:
     """Have torch seal messages with this key and read them through this list, in this process, from now on."""
-    internal._unpickler = Guard  # noqa: SLF001  (the one place where torch lets a reader be chosen)
-    internal._internal_rpc_pickler = api._default_pickler = Sealed(key)  # noqa: SLF001
-    internal._run_function = _run_function  # noqa: SLF001  (looked up whenever an agent starts)
+    rpc.install(Guard, Sealed(key), _run_function)
 
 
 def _run_function(called: Any) -> Any:
@@ -82,23 +67,23 @@ def _run_function(called: Any) -> Any:
         return internal.RemoteException(f"{error}\n{traceback.format_exc()}", kind)
 
 
-class Sealed(internal._InternalRPCPickler):  # noqa: SLF001
+class Sealed(rpc.Pickler):  # type: ignore[misc]
     """Writes messages with a seal made of the session's key, and reads no other: nothing of a stranger's is unpickled."""
 
     def __init__(self, key: bytes) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._key = key
 
     def serialize(self, obj: Any) -> tuple[bytes, list[torch.Tensor]]:
         """Write a message."""
-        content, tensors = super().serialize(obj)  # type: ignore[no-untyped-call]
+        content, tensors = super().serialize(obj)
         return self._seal(content) + content, tensors
 
     def deserialize(self, binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
         """Read a message, or give what is wrong with it, as torch does."""
         seal, content = binary_data[:_SEAL_BYTES], binary_data[_SEAL_BYTES:]
         if hmac.compare_digest(seal, self._seal(content)):
-            return super().deserialize(content, tensor_table)  # type: ignore[no-untyped-call]
+            return super().deserialize(content, tensor_table)
         print(f"paceline: refused: {UNSEALED}", file=sys.stderr)  # noqa: T201  (the worker's log)
         problem = AttributeError(UNSEALED)
         problem.__cause__ = UnregisteredError(UNSEALED)
@@ -150,7 +135,7 @@ class Guard(pickle.Unpickler):
 
 def _receiver(owner: Any, name: str) -> Callable[..., Any]:
     """Stand in for `getattr`, which torch's pickler uses for tensors, and for nothing else here."""
-    if owner is not internal._InternalRPCPickler or name != _RECEIVER:  # noqa: SLF001
+    if owner is not rpc.Pickler or name != rpc.TENSOR_RECEIVER:
         raise AttributeError(f"no call may name {name} of {owner!r} here.")
     found: Callable[..., Any] = getattr(owner, name)
     return found

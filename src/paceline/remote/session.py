@@ -15,11 +15,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed import PrefixStore, autograd, rpc  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, rpc  # type: ignore[attr-defined]
 from torch.distributed.rpc import backend_registry
 
+from paceline.compat import transport_log
+from paceline.compat.rpc import begin_session
 from paceline.errors import CallRefusedError, InputError
-from paceline.remote import guard, quiet
+from paceline.remote import guard
 from paceline.remote.failures import gone
 from paceline.remote.names import Roles
 from paceline.remote.numbering import number
@@ -89,15 +91,13 @@ class Session:
         # The workers' first meeting goes over gloo; an interface that the user has named for that stays.
         meeting = env.read("GLOO_SOCKET_IFNAME") or interface
         env.export({"TP_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": meeting})
-        autograd._init(number(store, rank, roles.size))  # type: ignore[attr-defined]  # noqa: SLF001  (as init_rpc does; it has no way to be given a store)
+        begin_session(number(store, rank, roles.size))
         options = rpc.TensorPipeRpcBackendOptions(
             num_worker_threads=threads,
             rpc_timeout=timeout_s,
             device_maps=device_maps or {},
             _transports=None if roles.size <= env.cores() else _QUIET_TRANSPORTS,
         )
-        # torch counts what workers of the same names do together; one that is new among them begins at 0.
-        rpc.api._all_gather_sequence_id.clear()  # noqa: SLF001
         _current = session  # calls may come in before the next line returns
         try:
             with warnings.catch_warnings():
@@ -151,7 +151,7 @@ class Session:
 
     def wait_for_others(self, patience_s: float = math.inf) -> None:
         """Serve calls until every other worker has come to its end or is lost, or patience is."""
-        quiet.expect_partings()  # nobody parts before all have come here
+        transport_log.expect_partings()  # nobody parts before all have come here
         self._store.set(f"closed/{self.rank}", "")
         others = [rank for rank in range(self.roles.size) if rank != self.rank]
         limit = time.monotonic() + patience_s
@@ -179,7 +179,7 @@ class Session:
     def _end(self, *, graceful: bool) -> None:
         global _current  # noqa: PLW0603
         self._open = False
-        quiet.expect_partings()
+        transport_log.expect_partings()
         for action in self._on_close:
             action()
         patience = self._store.timeout  # type: ignore[attr-defined]
@@ -191,7 +191,7 @@ class Session:
         if parting.is_alive():
             print(f"paceline: {self.name} still runs a call; it is left behind.", file=sys.stderr)  # noqa: T201
         self._store.set_timeout(patience)  # it may serve others, too
-        quiet.warn_of_partings()
+        transport_log.warn_of_partings()
         _current = None
 
     def __enter__(self) -> Session:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from paceline.compat.optim import mark_stepped
 from paceline.errors import CheckpointError, InputError
 
 
@@ -96,9 +97,7 @@ def options_of(optimizer: Optimizer) -> dict[str, Any]:
 
 def set_options(optimizer: Optimizer, then: Mapping[str, Any]) -> None:
     """Set the groups to what `options_of` returned for them."""
-    vars(optimizer)["_opt_called"] = (
-        True  # steps were taken by then; torch warns of a schedule that is ahead of them
-    )
+    mark_stepped(optimizer)  # steps were taken by then
     for group, options in zip(optimizer.param_groups, then["options"], strict=False):
         group.update({key: value for key, value in options.items() if not isinstance(group.get(key), Tensor)})
 

@@ -44,8 +44,8 @@ class Entry:
 PARTS = ("torch.distributed.checkpoint.planner_helpers",)
 """What is imported where a checkpoint is written in parts."""
 _SPLIT = (
-    "torch._dynamo",
-    "torch._subclasses.fake_tensor",
+    "paceline.compat.compiler",
+    "paceline.compat.fake_tensors",
     "torch.distributed.tensor.parallel",
     "torch.distributed.fsdp",
     *PARTS,

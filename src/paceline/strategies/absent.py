@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from paceline.compat.tensors import BOOKKEEPING, no_torch_function
 from paceline.errors import InputError
 
 _TENSOR: Any = Tensor
 _PROPERTIES = (
     "shape dtype device layout ndim itemsize nbytes requires_grad is_leaf grad_fn is_cpu is_cuda is_xpu is_mps is_meta is_sparse "
-    "is_nested is_quantized _version _backward_hooks _post_accumulate_grad_hooks"
+    "is_nested is_quantized"
 )
 _METHODS = (
     "size dim ndimension numel nelement element_size get_device is_floating_point is_complex is_signed is_inference "
@@ -26,7 +27,7 @@ _METHODS = (
 _FUNCTIONS = "numel is_floating_point is_complex is_inference"
 _READABLE = frozenset(
     (
-        *(getattr(Tensor, name).__get__ for name in _PROPERTIES.split()),
+        *(getattr(Tensor, name).__get__ for name in (*_PROPERTIES.split(), *BOOKKEEPING)),
         *(getattr(Tensor, name) for name in _METHODS.split()),
         *(getattr(torch, name) for name in _FUNCTIONS.split()),
         _TENSOR.requires_grad.__set__,
@@ -53,7 +54,7 @@ def _answer(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     one = args[0] if args else None
     name, is_elsewhere = getattr(one, "__dict__", {}).get(_KEY, ("", False))
     if func in _READABLE:
-        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+        with no_torch_function():
             return func(*args, **kwargs)
     if name and func == _TENSOR.grad.__get__:
         return _buffer(f"{name}.grad", one, is_elsewhere=False)
@@ -98,7 +99,7 @@ def form_of(tensor: Tensor) -> Tensor:
     form: Tensor | None = vars(tensor).get(_FORM) if is_absent(tensor) else None
     if form is not None:
         return form
-    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  (one that is in rows has its own form)
+    with no_torch_function():  # one that is in rows has its own form
         return torch.empty_like(tensor, device="meta")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from paceline.compat import foreach
 from paceline.errors import InputError
 from paceline.reduce.packing import Packing
 from paceline.reduce.tree import Gradients, add
@@ -123,7 +124,7 @@ class Auxiliary:
         stride = len(self._parameters) + 1
         main = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if main:
-            torch._foreach_mul_(main, factor)
+            foreach.mul_(main, factor)
         for start in range(0, len(self._held), stride):
             *gradients, entry = self._held[start : start + stride]
             if entry is None:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from paceline.compat.modules import BatchNorm
 from paceline.errors import InputError
 from paceline.world import Comm
 
@@ -38,7 +38,7 @@ class GlobalBatchNorm(nn.Module):
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
 
-    def __init__(self, layer: _BatchNorm, comm: Comm) -> None:
+    def __init__(self, layer: BatchNorm, comm: Comm) -> None:
         super().__init__()
         self.weight, self.bias = layer.weight, layer.bias
         for name in ("running_mean", "running_var", "num_batches_tracked"):
@@ -109,7 +109,7 @@ def synchronise(model: nn.Module, comm: Comm, shards: int) -> None:
         raise RuntimeError("a group of all workers without this one")
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, _BatchNorm):
+            if isinstance(child, BatchNorm):
                 setattr(parent, name, GlobalBatchNorm(child, own))
             elif isinstance(child, GlobalBatchNorm):
                 child.regroup(own)

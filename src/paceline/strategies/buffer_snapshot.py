@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from paceline.compat.modules import buffers_of
+from paceline.compat.tensors import local_part
 from paceline.strategies.buffers import mark
 from paceline.strategies.same_values import same_numbers
 
@@ -27,11 +29,7 @@ class BufferSnapshot:
     """Puts buffers back after each batch of an evaluation, and after the whole."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        held = [
-            (module, name, value)
-            for module in modules
-            for name, value in module._buffers.items()  # noqa: SLF001  (their own names, without those of children)
-        ]
+        held = [(module, name, value) for module in modules for name, value in buffers_of(module).items()]
         self._none = [(module, name) for module, name, value in held if value is None]
         """Names without a buffer; a pass may give them one."""
         self._entries = [
@@ -62,32 +60,31 @@ class BufferSnapshot:
 
     def _take_away(self) -> None:
         for module, name in self._none:
-            if module._buffers.get(name) is not None:  # noqa: SLF001
-                module._buffers[name] = None  # noqa: SLF001
+            if buffers_of(module).get(name) is not None:
+                buffers_of(module)[name] = None
 
     def _restore(self, place: int) -> None:
         entry = self._entries[place]
-        now = entry.module._buffers.get(entry.name)  # noqa: SLF001
+        now = buffers_of(entry.module).get(entry.name)
         if now is None or now.shape != entry.tensor.shape or now.dtype != entry.tensor.dtype:
             return  # a cache that has grown: its module has noted that it did
         if now is not entry.tensor:
-            entry.module._buffers[entry.name] = entry.tensor  # noqa: SLF001
+            buffers_of(entry.module)[entry.name] = entry.tensor
         with torch.no_grad():
             _here(entry.tensor).copy_(entry.before)
         self._marks[place] = mark(entry.tensor)
 
 
 def _moved(entry: _Entry) -> bool:
-    now = entry.module._buffers.get(entry.name)  # noqa: SLF001
+    now = buffers_of(entry.module).get(entry.name)
     return now is not None and not same_numbers(_here(now), entry.before)
 
 
 def _now(entry: _Entry) -> tuple[int, int] | None:
-    now = entry.module._buffers.get(entry.name)  # noqa: SLF001
+    now = buffers_of(entry.module).get(entry.name)
     return None if now is None else mark(now)
 
 
 def _here(value: Tensor) -> Tensor:
     """Return this worker's part of a buffer that is cut up."""
-    part: Tensor = getattr(value, "_local_tensor", value)
-    return part.detach()
+    return local_part(value).detach()

@@ -13,8 +13,9 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
+from paceline.compat.modules import NormWithStatistics, buffers_of
+from paceline.compat.tensors import write_count
 from paceline.data import owned_shards
 from paceline.errors import InputError, UnknownNameError
 from paceline.reduce.tree import TreeSum
@@ -55,7 +56,7 @@ class Buffers:
     def __init__(self, model: nn.Module, rules: Mapping[str, Rule], shards: int) -> None:
         self.model = model
         self._several = shards > 1
-        self.active = self._several and any(module._buffers for module in model.modules())  # noqa: SLF001  (None included)
+        self.active = self._several and any(map(buffers_of, model.modules()))  # None included
         self.names: list[str] | None = None
         """Which ones change; None until a first step has shown it."""
         self._rules = {**_batch_norm(model), **_expand(rules, model)}
@@ -211,7 +212,7 @@ def _equal(now: Tensor, before: Tensor) -> bool:
 
 def mark(value: Tensor) -> tuple[int, int]:
     """Return what changes when a tensor is replaced, or written to in place other than through `.data`."""
-    return id(value), value._version  # noqa: SLF001  (torch's own count of writes in place)
+    return id(value), write_count(value)
 
 
 _MARKS = 9
@@ -261,7 +262,7 @@ def _batch_norm(model: nn.Module) -> dict[str, Rule]:
     """Return the rules of torch's own normalisation layers; shards in unequal micro-batches count differently."""
     found: dict[str, Rule] = {}
     for path, module in model.named_modules():
-        if isinstance(module, _NormBase) and module.running_mean is not None:
+        if isinstance(module, NormWithStatistics) and module.running_mean is not None:
             known = {"running_mean": "mean", "running_var": "mean", "num_batches_tracked": "max"}
             held = dict(module.named_buffers(recurse=False))
             found |= {f"{path}.{name}".lstrip("."): rule for name, rule in known.items() if name in held}

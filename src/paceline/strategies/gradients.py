@@ -7,8 +7,9 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward
 
+from paceline.compat import foreach
+from paceline.compat.autograd import run_engine
 from paceline.task import Loss
 
 
@@ -42,7 +43,7 @@ def scale(gradients: Sequence[Tensor], factor: Tensor | float) -> None:
     """Multiply all by `factor`, in place."""
     # None of them may be here: all that is trained may be tables on servers.
     if gradients and (isinstance(factor, Tensor) or factor != 1.0):
-        torch._foreach_mul_(list(gradients), factor)
+        foreach.mul_(list(gradients), factor)
 
 
 def ledger_entry(loss: Loss, size: int) -> Tensor:
@@ -81,14 +82,12 @@ def run_backward(roots: Sequence[Tensor], starts: Sequence[Tensor]) -> None:
     The last step of torch.autograd.backward, without the checks before it: for given starts they load sympy
     (0.6 s in every worker), only to compare shapes that are right by construction here.
     """
-    _engine_run_backward(
-        tuple(roots), tuple(starts), False, False, (), allow_unreachable=True, accumulate_grad=True
-    )
+    run_engine(tuple(roots), tuple(starts), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def of_leaves(root: Tensor, start: Tensor, leaves: Sequence[Tensor]) -> list[Tensor | None]:
     """Return the gradients of some leaves, as `.grad` would have them, and leave `.grad` alone."""
-    found = _engine_run_backward(
+    found = run_engine(
         (root,), (start,), False, False, tuple(leaves), allow_unreachable=True, accumulate_grad=False
     )
     return list(map(own, found, leaves))

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from torch import nn
 from torch.optim import Optimizer
 
+from paceline.compat.tensors import hooks_of, post_accumulate_hooks_of
 from paceline.errors import InputError
 
 
@@ -56,13 +57,13 @@ def check_scheduler(scheduler: object, optimizer: Optimizer) -> None:
 def check_hooks(named: Iterable[tuple[str, nn.Parameter]]) -> None:
     """Raise for hooks that see a gradient before it is whole: after a backward pass there are parts of it on every shard."""
     for name, parameter in named:
-        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+        if post_accumulate_hooks_of(parameter):
             raise InputError(_PARTIAL.format(name=name))
 
 
 def has_hooks(parameter: nn.Parameter) -> bool:
     """Return whether `register_hook` was called on this parameter: the hook runs on each backward pass's gradient."""
-    return bool(parameter._backward_hooks)  # noqa: SLF001  (torch has no public name for it)
+    return bool(hooks_of(parameter))
 
 
 _PARTIAL = (

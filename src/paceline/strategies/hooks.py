@@ -1,5 +1,4 @@
 """Hooks that a task put on parameters with `register_hook`: they run on the gradient of each backward pass of each shard."""
-# ruff: noqa: SLF001  (torch has no public name for the hooks of a tensor)
 
 from __future__ import annotations
 
@@ -8,14 +7,17 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-"""Where a module keeps the hooks that were put on it."""
+from paceline.compat.modules import HOOKS
+from paceline.compat.tensors import hooks_of
+from paceline.compat.tensors import share_hooks as share
+
+__all__ = ["HOOKS", "share", "silenced"]
 
 
 @contextmanager
 def silenced(tensors: Sequence[Tensor]) -> Iterator[None]:
     """Run no hook: for a pass of our own, which stands for no sample."""
-    kept = [(hooks, dict(hooks)) for tensor in tensors if (hooks := tensor._backward_hooks)]
+    kept = [(hooks, dict(hooks)) for tensor in tensors if (hooks := hooks_of(tensor))]
     for hooks, _ in kept:
         hooks.clear()
     try:
@@ -23,8 +25,3 @@ def silenced(tensors: Sequence[Tensor]) -> Iterator[None]:
     finally:
         for hooks, before in kept:
             hooks.update(before)
-
-
-def share(master: Tensor, copied: Tensor) -> None:
-    """Have a copy of a parameter run the hooks of the master's."""
-    copied._backward_hooks = master._backward_hooks

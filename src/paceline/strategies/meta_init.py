@@ -6,22 +6,23 @@ last use; earlier values that a later write replaces are still drawn, so the ran
 construction, and the weights are the same to the bit. What cannot be recorded (a constructor that looks at values, or
 seeds on its own) is made plainly, and the reason is given.
 """
-# ruff: noqa: SLF001  (storages, schemas and tables of modules have no public names)
 
 from __future__ import annotations
 
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+
+from paceline.compat.dispatch import TorchDispatchMode, arguments_of, name_of, no_modes
+from paceline.compat.fake_tensors import FakeTensor, FakeTensorMode
+from paceline.compat.modules import MEMBERS, buffers_of, parameters_of, replaced_trunc_normal, trunc_normal_
+from paceline.compat.pytree import tree_leaves, tree_map
+from paceline.compat.tensors import hooks_of, post_accumulate_hooks_of, storage_key, write_count
 
 Give = Callable[[str, Tensor], object]
 
@@ -36,9 +37,6 @@ _OVERWRITING = {
 _EMPTY = {
     f"aten::{name}" for name in ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")
 }
-
-
-_TRUNC_NORMAL: Any = nn.init._no_grad_trunc_normal_
 
 
 class NotRecordableError(Exception):
@@ -94,7 +92,7 @@ class _Recording(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags:
             self._check_generator(kwargs.get("generator") or torch.default_generator)
         before = {
-            self._view(leaf).storage for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)
+            self.view(leaf).storage for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)
         }
         written = _written(func, args, kwargs)
         if any(not isinstance(tensor, FakeTensor) for tensor in written):
@@ -102,13 +100,13 @@ class _Recording(TorchDispatchMode):
         arguments = tree_map(self._kept, (args, kwargs))
         result = func(*args, **kwargs)
         made = [leaf if isinstance(leaf, FakeTensor) else None for leaf in tree_leaves(result)]
-        results = tuple(None if one is None else self._view(one) for one in made)
+        results = tuple(None if one is None else self.view(one) for one in made)
         fresh = {view.storage for view in results if view is not None} - before
-        if func._schema.name not in _EMPTY and (written or fresh):
+        if name_of(func) not in _EMPTY and (written or fresh):
             begun = fresh | {
-                self._view(tensor).storage
+                self.view(tensor).storage
                 for tensor in written
-                if func._schema.name in _OVERWRITING and self._covers(tensor, args[1:])
+                if name_of(func) in _OVERWRITING and self._covers(tensor, args[1:])
             }
             self.operations.append(
                 _Operation(func, arguments, results, tuple(before | fresh), frozenset(begun))
@@ -120,10 +118,10 @@ class _Recording(TorchDispatchMode):
         if not isinstance(tensor, FakeTensor):
             raise NotRecordableError("its constructor writes into a tensor that was made elsewhere")
         self._check_generator(kwargs.get("generator") or torch.default_generator)
-        view = self._view(tensor)
+        view = self.view(tensor)
         begun = frozenset({view.storage} if self._covers(tensor, ()) else ())
         self.operations.append(
-            _Operation(_TRUNC_NORMAL, ((view, *args), kwargs), (None,), (view.storage,), begun)
+            _Operation(trunc_normal_, ((view, *args), kwargs), (None,), (view.storage,), begun)
         )
         return tensor
 
@@ -134,16 +132,17 @@ class _Recording(TorchDispatchMode):
 
     def _check_generator(self, generator: torch.Generator) -> None:
         # Nothing is drawn while recording: a generator that stands elsewhere was seeded in between.
-        with _disable_current_modes():
+        with no_modes():
             state = generator.get_state().numpy().tobytes()
         if self.generators.setdefault(generator, state) != state:
             raise NotRecordableError("its constructor seeds a random generator between draws")
 
-    def _view(self, tensor: Tensor) -> _View:
+    def view(self, tensor: Tensor) -> _View:
+        """Return a tensor as a window on its storage, which is held from now on."""
         storage = tensor.untyped_storage()
-        self.storages.setdefault(storage._cdata, storage)
+        self.storages.setdefault(storage_key(storage), storage)
         return _View(
-            storage._cdata,
+            storage_key(storage),
             tensor.dtype,
             tuple(tensor.shape),
             tuple(tensor.stride()),
@@ -152,15 +151,19 @@ class _Recording(TorchDispatchMode):
 
     def _kept(self, leaf: Any) -> Any:
         if isinstance(leaf, FakeTensor):
-            return self._view(leaf)
-        return _Constant(leaf, leaf._version) if isinstance(leaf, Tensor) else leaf
+            return self.view(leaf)
+        return _Constant(leaf, write_count(leaf)) if isinstance(leaf, Tensor) else leaf
 
     def _covers(self, tensor: Tensor, others: tuple[Any, ...]) -> bool:
         """Return whether a write to this tensor leaves nothing of what its storage held."""
         storage = tensor.untyped_storage()
         whole = tensor.is_contiguous() and tensor.numel() * tensor.element_size() == storage.nbytes()
-        read = {leaf.untyped_storage()._cdata for leaf in tree_leaves(others) if isinstance(leaf, FakeTensor)}
-        return whole and storage._cdata not in read
+        read = {
+            storage_key(leaf.untyped_storage())
+            for leaf in tree_leaves(others)
+            if isinstance(leaf, FakeTensor)
+        }
+        return whole and storage_key(storage) not in read
 
 
 class RecordedInit:
@@ -176,7 +179,7 @@ class RecordedInit:
         _check_hooks(model)
         for name, tensor in _tensors(model):
             if isinstance(tensor, FakeTensor):
-                view = recording._view(tensor)
+                view = recording.view(tensor)
                 self._roots[view.storage].append((name, view))
             else:
                 self._real[name] = tensor.detach()
@@ -244,7 +247,7 @@ class _Memory:
         if isinstance(leaf, _View):
             return self.tensor(leaf)
         if isinstance(leaf, _Constant):
-            if leaf.tensor._version != leaf.version:
+            if write_count(leaf.tensor) != leaf.version:
                 raise NotRecordableError("its constructor changes a tensor that it has read before")
             return leaf.tensor
         return leaf
@@ -258,7 +261,7 @@ def record_init(make: Callable[[], nn.Module]) -> tuple[RecordedInit | None, str
     recording = _Recording()
     try:
         with (
-            _trunc_normal(recording.trunc_normal_),
+            replaced_trunc_normal(recording.trunc_normal_),
             warnings.catch_warnings(),
             FakeTensorMode(allow_non_fake_inputs=True),
             recording,
@@ -275,16 +278,6 @@ def record_init(make: Callable[[], nn.Module]) -> tuple[RecordedInit | None, str
             None,
             f"its constructor looks at values ({type(error).__name__}: {str(error).splitlines()[0]:.80})",
         )
-
-
-@contextmanager
-def _trunc_normal(function: Callable[..., Tensor]) -> Iterator[None]:
-    """Have all ways to a truncated normal lead to `function`."""
-    nn.init._no_grad_trunc_normal_ = function
-    try:
-        yield
-    finally:
-        nn.init._no_grad_trunc_normal_ = _TRUNC_NORMAL
 
 
 def _ends(operations: list[_Operation]) -> dict[int, list[tuple[int, bool]]]:
@@ -304,7 +297,7 @@ def _ends(operations: list[_Operation]) -> dict[int, list[tuple[int, bool]]]:
 def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """Return the tensors that an operation writes to in place."""
     found: list[Tensor] = []
-    for place, argument in enumerate(function._schema.arguments):
+    for place, argument in enumerate(arguments_of(function)):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[place] if place < len(args) else kwargs.get(argument.name)
             found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
@@ -325,7 +318,7 @@ def _check_attributes(model: nn.Module) -> None:
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             # torch's recurrent layers list their parameters a second time, and keep that list up to date themselves.
-            if name in ("_parameters", "_buffers", "_modules") or isinstance(module, nn.RNNBase):
+            if name in MEMBERS or isinstance(module, nn.RNNBase):
                 continue
             if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(value)):
                 where = f"{path}.{name}".lstrip(".")
@@ -335,7 +328,7 @@ def _check_attributes(model: nn.Module) -> None:
 def _check_hooks(model: nn.Module) -> None:
     """Refuse hooks on parameters: they belong to objects that are replaced."""
     for name, parameter in model.named_parameters():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+        if hooks_of(parameter) or post_accumulate_hooks_of(parameter):
             raise NotRecordableError(f"{name} has a hook")
 
 
@@ -343,7 +336,7 @@ def _put_on_meta(model: nn.Module) -> None:
     """Replace tensors without memory by torch's own kind of them; those that are shared stay shared."""
     made: dict[int, Any] = {}
     for module in model.modules():
-        for table in (module._parameters, module._buffers):
+        for table in (parameters_of(module), buffers_of(module)):
             for name, tensor in list(table.items()):
                 if tensor is None:
                     continue

@@ -7,15 +7,14 @@ pass; a class outside of torch says of itself `elementwise = True` or `per_param
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import IntEnum
-from itertools import chain
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim import optimizer as torch_optimizer
 
+from paceline.compat.optim import step_hooks
 from paceline.errors import InputError
 
 _ELEMENTWISE = (
@@ -96,24 +95,13 @@ def check_step(optimizer: Optimizer, scope: Scope, device: torch.device) -> None
 
 def check_step_hooks(optimizer: Optimizer) -> None:
     """Raise for a hook on the optimizer's step, or on the steps of all optimizers, that neither torch nor paceline put there."""
-    for how, hook in _hooks(optimizer):
+    for how, hook in step_hooks(optimizer):
         if not _is_ours(hook) and not getattr(hook, "elementwise", False):
             raise InputError(
                 f"the optimizer has a hook of {how}, and here each worker's step sees some of the gradients only. "
                 "Use single, dp or ddp without --shard-optimizer, or leave the hook out (`max_grad_norm` takes the whole norm); "
                 "one that looks at no more than one number at a time says so: hook.elementwise = True."
             )
-
-
-def _hooks(optimizer: Optimizer) -> Iterator[tuple[str, Callable[..., Any]]]:
-    # torch has no public names for them.
-    found = (
-        ("register_step_pre_hook", optimizer._optimizer_step_pre_hooks),  # noqa: SLF001
-        ("register_step_post_hook", optimizer._optimizer_step_post_hooks),  # noqa: SLF001
-        ("register_optimizer_step_pre_hook", torch_optimizer._global_optimizer_pre_hooks),  # noqa: SLF001
-        ("register_optimizer_step_post_hook", torch_optimizer._global_optimizer_post_hooks),  # noqa: SLF001
-    )
-    return chain.from_iterable(((how, hook) for hook in hooks.values()) for how, hooks in found)
 
 
 def _is_ours(function: Callable[..., Any]) -> bool:

@@ -26,6 +26,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from paceline.compat.modules import HOOKS, children_of
+
 Generator = (
     torch.Generator | np.random.Generator | np.random.RandomState | np.random.BitGenerator | random.Random
 )
@@ -42,7 +44,6 @@ _ITEMS = 256
 _FRAMES = 3
 _ATOMS = (int, float, complex, bool, str, bytes, type(None))
 _TABLES = frozenset(vars(nn.Module()))
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _CLOSED = (Dataset, DataLoader, Sampler, Optimizer)
 _OTHERS = frozenset({"torch", "numpy", "paceline", *sys.stdlib_module_names}) - {"__main__"}
 """Packages whose classes and functions hold nothing of the user's."""
@@ -157,9 +158,9 @@ def _of_module(name: str, module: nn.Module) -> Iterator[Named]:
     prefix = f"{name}." if name else ""
     held = vars(module)
     yield from ((prefix + key, value) for key, value in held.items() if key not in _TABLES)
-    for table in _HOOKS:
+    for table in HOOKS:
         yield from ((f"{prefix}{_name_of(hook)}", hook) for hook in held[table].values())
-    yield from ((prefix + key, child) for key, child in held["_modules"].items())
+    yield from ((prefix + key, child) for key, child in children_of(module).items())
     yield from _of_class(name, type(module))
 
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from paceline.compat.dispatch import ATTENTION, arguments_of, no_modes
+from paceline.compat.modules import NormWithStatistics, buffers_of
+from paceline.compat.tensors import write_count
 from paceline.errors import InputError
 from paceline.strategies.blocks import find_blocks
 from paceline.strategies.structure import Structure
@@ -29,10 +30,7 @@ PRODUCTS = (
     "bmm",
     "baddbmm",
     "convolution",
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
+    *ATTENTION,
 )
 """What is dear to compute; everything else in a block is cheap beside it."""
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
@@ -105,15 +103,15 @@ class _Passes:
         if not self._changed:
             return self._forward(*args, **kwargs)
         # Under the eyes of selective recomputation these copies would count as work of the block.
-        with _disable_current_modes():
-            held = [(module, name, module._buffers[name]) for module, name in self._changed]  # noqa: SLF001
+        with no_modes():
+            held = [(module, name, buffers_of(module)[name]) for module, name in self._changed]
             kept = [None if value is None else value.clone() for _, _, value in held]
         try:
             return self._forward(*args, **kwargs)
         finally:  # torch stops a second pass by an exception as soon as it has what it needs
-            with _disable_current_modes(), torch.no_grad():
+            with no_modes(), torch.no_grad():
                 for (module, name, value), old in zip(held, kept, strict=True):
-                    module._buffers[name] = value  # noqa: SLF001
+                    buffers_of(module)[name] = value
                     if value is not None and old is not None:
                         value.copy_(old)
 
@@ -129,14 +127,14 @@ class _Passes:
             (module, name)
             for (module, name), mark in zip(places, before, strict=True)
             # BatchNorm's kernels write to its statistics without counting it as a write.
-            if _mark(module, name) != mark or (isinstance(module, _NormBase) and module.training)
+            if _mark(module, name) != mark or (isinstance(module, NormWithStatistics) and module.training)
         ]
         return made
 
 
 def _mark(module: nn.Module, name: str) -> tuple[int, int]:
-    value = module._buffers[name]  # noqa: SLF001
-    return (0, 0) if value is None else (id(value), value._version)  # noqa: SLF001  (torch's own count of writes)
+    value = buffers_of(module)[name]
+    return (0, 0) if value is None else (id(value), write_count(value))
 
 
 def _keep_products() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
@@ -152,7 +150,7 @@ def _policy(_: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPoli
 
 def _draws(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether an operation draws random numbers: kept, it would not draw them again, and all later ones would shift."""
-    names = [argument.name for argument in operation._schema.arguments]  # noqa: SLF001
+    names = [argument.name for argument in arguments_of(operation)]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     return bool(given.get("dropout_p", 0.0))
 

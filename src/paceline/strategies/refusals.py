@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
+from paceline.compat.modules import MEMBERS
+from paceline.compat.pytree import tree_leaves
 from paceline.errors import InputError
 from paceline.strategies import sparse
 from paceline.strategies.guards import check_hooks, has_hooks
@@ -63,7 +64,7 @@ def _attributes(model: nn.Module) -> Iterator[tuple[str, str, nn.Parameter]]:
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             # torch's recurrent layers list their parameters a second time, and keep that list up to date themselves.
-            if name in ("_parameters", "_buffers", "_modules") or isinstance(module, nn.RNNBase):
+            if name in MEMBERS or isinstance(module, nn.RNNBase):
                 continue
             for leaf in tree_leaves(value):
                 if isinstance(leaf, nn.Parameter):

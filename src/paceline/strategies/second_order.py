@@ -6,11 +6,9 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
 
+from paceline.compat.dispatch import is_differentiated
 from paceline.errors import InputError
-
-_DIFFERENTIATING = (_functorch.TransformType.Grad, _functorch.TransformType.Jvp)
 
 
 def refuse_second_order(strategy: str) -> NoReturn:
@@ -29,8 +27,7 @@ def check_order(strategy: str) -> None:
 
 def check_transforms(strategy: str) -> None:
     """Raise inside a forward pass that torch.func differentiates."""
-    stack = None if torch.compiler.is_compiling() else _functorch.get_interpreter_stack()
-    if stack and any(one.key() in _DIFFERENTIATING for one in stack):
+    if is_differentiated():
         refuse_second_order(strategy)
 
 

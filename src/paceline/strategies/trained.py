@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from paceline.compat.modules import parameters_of
+from paceline.compat.tensors import post_accumulate_hooks_of
 from paceline.errors import InputError
 from paceline.strategies.guards import check_hooks
 from paceline.strategies.writes import checksum
@@ -24,7 +26,6 @@ from paceline.world.base import Comm
 from paceline.world.words import forget, hear, tell
 
 _FLAG = attrgetter("requires_grad")
-_HOOKS = attrgetter("_post_accumulate_grad_hooks")
 _turns: WeakKeyDictionary[Comm, int] = WeakKeyDictionary()
 
 
@@ -76,7 +77,7 @@ class Trained:
 
     def check_hooks(self) -> None:
         """Raise where a hook was put on a parameter that no strategy can serve."""
-        if any(map(_HOOKS, self._parameters)):
+        if any(map(post_accumulate_hooks_of, self._parameters)):
             check_hooks(zip(self._names, self._parameters, strict=True))
 
     def words(self) -> str:
@@ -112,9 +113,9 @@ class Places:
 
     def __init__(self, model: nn.Module) -> None:
         self._places = [
-            (f"{path}.{key}" if path else key, module._parameters, key, value)  # noqa: SLF001  (the table that torch looks in)
+            (f"{path}.{key}" if path else key, parameters_of(module), key, value)
             for path, module in model.named_modules()
-            for key, value in module._parameters.items()  # noqa: SLF001
+            for key, value in parameters_of(module).items()
             if value is not None
         ]
 

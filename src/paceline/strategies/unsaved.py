@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from paceline.compat.modules import unsaved_buffers_of
 from paceline.strategies.writes import checksum
 
 _made: WeakKeyDictionary[nn.Module, dict[str, int]] = WeakKeyDictionary()
@@ -20,7 +21,7 @@ def unsaved(model: nn.Module) -> dict[str, Tensor]:
         f"{path}.{name}".lstrip("."): value
         for path, module in model.named_modules()
         for name, value in module.named_buffers(recurse=False)
-        if name in module._non_persistent_buffers_set  # noqa: SLF001  (torch has no public name for it)
+        if name in unsaved_buffers_of(module)
     }
 
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch.distributed.tensor import DTensor
 
+from paceline.compat.dtensor import operator_handlers
 from paceline.errors import InputError
 from paceline.strategies.sharded import box_of
 
@@ -23,17 +24,12 @@ _ANEW = (_aten.rand_like.default, _aten.randn_like.default)
 
 def draw_whole() -> None:
     """Have what is drawn into a DTensor be drawn so, in this process."""
-    _handlers().update({**dict.fromkeys(_IN_PLACE, _draw_into), **dict.fromkeys(_ANEW, _draw_anew)})
+    operator_handlers().update({**dict.fromkeys(_IN_PLACE, _draw_into), **dict.fromkeys(_ANEW, _draw_anew)})
 
 
 def refuse_draws() -> None:
     """Refuse to draw into DTensors, in this process: under fsdp and tp together they are cut out of parts of a weight."""
-    _handlers().update(dict.fromkeys((*_IN_PLACE, *_ANEW), _refuse))
-
-
-def _handlers() -> dict[Any, Any]:
-    found: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers  # noqa: SLF001  (torch's own place for such)
-    return found
+    operator_handlers().update(dict.fromkeys((*_IN_PLACE, *_ANEW), _refuse))
 
 
 def _refuse(*_: object) -> NoReturn:

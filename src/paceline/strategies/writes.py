@@ -10,16 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from operator import attrgetter
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from paceline.compat.tensors import has_local_part, local_part, storage_key, write_count
 from paceline.errors import InputError
 from paceline.strategies.same_values import bits
 
-_VERSION = attrgetter("_version")
 _ROW, _PRIME = 4096, 2654435761
 
 
@@ -30,7 +29,7 @@ class Writes:
         held = dict(named)
         self._names, self._parameters = list(held), list(held.values())
         self._place: Callable[[Tensor], int] = (
-            place_of if any(map(_is_cut, self._parameters)) else Tensor.data_ptr
+            place_of if any(map(has_local_part, self._parameters)) else Tensor.data_ptr
         )
         self._places: list[int] = []
         self._memory: list[Any] = []
@@ -43,7 +42,7 @@ class Writes:
 
     def begin(self) -> None:
         """Note how often each was written to when the step begins, where it lies and what it is."""
-        self._before = list(map(_VERSION, self._parameters))
+        self._before = list(map(write_count, self._parameters))
         places = list(map(self._place, self._parameters))
         if places != self._places:
             self._places, self._memory = places, [one.untyped_storage() for one in self._parameters]
@@ -62,7 +61,7 @@ class Writes:
         if not self._before:
             return
         sums, self._sums = self._sums, None
-        versions, places = list(map(_VERSION, self._parameters)), list(map(self._place, self._parameters))
+        versions, places = list(map(write_count, self._parameters)), list(map(self._place, self._parameters))
         if counted and versions != self._before:
             refuse_writes(self._names[_first(versions, self._before)], f"step {number}")
         if places != self._places:
@@ -86,7 +85,7 @@ class Samples:
         """By the bytes of a number: single numbers of the tensors, seen as integers, for no two NaN are equal."""
         self._owners: dict[int, list[int]] = {}
         for owner, tensor in enumerate(tensors):
-            held = bits(getattr(tensor, "_local_tensor", tensor))
+            held = bits(local_part(tensor))
             if held.device.type != "cpu":
                 continue
             size = held.element_size()
@@ -116,13 +115,12 @@ def refuse_writes(name: str, when: str) -> NoReturn:
 
 def place_of(tensor: Tensor) -> int:
     """Return what changes where a tensor is given other memory, one that has none of its own (a DTensor) included."""
-    place: int = tensor.untyped_storage()._cdata  # noqa: SLF001
-    return place
+    return storage_key(tensor.untyped_storage())
 
 
 def sums_of(tensors: Sequence[Tensor]) -> Tensor | None:
     """Return one number for each tensor that tells different values apart; nobody waits for a GPU here."""
-    return torch.stack([digest(getattr(one, "_local_tensor", one)) for one in tensors]) if tensors else None
+    return torch.stack([digest(local_part(one)) for one in tensors]) if tensors else None
 
 
 def differing(before: Tensor | None, now: Tensor | None) -> list[int]:
@@ -172,7 +170,3 @@ def _spread(shape: Sequence[int], count: int) -> list[tuple[int, ...]]:
 
 def _first(now: list[int], before: list[int]) -> int:
     return next(place for place, (one, other) in enumerate(zip(now, before, strict=True)) if one != other)
-
-
-def _is_cut(tensor: Tensor) -> bool:
-    return hasattr(tensor, "_local_tensor")

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from paceline.compat.tensors import local_part, write_count
 from paceline.state.chunks import LocalState
 from paceline.strategies.absent import is_absent
 from paceline.strategies.base import OpenReplica
@@ -82,7 +83,7 @@ class Body:
 
     def writes(self) -> list[int]:
         """Return how often each tensor of the model was written to."""
-        return [one._version for one in self._tensors]  # noqa: SLF001  (torch has no other name for it)
+        return [write_count(one) for one in self._tensors]
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
@@ -246,7 +247,7 @@ def checksums(replica: OpenReplica, *, slots: bool = True) -> list[int]:
 
 
 def _checksum(tensor: Tensor) -> int:
-    local: Tensor = getattr(tensor, "_local_tensor", tensor).detach()
+    local = local_part(tensor).detach()
     if local.layout is not torch.strided or local.is_quantized or local.device.type == "meta":
         return 0
     if local.device.type != "cpu" or local.nbytes > LARGE:

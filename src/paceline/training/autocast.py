@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from paceline.compat import pytree
 from paceline.strategies.precision import Precision
 
 _MARK = "_paceline_autocast"

@@ -6,15 +6,15 @@ the loss or a log, which is replaced before anybody reads it, and from a mask ma
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from paceline.compat import dynamo
+from paceline.compat.tensors import no_torch_function, write_count
 from paceline.task import Loss
 
 _DATA = 1
@@ -52,7 +52,7 @@ class Flow(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if self.active:
-            with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  (a tensor's own class is not asked what it is)
+            with no_torch_function():  # a tensor's own class is not asked what it is
                 self._note(getattr(func, "__name__", ""), args, kwargs, result)
         return result
 
@@ -110,8 +110,7 @@ class Flow(TorchFunctionMode):
 
 def can_follow() -> bool:
     """Return whether nothing here is compiled: what is, torch would compile once more to show its functions."""
-    utils = sys.modules.get("torch._dynamo.utils")  # torch itself would import it when asked, for seconds
-    return utils is None or not utils.counters["frames"]
+    return not dynamo.has_compiled()
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -128,4 +127,4 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _version(one: Tensor) -> int:
-    return 0 if one.is_inference() else one._version  # noqa: SLF001  (torch's own count of writes in place)
+    return 0 if one.is_inference() else write_count(one)

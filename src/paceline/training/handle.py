@@ -12,6 +12,7 @@ from typing import TypeAlias
 from torch import nn
 from torch.optim import Optimizer
 
+from paceline.compat.modules import HOOK_TABLES, children_of
 from paceline.strategies.base import OpenReplica
 from paceline.strategies.precision import Precision
 from paceline.training.autocast import autocast_forward
@@ -39,9 +40,9 @@ class Handle:
                     _carry_over(module, made[name], self._known.get(name, {}))
                     _become(module, made[name])
             for name, module in held.items():
-                for child in module._modules:  # noqa: SLF001  (names alone do not replace)
+                for child in children_of(module):  # names alone do not replace
                     path = f"{name}.{child}".lstrip(".")
-                    module._modules[child] = held.get(path, module._modules[child])  # noqa: SLF001
+                    children_of(module)[child] = held.get(path, children_of(module)[child])
             replica.model = self.model
             self._known = self._switch(known)
         if replica.optimizer is not self.optimizer:
@@ -59,30 +60,19 @@ class Handle:
         return known
 
 
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
-
-
 def _contents(model: nn.Module) -> Contents:
     return {name: _content(module) for name, module in model.named_modules()}
 
 
 def _content(module: nn.Module) -> dict[str, set[int]]:
-    return {key: set(value) if key in _HOOKS else set() for key, value in vars(module).items()}
+    return {key: set(value) if key in HOOK_TABLES else set() for key, value in vars(module).items()}
 
 
 def _carry_over(old: nn.Module, new: nn.Module, known: dict[str, set[int]]) -> None:
     """Move to a module what was put on the one before it since `known`; a hook's number is its own in the whole process."""
     new.training = old.training
     for key, value in vars(old).items():
-        if key in _HOOKS:
+        if key in HOOK_TABLES:
             added = {number: hook for number, hook in value.items() if number not in known.get(key, set())}
             vars(new)[key].update(added)
         elif key not in known and key not in vars(new):

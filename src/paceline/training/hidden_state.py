@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from paceline.compat.tensors import write_count
 from paceline.errors import InputError
 from paceline.strategies.base import LossFunction
 from paceline.strategies.generator_states import State, drew_on, kind_of, state_of
@@ -252,4 +253,4 @@ def _same(now: Tensor, before: weakref.ref[Tensor], version: int) -> bool:
 
 
 def _version(one: Tensor | None) -> int:
-    return 0 if one is None or one.is_inference() else one._version  # noqa: SLF001  (torch's own count of writes in place)
+    return 0 if one is None or one.is_inference() else write_count(one)

@@ -15,6 +15,8 @@ from weakref import WeakSet
 from torch import Tensor
 from torch.optim import Optimizer
 
+from paceline.compat.optim import step_pre_hooks
+from paceline.compat.tensors import write_count
 from paceline.errors import InputError
 from paceline.strategies.base import OpenReplica
 from paceline.training.stand_in import StandIn, refuse_use
@@ -51,7 +53,7 @@ class LoopGuard:
         # Where the state was cut up, the loop's optimizer has other contents in another group, without this guard.
         if optimizer not in self._watched or "zero_grad" not in vars(optimizer):
             self._watched.add(optimizer)
-            hooks = optimizer._optimizer_step_pre_hooks  # noqa: SLF001  (torch has no public way to be the first)
+            hooks = step_pre_hooks(optimizer)  # torch has no public way to be the first
             users = dict(hooks)  # may draw
             hooks.clear()
             optimizer.register_step_pre_hook(self._before_step)
@@ -194,4 +196,4 @@ class LoopGuard:
 
 
 def _version(gradient: Tensor | None) -> int:
-    return 0 if gradient is None else gradient._version  # noqa: SLF001  (torch counts writes under no other name)
+    return 0 if gradient is None else write_count(gradient)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor
 
+from paceline.compat.tensors import make_wrapper
 from paceline.errors import InputError
 
 
@@ -20,9 +20,7 @@ class StandIn(Tensor):
     @staticmethod
     def __new__(cls, leaf: Tensor) -> StandIn:
         """Return one that torch takes for a gradient of `leaf`; it needs no memory."""
-        made: StandIn = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
-            cls, leaf.shape, dtype=leaf.dtype, device=leaf.device
-        )
+        made: StandIn = make_wrapper(cls, leaf.shape, dtype=leaf.dtype, device=leaf.device)
         return made
 
     @classmethod

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from paceline.compat import python
 from paceline.errors import InputError, NonFiniteLossError
 from paceline.strategies.base import LossFunction, OpenReplica, StepWork
 from paceline.strategies.result import StepResult
@@ -97,7 +97,9 @@ class Step:
             self._attempt.begin_batches()
         try:
             self._surviving(lambda: self._replica.begin(self.work))
-            with self._hidden.passes(sys._getframe(1)):  # noqa: SLF001  (the loop, whose variables passes may be computed with)
+            with self._hidden.passes(
+                python.frame(1)
+            ):  # the loop, whose variables passes may be computed with
                 yield from self._batches()
             interruption.discards = None
             self._read = True

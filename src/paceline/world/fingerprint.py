@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from paceline.compat import python
 from paceline.errors import CollectiveMismatchError
 
 _ROOM = str(Path(__file__).parent)
@@ -57,7 +57,7 @@ def describe(*tensors: Tensor, free_rows: bool = False) -> str:
 
 def call_site() -> str:
     """Return file and line of the nearest caller outside this room."""
-    frame = sys._getframe(1)  # noqa: SLF001
+    frame = python.frame(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_ROOM):
         frame = frame.f_back
     where = Path(frame.f_code.co_filename)

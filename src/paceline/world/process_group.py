@@ -234,7 +234,7 @@ class ProcessGroupComm(Comm):
     def close(self) -> None:
         """Destroy the group; closing the whole world's group ends those split from it too."""
         group, self._group = self._group, None
-        if group is not None and dist.is_initialized() and group in dist.distributed_c10d._world.pg_map:  # noqa: SLF001
+        if group is not None and process_groups.is_formed(group):
             dist.destroy_process_group(group)
 
     def _ask_for_rows(self, leaving: list[int]) -> list[int]:

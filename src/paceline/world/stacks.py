@@ -11,7 +11,6 @@ import faulthandler
 import fcntl
 import json
 import os
-import pickle
 import signal
 import threading
 from typing import Any
@@ -51,19 +50,16 @@ def flight_record() -> list[dict[str, Any]]:
     The recorder is on by default for gloo and nccl and holds the last 2000 collectives (TORCH_FR_BUFFER_SIZE; 0 turns
     it off). Its cost was below the noise of 20 us for an all_reduce of gloo among one; reading it takes 40 to 150 ms.
     """
-    try:
-        from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
-    except ImportError:
-        return []
-    # torch's own bytes, from this process. Stack traces would take seconds to look up. Of `state` gloo says nothing.
-    record = pickle.loads(_dump_fr_trace(includeStackTraces=False))  # noqa: S301
+    from paceline.compat import process_groups
+
+    # Of `state` gloo says nothing.
     return [
         {
             "number": entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"],
             "name": entry["profiling_name"].partition(":")[2][:_LONGEST] or "unknown",
             "group": entry["process_group"][1][:_LONGEST],
         }
-        for entry in record.get("entries", ())
+        for entry in process_groups.flight_record()
         if not entry["retired"]
     ]
 

@@ -9,10 +9,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from paceline.compat import fsdp
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.batchnorm import synchronise
 from paceline.strategies.blocks import find_blocks
-from paceline.strategies.fsdp.param_groups import Listener, ParamGroup, settle_model, shard_model
+from paceline.strategies.fsdp.param_groups import Listener, ParamGroup, shard_model
 from paceline.strategies.meta_init import RecordedInit, record_init
 from paceline.strategies.refusals import refuse_hooks, refuse_references, refuse_sparse
 from paceline.strategies.sharded import Part
@@ -36,7 +37,7 @@ def make_sharded(parts: StrategyInputs, data: World, place: World, listener: Lis
     model = made.model if made is not None else parts.make_model().to(data.device)
     for refuse in (refuse_sparse, refuse_hooks, refuse_references):
         refuse(model, "fsdp")
-    kept = {name: dict(vars(parameter)) for name, parameter in model.named_parameters()}
+    kept = {name: fsdp.notes_on(parameter) for name, parameter in model.named_parameters()}
     notes = [] if not reason else [f"every worker made the whole model before it was cut up: {reason}"]
     if parts.sync_batchnorm:
         synchronise(model, data.comm, parts.shards)
@@ -58,8 +59,9 @@ def make_sharded(parts: StrategyInputs, data: World, place: World, listener: Lis
         _fill(model, made, data.device, offload=parts.tuning.offload)
     for name, parameter in model.named_parameters():
         # What the user has noted there, for the optimizer's groups say; cutting and filling make other objects.
-        vars(parameter).update({key: value for key, value in kept[name].items() if key != "_fsdp_orig_uid"})
-    settle_model(model)
+        vars(parameter).update(kept[name])
+    # Now, because a worker may have to follow others before its own first pass.
+    fsdp.find_root(model)
     if parts.compile:
         for module in blocks.values() or [model]:
             module.compile()

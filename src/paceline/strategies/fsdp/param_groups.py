@@ -1,9 +1,8 @@
 """The wraps of a fully sharded model: parameters that are gathered together and whose gradients leave together.
 
-torch's `fully_shard` does the gathering, frees what is not needed, and fires at the right moments. This file is the only
-one that reaches into it: which messages a pass sends, what is in them, and when a wrap's gradients are complete.
+torch's `fully_shard` does the gathering, frees what is not needed, and fires at the right moments. Here is decided
+which messages a pass sends, what is in them, and when a wrap's gradients are complete.
 """
-# ruff: noqa: SLF001  (torch offers hooks for the messages themselves, none for the moments and the layout)
 
 from __future__ import annotations
 
@@ -22,9 +21,10 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     fully_shard,
 )
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-from torch.nn.modules.batchnorm import _NormBase
 
+from paceline.compat import autograd, foreach, fsdp
+from paceline.compat.modules import NormWithStatistics
+from paceline.compat.tensors import write_count
 from paceline.errors import InputError
 from paceline.reduce.gather import Gather
 from paceline.reduce.packing import refuse_rows
@@ -60,8 +60,7 @@ class Listener(Protocol):
 class ShardedParam(NamedTuple):
     """One trainable parameter of a wrap, as this worker holds it."""
 
-    member: Any
-    """torch's own record of the parameter."""
+    member: fsdp.Member
     whole: torch.Size
     rows: torch.Size
     room: int
@@ -70,30 +69,26 @@ class ShardedParam(NamedTuple):
     @property
     def parameter(self) -> nn.Parameter:
         """Its rows, as the module holds them between passes: a DTensor."""
-        held: nn.Parameter = self.member.sharded_param
-        return held
+        return self.member.sharded
 
     @property
     def gathered(self) -> nn.Parameter | None:
         """The whole parameter that passes compute with; None before the first one."""
-        return getattr(self.member, "_unsharded_param", None)
+        return self.member.gathered
 
 
 class ParamGroup:
     """One group of parameters that travels together; without a `cut` it is only gathered, for nothing in it is trained."""
 
-    def __init__(self, index: int, name: str, group: Any, listener: Listener) -> None:
+    def __init__(
+        self, index: int, name: str, module: FSDPModule, group: fsdp.Group, listener: Listener
+    ) -> None:
         self.index, self.name = index, name
-        self._group = group
+        self._module, self._group = module, group
         self.cuts = [
-            ShardedParam(
-                member,
-                member._orig_size,
-                member.sharded_size,
-                member.padded_sharded_param_size.numel(),
-            )
-            for member in group.fsdp_params
-            if member.sharded_param.requires_grad
+            ShardedParam(member, member.whole_size, member.sharded_size, member.padded_count)
+            for member in group.members
+            if member.sharded.requires_grad
         ]
         self.chunk = sum(cut.room for cut in self.cuts)
         self._reduces = False
@@ -109,24 +104,20 @@ class ParamGroup:
         """Whether its gradients left in this pass."""
         self.missing: list[ShardedParam] = []
         """Parameters that the last pass gave no gradient for."""
-        group._all_gather_comm = _Gather(self, listener)
-        group._reduce_scatter_comm = _Reduce(self, listener)
-        group.gradient_divide_factor = 1.0
-        group.force_sum_reduction_for_comms = True
-        self._post_backward: Callable[..., None] = group.post_backward
-        self._pre_forward: Callable[..., Any] = group.pre_forward
-        group.post_backward, group.pre_forward = self._after_backward, self._before_forward
-        self._pre_backward: Callable[..., None] = group.pre_backward
-        group.pre_backward = self._before_backward
-        self._reshard: Callable[[], None] = group.reshard
-        group.reshard = self._before_reshard
+        self._gather = _Gather(self, listener)
+        module.set_custom_all_gather(self._gather)
+        module.set_custom_reduce_scatter(_Reduce(self, listener))
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+        self._post_backward = group.replace("post_backward", self._after_backward)
+        self._pre_forward = group.replace("pre_forward", self._before_forward)
+        self._pre_backward = group.replace("pre_backward", self._before_backward)
+        self._reshard = group.replace("reshard", self._before_reshard)
         self._slots: list[Slot] = []
 
     def watch(self, local: ShardedTensors) -> None:
         """Refuse, from now on, other tensors in the place of weights; `local` has the rows that are updated."""
-        self._slots = [
-            Slot(member, local.part_of(member.sharded_param)) for member in self._group.fsdp_params
-        ]
+        self._slots = [Slot(member, local.part_of(member.sharded)) for member in self._group.members]
 
     def check_slots(self, *, memory: bool) -> None:
         """Raise where other tensors were put in the place of its weights, or where those have other `memory`."""
@@ -137,29 +128,23 @@ class ParamGroup:
     def type(self) -> torch.dtype:
         """The type in which its gradients travel."""
         # Of the trained ones: beside them there may be weights in fewer bits that are not.
-        found: torch.dtype = self._group.mp_policy.reduce_dtype or self.cuts[0].parameter.dtype
-        return found
+        return self._group.reduce_dtype or self.cuts[0].parameter.dtype
 
     @property
     def workers(self) -> int:
         """Those who share it."""
-        count: int = self._group._all_gather_process_group.size()
-        return count
+        return self._group.process_group.size()
 
     @property
     def length(self) -> int:
         """Bytes of the message with all its weights."""
-        members = self._group.fsdp_params
-        mine = sum(
-            one.padded_sharded_param_size.numel() * one.sharded_param.element_size() for one in members
-        )
-        return int(mine) * self.workers
+        mine = sum(one.padded_count * one.sharded.element_size() for one in self._group.members)
+        return mine * self.workers
 
     @property
     def device(self) -> torch.device:
         """Where it is computed."""
-        found: torch.device = self._group.device
-        return found
+        return self._group.device
 
     def open(self) -> None:
         """Count the uses of this pass from here."""
@@ -169,7 +154,7 @@ class ParamGroup:
     def arm(self, *, reduces: bool, keeps: bool = False) -> None:
         """Announce whether the coming backward pass ends with a reduction, or only adds, and whether weights stay after it."""
         self._reduces = reduces
-        self._group.reshard_after_backward = not keeps
+        self._module.set_reshard_after_backward(not keeps, recurse=False)
         self.missing = []
 
     def disarm(self) -> None:
@@ -184,8 +169,7 @@ class ParamGroup:
 
     def gather(self) -> None:
         """Gather its weights now, if they are not here yet."""
-        self._group.unshard()
-        self._group.wait_for_unshard()
+        self._group.gather()
         self._note()
 
     def _note(self) -> None:
@@ -193,9 +177,9 @@ class ParamGroup:
 
         torch's own copies into them do not count.
         """
-        whole = [member._unsharded_param for member in self._group.fsdp_params]
+        whole = self._gathered()
         if self._marks is None:
-            self._marks = [(one._version, place_of(one)) for one in whole]
+            self._marks = [(write_count(one), place_of(one)) for one in whole]
             self._samples = Samples(whole)
         if self._samples is not None and self._sampled is None:
             self._sampled = self._samples.take()
@@ -204,46 +188,50 @@ class ParamGroup:
 
     def written(self) -> str | None:
         """Return the name of a parameter that a forward pass has written to: the next gathering undoes it."""
-        for member, mark in zip(self._group.fsdp_params, self._marks or (), strict=False):
-            whole = member._unsharded_param
-            if (whole._version, place_of(whole)) != mark:
-                return str(member._param_fqn)
+        for place, mark in enumerate(self._marks or ()):
+            member = self._group.members[place]
+            whole = member.gathered
+            if whole is None or (write_count(whole), place_of(whole)) != mark:
+                return member.name
         return self._changed
+
+    def _gathered(self) -> list[nn.Parameter]:
+        return [member.gathered for member in self._group.members if member.gathered is not None]
 
     def _before_reshard(self) -> None:
         (sums, self._sums), (sampled, self._sampled) = (self._sums, None), (self._sampled, None)
         if self._group.is_unsharded:
-            members, changed = self._group.fsdp_params, []
+            changed: list[int] = []
             if sums is not None:
-                changed = differing(sums, sums_of([member._unsharded_param for member in members]))
+                changed = differing(sums, sums_of(self._gathered()))
             elif sampled is not None and self._samples is not None:
                 changed = self._samples.changed(sampled)
             if changed:
-                self._changed = str(members[changed[0]]._param_fqn)
+                self._changed = self._group.members[changed[0]].name
         self._reshard()
 
     def switched(self) -> str | None:
         """Return the name of a whole parameter that requires a gradient where its rows do not, or the other way round."""
-        for member in self._group.fsdp_params:
-            whole = getattr(member, "_unsharded_param", None)
-            if whole is not None and whole.requires_grad != member.sharded_param.requires_grad:
-                return str(member._param_fqn)
+        for member in self._group.members:
+            whole = member.gathered
+            if whole is not None and whole.requires_grad != member.sharded.requires_grad:
+                return member.name
         return None
 
     def close(self) -> None:
         """Let go of gathered weights, so that the next pass gathers them anew on all workers alike."""
-        self._group.reshard()
+        self._module.reshard()
 
     def abandon(self) -> None:
         """Forget a message with weights that is under way."""
-        self._group._all_gather_result = None
+        self._group.forget_gather()
 
     def join_gather(self) -> None:
         """Take part in gathering the weights without any use for them."""
-        held = [part for member in self._group.fsdp_params for part in member.all_gather_inputs]
+        held = [part for member in self._group.members for part in member.message]
         if len({part.dtype for part in held}) > 1:
             held = [part.view(torch.uint8) for part in held]
-        group, comm = self._group._all_gather_process_group, self._group._all_gather_comm
+        group, comm = self._group.process_group, self._gather
         count = sum(part.numel() for part in held)
         message = comm.allocate((count * group.size(),), dtype=held[0].dtype, device=self.device)
         mine = message[group.rank() * count : (group.rank() + 1) * count]
@@ -258,7 +246,7 @@ class ParamGroup:
         whole = [
             self._nothing(cut) if one is None else one for cut, one in zip(self.cuts, gradients, strict=True)
         ]
-        torch._chunk_cat(whole, 0, self.workers, out=made)
+        foreach.chunk_cat(whole, 0, self.workers, out=made)
         return made.view(-1)
 
     def split(self, output: Tensor) -> list[Tensor]:
@@ -293,7 +281,7 @@ class ParamGroup:
             self.check_slots(
                 memory=False
             )  # its gradients leave before those of what was put in the place of its weights are there
-        if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+        if torch.is_grad_enabled() and autograd.graph_task() == -1:
             self._uses += 1
         made = self._pre_forward(*args)
         self._note()
@@ -302,11 +290,12 @@ class ParamGroup:
     def _after_backward(self, *_: Any) -> None:
         # A loss may use what belongs to no block before and behind the model's own pass, so its gradients are complete only
         # when no node is left; torch asks then once more.
-        if not self.name and torch._C._current_autograd_node() is not None:
+        if not self.name and autograd.current_node() is not None:
             return
         # A wrap that was used more than once in a pass is complete only at the end of it.
-        self._group.reduce_grads = self._reduces and self._uses <= 1
-        if self._group.reduce_grads and not self.reduced:
+        leaves = self._reduces and self._uses <= 1
+        self._module.set_requires_gradient_sync(leaves, recurse=False)
+        if leaves and not self.reduced:
             for cut in self.cuts:
                 gathered = cut.gathered
                 if gathered is not None and gathered.grad is not None:
@@ -317,7 +306,7 @@ class ParamGroup:
         self._post_backward()
 
 
-class _Gather(AllGather):
+class _Gather(fsdp.AllGather):
     """Gathering in a way of our own, that those who follow can be told of."""
 
     def __init__(self, wrap: ParamGroup, listener: Listener) -> None:
@@ -368,7 +357,7 @@ class _Outlived(dist.Work):
         return True
 
 
-class _Reduce(ReduceScatter):
+class _Reduce(fsdp.ReduceScatter):
     """Additions of our own in the place of torch's."""
 
     def __init__(self, wrap: ParamGroup, listener: Listener) -> None:
@@ -411,7 +400,7 @@ def shard_model(
         # Statistics stay in fp32, and their layers take weights of that type only.
         exact = {**options, "mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)}
         for module in model.modules():
-            if isinstance(module, _NormBase) and module.affine and module not in blocks.values():
+            if isinstance(module, NormWithStatistics) and module.affine and module not in blocks.values():
                 fully_shard(module, **exact)
     # From the inside out: a block inside a block travels alone.
     for block in sorted(blocks.values(), key=lambda one: sum(1 for _ in one.modules())):
@@ -421,23 +410,9 @@ def shard_model(
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
             refuse_copies(model.get_submodule(name), "fsdp")
-            for group in groups_of(model.get_submodule(name)):
-                wraps.append(ParamGroup(len(wraps), name, group, listener))
+            for group in fsdp.groups_of(model.get_submodule(name)):
+                wraps.append(ParamGroup(len(wraps), name, module, group, listener))
     return wraps
-
-
-def settle_model(model: nn.Module) -> None:
-    """Let torch find the root of the wraps now: a worker may have to follow others before its own first pass."""
-    fully_shard.state(model)._lazy_init()  # type: ignore[attr-defined]
-
-
-def groups_of(module: nn.Module) -> list[Any]:
-    """Return torch's groups of parameters of a sharded module: 2.13 has a list of them, 2.11 one or none."""
-    state: Any = fully_shard.state(module)  # type: ignore[attr-defined]
-    found = getattr(state, "_fsdp_param_groups", None)
-    if found is None:
-        found = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
-    return list(found)
 
 
 def _check(model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
-import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from paceline.compat.dtensor import TO_NUMBER, operator_handlers
 from paceline.errors import InputError
 from paceline.task import Loss, Mean
 
@@ -41,16 +41,16 @@ def named_reach(
 @contextmanager
 def _no_numbers(blocks: Sequence[str]) -> Iterator[None]:
     """Refuse to turn rows into a Python number, which is what torch makes of this worker's rows alone."""
-    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers  # noqa: SLF001  (torch's own place for such)
+    handlers = operator_handlers()
 
     def refuse(*_: object) -> NoReturn:
         _refuse(blocks)
 
-    handlers[torch.ops.aten._local_scalar_dense.default] = refuse  # noqa: SLF001
+    handlers[TO_NUMBER] = refuse
     try:
         yield
     finally:
-        del handlers[torch.ops.aten._local_scalar_dense.default]  # noqa: SLF001
+        del handlers[TO_NUMBER]
 
 
 def check_gathered(loss: Loss, blocks: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.compat import process_groups
+from paceline.compat import foreach, process_groups
 from paceline.errors import InputError
 from paceline.reduce.combination import Combination
 from paceline.reduce.gather import open_gather
@@ -274,7 +274,4 @@ class Reduction:
         whole = wrap.whole(torch.stack(self._place.comm.all_gather(mine)))
         # As `gradients.finish` does it in one process: fresh copies all lie alike in a GPU's memory.
         placed = [one.clone() for one in whole] if mine.is_cuda else whole
-        return [
-            None if one is None else norm
-            for one, norm in zip(rows, torch._foreach_norm(placed), strict=True)  # noqa: SLF001
-        ]
+        return [None if one is None else norm for one, norm in zip(rows, foreach.norm(placed), strict=True)]

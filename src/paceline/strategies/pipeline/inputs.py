@@ -16,9 +16,10 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_flatten
 
+from paceline.compat.dispatch import is_traceable_wrapper_subclass
+from paceline.compat.pytree import tree_flatten
+from paceline.compat.tensors import sparse_parts, storage_key, write_count
 from paceline.errors import InputError
 from paceline.strategies.same_values import differing_bits
 
@@ -151,7 +152,7 @@ class _Tensors:
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
     """Return how often a tensor was written to, and how it lies in which memory."""
-    version = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
+    version = 0 if tensor.is_inference() else write_count(tensor)
     if tensor.layout is not torch.strided:
         return version, tensor.shape, tensor.dtype
     return (version, tensor.shape, tensor.dtype, tensor.stride(), tensor.storage_offset(), _memory(tensor))
@@ -163,7 +164,7 @@ def _parts(tensor: Tensor) -> list[Tensor]:
         return []
     plain = tensor.detach()
     if plain.layout is torch.sparse_coo:
-        return [plain._indices(), plain._values()]  # noqa: SLF001
+        return [*sparse_parts(plain)]
     return [plain] if plain.layout is torch.strided else [plain.values()]
 
 
@@ -207,7 +208,7 @@ def in_memory_of(owners: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[bo
 
 
 def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)  # noqa: SLF001
+    return storage_key(tensor.untyped_storage()) if tensor.layout is torch.strided else id(tensor)
 
 
 def _refuse(what: str) -> NoReturn:

@@ -4,7 +4,6 @@
 modules, parameters and buffers of its own; an object that leads to none of them is the very same. Plain attributes of a module
 (`model.mode = "warm"`) are handed to the copy before a step, and what its passes make of them goes back behind it.
 """
-# ruff: noqa: SLF001  (tables of modules have no public names)
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.strategies.hooks import HOOKS
+from paceline.compat.modules import HOOKS, children_of
 
 TABLES = frozenset(vars(nn.Module())) - {"training"}
 """What torch itself keeps in a module."""
@@ -172,7 +171,7 @@ def structure(model: nn.Module) -> dict[str, list[Any]]:
     """Return the members and hooks of each module."""
     return {
         name: [
-            *module._modules.values(),
+            *children_of(module).values(),
             *(hook for table in HOOKS if vars(module)[table] for hook in vars(module)[table].values()),
         ]
         for name, module in model.named_modules()

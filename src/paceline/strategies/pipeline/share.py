@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+from paceline.compat.modules import buffers_of
+from paceline.compat.pytree import tree_flatten, tree_leaves, tree_map
 from paceline.errors import InputError
 from paceline.strategies.pipeline.attributes import Attributes
 from paceline.strategies.pipeline.inputs import Inputs, is_transparent
@@ -45,7 +46,7 @@ class Share(nn.Module):
     def named_modules(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Module]]:
         """Yield the modules that have a buffer here, or a name for one that is yet to be made."""
         for path, module in self._root[0].named_modules():
-            held = module._buffers.items()  # noqa: SLF001  (named_buffers leaves out those that are None)
+            held = buffers_of(module).items()  # named_buffers leaves out those that are None
             if any(value is None or _joined(path, name) in self.names for name, value in held):
                 yield path, module
 

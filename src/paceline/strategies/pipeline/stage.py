@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import _engine_run_backward
-from torch.utils._pytree import tree_map
 
+from paceline.compat.autograd import run_engine
+from paceline.compat.pytree import tree_map
 from paceline.errors import InputError
 from paceline.reduce.tree import Gradients
 from paceline.strategies.base import StrategyInputs
@@ -278,7 +278,7 @@ def _run(
     ]
     if not pairs or not wanted:
         return [None] * len(wanted)
-    made = _engine_run_backward(
+    made = run_engine(
         tuple(output for output, _ in pairs),
         tuple(start for _, start in pairs),
         retain,

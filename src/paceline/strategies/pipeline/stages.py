@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_iter, tree_map
 
+from paceline.compat.modules import children_of, is_hooked
+from paceline.compat.pytree import tree_iter, tree_map
 from paceline.errors import InputError, UnknownNameError
 from paceline.strategies.absent import form_of
 from paceline.strategies.pipeline.model_copy import ModelCopy
@@ -128,14 +129,10 @@ def balanced(costs: Sequence[float], parts: int) -> tuple[int, ...]:
 def members(model: nn.Module, prefix: str = "") -> list[str]:
     """Return the layers of a sequential model, those of plain sequences inside it one by one."""
     names = []
-    for name, child in model._modules.items():  # noqa: SLF001  (named_children leaves out a layer's second place)
-        plain = type(child) is nn.Sequential and len(child) and not _hooked(child)
+    for name, child in children_of(model).items():  # named_children leaves out a layer's second place
+        plain = type(child) is nn.Sequential and len(child) and not is_hooked(child)
         names += members(child, f"{prefix}{name}.") if plain and child is not None else [f"{prefix}{name}"]
     return names
-
-
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)  # noqa: SLF001
 
 
 def _repeated(model: nn.Module) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from paceline.compat import foreach
 from paceline.errors import InputError
 from paceline.reduce.norms import total_norm
 from paceline.reduce.post_backward import PostBackwardReduce
@@ -157,7 +158,7 @@ def finish(sums: Sums, pipe: World, factor: Tensor | float, max_grad_norm: float
     if isinstance(factor, Tensor) and factor.device.type == "cpu":
         factor = factor.item()
     if held and (isinstance(factor, Tensor) or factor != 1.0):
-        torch._foreach_mul_(held, factor)
+        foreach.mul_(held, factor)
     return norm
 
 
@@ -168,7 +169,7 @@ def _total_norm(sums: Sums, pipe: World) -> Tensor:
         if parameter.grad is not None:
             # CUDA's norm adds in an order that depends on where a tensor lies in memory; fresh copies all lie alike.
             lying = parameter.grad.clone() if parameter.grad.is_cuda else parameter.grad
-            (norms[0, place],) = torch._foreach_norm([lying])  # noqa: SLF001  (what clip_grad_norm_ takes)
+            (norms[0, place],) = foreach.norm([lying])  # what clip_grad_norm_ takes
             norms[1, place] = 1.0
     # Each place has one worker that is not zero there, so nothing is rounded.
     values, there = pipe.comm.all_reduce(norms)

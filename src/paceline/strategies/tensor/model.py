@@ -13,13 +13,14 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
+from paceline.compat.dispatch import is_transformed
+from paceline.compat.modules import parameters_of
+from paceline.compat.pytree import tree_leaves
 from paceline.errors import InputError
 from paceline.state.chunks import (
     MODEL,
@@ -146,9 +147,7 @@ class ReadGuard:
         """Raise where a layer computes with another tensor than its part of a weight, or something detached from that."""
         # Where fsdp gathers parts they are other objects, and it refuses what is put in their place.
         own = given is part if self._armed else isinstance(given, nn.Parameter)
-        if own or (
-            given is not None and not is_functorch_wrapped_tensor(given) and _same_memory(given, part)
-        ):
+        if own or (given is not None and not is_transformed(given) and _same_memory(given, part)):
             return
         raise InputError(
             f"{name} was given another tensor for a call (torch.func.functional_call, a hook, an assignment), but under tp each "
@@ -179,7 +178,7 @@ def _hold_parts(
     compute = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        seen, parts = vars(module), module._parameters  # noqa: SLF001
+        seen, parts = vars(module), parameters_of(module)
         for name, (mesh, placements) in layouts.items():
             guard.check_given(join(path, name), parts.get(name), own[name])
             seen[name] = DTensor.from_local(parts[name], mesh, placements, run_check=False)  # type: ignore[arg-type]

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
+from paceline.compat.dispatch import no_modes
 from paceline.errors import InputError
 from paceline.state.chunks import MODEL, ChunkBounds, Read
 from paceline.world import World, seeds
@@ -68,7 +68,7 @@ class Proof:
         for hook in self._hooks:
             hook.remove()
         # Under the eyes of selective recomputation this pass would count as work of the block around it.
-        with torch.no_grad(), seeds.preserved(), _disable_current_modes():
+        with torch.no_grad(), seeds.preserved(), no_modes():
             _restore(module, self._before)
             wanted = whole.train()(*inputs, **kwargs)
         for one, other in zip(_tensors(output), _tensors(wanted), strict=False):

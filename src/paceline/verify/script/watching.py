@@ -19,6 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader, Subset
 from torch.utils.data.distributed import DistributedSampler
 
+from paceline.compat.data_loader import watch_index_sampler
+from paceline.compat.modules import BatchNorm, Dropout
 from paceline.verify import digests
 from paceline.verify.lab.experiments import STRETCH
 from paceline.verify.script.script_trace import Pass, ScriptTrace, StepSight, Wrapped
@@ -26,7 +28,6 @@ from paceline.world import seeds
 
 KEPT_STEPS = 20
 """Gradients and weights of so many steps are written down; what comes later is digested only."""
-_BATCH_STATISTICS = nn.modules.batchnorm._BatchNorm  # noqa: SLF001  (the base that all of them share)
 
 
 class Watch:
@@ -56,8 +57,7 @@ class Watch:
             setattr(torch.nn.utils.clip_grad, name, wrapped)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
-        sampler = DataLoader._index_sampler.fget  # type: ignore[attr-defined]  # noqa: SLF001
-        DataLoader._index_sampler = property(lambda loader: self._sampler(loader, sampler(loader)))  # type: ignore[method-assign,assignment]  # noqa: SLF001
+        watch_index_sampler(self._sampler)
 
     # The model.
 
@@ -68,9 +68,9 @@ class Watch:
         original(ddp, module, *args, **kwargs)
         seen.after = digests.of_named(module.state_dict().items())
         for name, part in module.named_modules():
-            if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:  # noqa: SLF001
+            if isinstance(part, Dropout) and part.p > 0:
                 seen.dropout.append(name)
-            if isinstance(part, _BATCH_STATISTICS) and not isinstance(part, nn.SyncBatchNorm):
+            if isinstance(part, BatchNorm) and not isinstance(part, nn.SyncBatchNorm):
                 seen.batch_statistics.append(name)
         self._names |= {id(parameter): name for name, parameter in module.named_parameters()}
         self.sight.wrapped.append(seen)

@@ -66,7 +66,7 @@ def install() -> None:
     """Put the stand-in in place, unless the compiler is loaded already."""
     if _NAME in sys.modules:
         return
-    sys.modules[_NAME] = torch._dynamo = _stand_in()  # noqa: SLF001
+    sys.modules[_NAME] = torch._dynamo = _stand_in()
     for function in _disabled_functions():
         if not hasattr(function, _CACHE):
             setattr(function, _CACHE, function)
@@ -76,8 +76,14 @@ def load() -> ModuleType:
     """Return the real `torch._dynamo`, loading it when the stand-in is still there."""
     if isinstance(sys.modules.get(_NAME), _StandIn):
         del sys.modules[_NAME]
-        del torch._dynamo  # noqa: SLF001
+        del torch._dynamo
         for function in _disabled_functions():
             if getattr(function, _CACHE, None) is function:
                 delattr(function, _CACHE)
     return importlib.import_module(_NAME)
+
+
+def has_compiled() -> bool:
+    """Return whether anything was compiled in this process, without loading the compiler to ask."""
+    utils = sys.modules.get(f"{_NAME}.utils")
+    return utils is not None and bool(utils.counters["frames"])

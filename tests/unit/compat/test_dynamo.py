@@ -7,9 +7,9 @@ BEGIN = """
 import sys
 import torch
 from torch import nn
-from paceline.launch import lazy_dynamo
+from paceline.compat import dynamo
 assert "torch._dynamo" not in sys.modules
-lazy_dynamo.install()
+dynamo.install()
 def loaded(): return type(sys.modules["torch._dynamo"]).__name__ != "_StandIn"
 """
 QUIET = """

@@ -1,0 +1,45 @@
+"""Operators seen one by one as torch dispatches them, and what an operator says of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._C import _functorch
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+)
+
+__all__ = ["TorchDispatchMode", "is_traceable_wrapper_subclass"]
+
+no_modes = _disable_current_modes
+"""A context in which no dispatch mode sees what is computed."""
+is_transformed = _functorch.is_functorch_wrapped_tensor
+"""Return whether a tensor is one of torch.func's, inside `grad` or `vmap`."""
+ATTENTION = (
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+"""The operators of torch.ops.aten that `scaled_dot_product_attention` ends in; a build may have some of them only."""
+_DIFFERENTIATING = (_functorch.TransformType.Grad, _functorch.TransformType.Jvp)
+
+
+def is_differentiated() -> bool:
+    """Return whether this is called inside a function that torch.func differentiates; what is compiled is not asked."""
+    stack = None if torch.compiler.is_compiling() else _functorch.get_interpreter_stack()
+    return stack is not None and any(one.key() in _DIFFERENTIATING for one in stack)
+
+
+def name_of(operator: Any) -> str:
+    """Return an operator's full name without its overload: "aten::copy_"."""
+    name: str = operator._schema.name
+    return name
+
+
+def arguments_of(operator: Any) -> Any:
+    """Return what an operator says of its arguments, each with a name and whether it is written to."""
+    return operator._schema.arguments

@@ -1,0 +1,37 @@
+"""What optimizers and gradient scalers keep under private names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import Any
+
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
+
+step_pre_hooks: Callable[[Optimizer], dict[int, Any]] = attrgetter("_optimizer_step_pre_hooks")
+"""Return the hooks of `register_step_pre_hook`, in the order in which they run."""
+
+
+def step_hooks(optimizer: Optimizer) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield each hook on an optimizer's step, or on the steps of all, with the name of the function that put it there."""
+    for how, hooks in (
+        ("register_step_pre_hook", optimizer._optimizer_step_pre_hooks),
+        ("register_step_post_hook", optimizer._optimizer_step_post_hooks),
+        ("register_optimizer_step_pre_hook", torch_optimizer._global_optimizer_pre_hooks),
+        ("register_optimizer_step_post_hook", torch_optimizer._global_optimizer_post_hooks),
+    ):
+        for hook in hooks.values():
+            yield how, hook
+
+
+def mark_stepped(optimizer: Optimizer) -> None:
+    """Have schedules take it that the optimizer has made a step: they warn where theirs comes first."""
+    vars(optimizer)["_opt_called"] = True
+
+
+def overflows(scaler: GradScaler, optimizer: Optimizer) -> list[Tensor]:
+    """Return the live flags of `unscale_`, one per device: not 0 where a gradient was not finite."""
+    return [*scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()]

@@ -1,0 +1,49 @@
+"""What a tensor tells of itself only under private names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BOOKKEEPING = ("_version", "_backward_hooks", "_post_accumulate_grad_hooks")
+"""Properties of a tensor that are known without its values, beside the public ones."""
+
+write_count: Callable[[Tensor], int] = attrgetter("_version")
+"""Return how often a tensor was written to in place (`Tensor._version`); an inference tensor has no such count."""
+hooks_of: Callable[[Tensor], dict[int, Any] | None] = attrgetter("_backward_hooks")
+"""Return the hooks of `register_hook` by their numbers, None where there never was one (`Tensor._backward_hooks`)."""
+post_accumulate_hooks_of: Callable[[Tensor], dict[int, Any] | None] = attrgetter(
+    "_post_accumulate_grad_hooks"
+)
+"""Return the hooks of `register_post_accumulate_grad_hook`, None where there never was one."""
+storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
+"""Return the address of a storage's own record, which one without memory has too (`UntypedStorage._cdata`)."""
+make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+"""Return a tensor of a subclass that has no memory."""
+no_torch_function = torch._C.DisableTorchFunctionSubclass
+"""A context in which tensors of a subclass are taken for plain ones."""
+
+
+def share_hooks(master: Tensor, other: Tensor) -> None:
+    """Have another tensor run the hooks of the master, those included that are put on it later."""
+    other._backward_hooks = master._backward_hooks
+
+
+def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return indices and values of a sparse tensor that may not be coalesced; the public names refuse that."""
+    return tensor._indices(), tensor._values()
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this worker's part of a DTensor, outside of autograd (`DTensor._local_tensor`); of another tensor itself."""
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
+def has_local_part(tensor: Tensor) -> bool:
+    """Return whether this is a DTensor, without importing its class."""
+    return hasattr(tensor, "_local_tensor")
