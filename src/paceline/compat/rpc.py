@@ -45,3 +45,12 @@ def begin_session(number: int) -> None:
     """
     autograd._init(number)  # type: ignore[attr-defined]
     rpc.api._all_gather_sequence_id.clear()
+
+
+def options(
+    *, threads: int, timeout_s: float, device_maps: dict[str, dict[Any, Any]], transports: list[str] | None
+) -> rpc.TensorPipeRpcBackendOptions:
+    """Return the options of an agent; `transports` names those it may use, in the order of choice."""
+    return rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=threads, rpc_timeout=timeout_s, device_maps=device_maps, _transports=transports
+    )

@@ -20,6 +20,7 @@ from torch.distributed.rpc import backend_registry
 
 from paceline.compat import transport_log
 from paceline.compat.rpc import begin_session
+from paceline.compat.rpc import options as agent_options
 from paceline.errors import CallRefusedError, InputError
 from paceline.remote import guard
 from paceline.remote.failures import gone
@@ -92,11 +93,11 @@ class Session:
         meeting = env.read("GLOO_SOCKET_IFNAME") or interface
         env.export({"TP_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": meeting})
         begin_session(number(store, rank, roles.size))
-        options = rpc.TensorPipeRpcBackendOptions(
-            num_worker_threads=threads,
-            rpc_timeout=timeout_s,
+        options = agent_options(
+            threads=threads,
+            timeout_s=timeout_s,
             device_maps=device_maps or {},
-            _transports=None if roles.size <= env.cores() else _QUIET_TRANSPORTS,
+            transports=None if roles.size <= env.cores() else _QUIET_TRANSPORTS,
         )
         _current = session  # calls may come in before the next line returns
         try:

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from tests.unit.compat.contracts import leans_on
+
 BEGIN = """
 import sys
 import torch
@@ -34,6 +36,13 @@ optimizer.step()
 """
 
 
+@leans_on(
+    "torch:_dynamo",
+    "torch:__dynamo_disable",
+    "torch:_dynamo.graph_break",
+    "torch:_dynamo.utils.get_optimize_ddp_mode",
+    "torch:_dynamo.trace_rules.clear_lru_cache",
+)
 def test_the_compiler_is_loaded_only_when_it_is_needed():
     ended = subprocess.run(
         [sys.executable, "-c", BEGIN + QUIET + NEEDED],
