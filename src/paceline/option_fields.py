@@ -112,6 +112,12 @@ class Options:
         return cls(**given)
 
 
+def known_options(*kinds: type[Options]) -> dict[str, Any]:
+    """Return the options of some classes that a user can give, with their defaults."""
+    found = {one.name: one for kind in kinds for one in fields(kind) if shown(one)}  # type: ignore[arg-type]
+    return {name: None if one.default is MISSING else one.default for name, one in found.items()}
+
+
 def flag(name: str) -> str:
     """Return an option's name as the command line has it."""
     return f"--{name.replace('_', '-')}"

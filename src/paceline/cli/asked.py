@@ -7,20 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.cli import resumed
-from paceline.cli.config_file import SETTINGS, THREADS, known_options
+from paceline.cli.config_file import SETTINGS, THREADS
 from paceline.cli.folders import new_folder
 from paceline.cli.generated import Given
 from paceline.cli.reference import resolve
 from paceline.errors import InputError
+from paceline.launch.resumed import options_over, overrides_over
+from paceline.option_fields import known_options
 from paceline.strategies.tuning import Tuning
 from paceline.training.options import RunOptions
-from paceline.training.spec import OVERRIDES, TrainSpec
+from paceline.training.spec import TrainSpec
 
 _ENDS = ("epochs", "steps")
 _FIXED = ("shards", "out", "resume")
-_LAYOUT = ("strategy", "workers", "servers", "shards", "out", "resume")
-"""What is not simply kept: it is fitted, looked up, or said each time."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Asked:
     def of(cls, task: str, said: Mapping[str, Any], before: Mapping[str, Any], out: Path | None) -> Asked:
         """Read what was `said`, over the spec of the run `before` that is resumed, which may be empty."""
         reference, name = resolve(task)
-        options, notes = _options(said, before, out if out is not None else new_folder(name))
+        options, notes = options_over(said, before, out if out is not None else new_folder(name))
         return cls(
             _spec(reference, name, said, before), options, said.get(THREADS, before.get(THREADS)), notes
         )
@@ -79,14 +78,14 @@ def _over(file: Given, given: Given) -> Given:
 def _spec_of(file: Given, before: Mapping[str, Any]) -> dict[str, Any]:
     """Return the spec of a run that the file says, over the one `before` it."""
     had = before.get("options", {})
-    run = {name: file[name] for name in known_options((RunOptions,)) if name in file}
-    tuning = {name: file[name] for name in known_options((Tuning,)) if name in file}
-    told = {name: file[name] for name in (*known_options((TrainSpec,)), THREADS) if name in file}
+    run = {name: file[name] for name in known_options(RunOptions) if name in file}
+    tuning = {name: file[name] for name in known_options(Tuning) if name in file}
+    told = {name: file[name] for name in (*known_options(TrainSpec), THREADS) if name in file}
     return {
         **before,
         **told,
         SETTINGS: {**before.get(SETTINGS, {}), **file.get(SETTINGS, {})},
-        "overrides": _overrides(file, before),
+        "overrides": overrides_over(file, before),
         "options": {
             "strategy": RunOptions.strategy,
             **had,
@@ -97,51 +96,10 @@ def _spec_of(file: Given, before: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spec(reference: str, name: str, said: Mapping[str, Any], before: Mapping[str, Any]) -> TrainSpec:
-    plain = {key: said.get(key, before.get(key)) for key in known_options((TrainSpec,))}
+    plain = {key: said.get(key, before.get(key)) for key in known_options(TrainSpec)}
     if any(key in said for key in _ENDS):
         plain |= {key: said.get(key) for key in _ENDS}
     settings = {**before.get(SETTINGS, {}), **said.get(SETTINGS, {})}
     return TrainSpec(
-        task=reference, name=name, settings=settings, overrides=_overrides(said, before), **plain
+        task=reference, name=name, settings=settings, overrides=overrides_over(said, before), **plain
     )
-
-
-def _overrides(said: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    return {**before.get("overrides", {}), **{key: said[key] for key in OVERRIDES if key in said}}
-
-
-def _options(
-    said: Mapping[str, Any], before: Mapping[str, Any], out: Path
-) -> tuple[RunOptions, tuple[str, ...]]:
-    had = before.get("options", {})
-    plain = [name for name in known_options((RunOptions,)) if name not in (*_LAYOUT, *OVERRIDES)]
-    kept = {name: had[name] for name in plain if name in had}
-    if str(said.get("nodes", "")) == "1":
-        kept.pop("rendezvous", None)  # this machine alone
-    now = {**kept, **{name: said[name] for name in plain if name in said}}
-    layout = resumed.lay_out(
-        had,
-        strategy=said.get("strategy"),
-        workers=said.get("workers"),
-        servers=said.get("servers"),
-        shards=said.get("shards"),
-        nodes=str(now.get("nodes", "1")),
-    )
-    tuned, unused = resumed.usable(layout.strategy, had.get("tuning", {}))
-    own = {name: said[name] for name in known_options((Tuning,)) if name in said}
-    made = RunOptions(
-        **{
-            **now,
-            "min_workers": 1,
-            **_overrides(said, before),
-            "strategy": layout.strategy,
-            "workers": layout.workers,
-            "servers": layout.servers,
-            "shards": said.get("shards"),
-            "tuning": Tuning(**resumed.tuned(layout.strategy, tuned, own)),
-            "out": out,
-            "resume": said.get("resume", False),
-        }
-    )
-    fewest, notes = resumed.fewest_workers(made, kept.get("min_workers", 1), said.get("min_workers"))
-    return fewest, (*layout.notes, *unused, *notes)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from paceline import documents
 from paceline.errors import InputError, UnknownNameError
-from paceline.option_fields import Options, shown
+from paceline.option_fields import Options, known_options
 from paceline.strategies.tuning import Tuning
 from paceline.tasks import TASKS
 from paceline.training import folder
@@ -28,12 +27,6 @@ _TABLES = ("options", "tuning", "overrides")
 """Tables that a spec.json has; their contents count as if they stood outside."""
 
 
-def known_options(kinds: Iterable[type[Options]] = KINDS) -> dict[str, Any]:
-    """Return the options that a user can give, with their defaults."""
-    found = {one.name: one for kind in kinds for one in fields(kind) if shown(one)}  # type: ignore[arg-type]
-    return {name: None if one.default is MISSING else one.default for name, one in found.items()}
-
-
 def read_config(path: Path | None) -> dict[str, Any]:
     """Return what a file says, by the names that Python's keywords have; nothing where there is no file."""
     if path is None:
@@ -43,14 +36,14 @@ def read_config(path: Path | None) -> dict[str, Any]:
         said = _of_run(found) if path.suffix == ".json" and "options" in found else _flat(found)
     except documents.DocumentError as error:
         raise InputError(f"--config {path}: {error}.") from None
-    known = [*known_options(), *OVERRIDES, *BESIDE]
+    known = [*known_options(*KINDS), *OVERRIDES, *BESIDE]
     for name in said:
         if name not in known:
             raise _in(path, UnknownNameError("option", name, known))
     said = {name: value for name, value in said.items() if value is not None}
     for kind in KINDS:
         try:
-            said |= kind.read({name: value for name, value in said.items() if name in known_options((kind,))})
+            said |= kind.read({name: value for name, value in said.items() if name in known_options(kind)})
         except InputError as error:
             raise _in(path, error) from None
     settings = said.get(SETTINGS, {})
@@ -126,7 +119,7 @@ def _of_run(spec: Mapping[str, Any]) -> dict[str, Any]:
     of_run = {"out", "resume", "tuning", "shards_from", *OVERRIDES}
     run = {name: value for name, value in options.items() if name not in of_run}
     told = {name: value for name, value in spec.items() if name not in ("name", "options", "overrides")}
-    said, usual = {**run, **tuning, **told}, known_options()
+    said, usual = {**run, **tuning, **told}, known_options(*KINDS)
     if TASKS.get(spec.get("name", ""), ("",))[0] == spec.get(TASK):
         said[TASK] = spec["name"]  # a built-in one is known by its short name
     if options.get("shards_from") == "workers":

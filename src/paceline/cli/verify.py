@@ -19,7 +19,7 @@ from paceline.cli.reference import resolve
 from paceline.errors import InputError, WorkerFailedError
 from paceline.launch.base import Outcome
 from paceline.launch.failures import Failure
-from paceline.option_fields import flag
+from paceline.option_fields import flag, known_options
 from paceline.strategies import several
 from paceline.strategies.tuning import Tuning
 from paceline.training.options import RunOptions
@@ -128,8 +128,7 @@ def _task(
     as_json: bool,
     **options: Any,
 ) -> int:
-    from paceline.cli.config_file import known_options
-    from paceline.cli.resumed import said_for
+    from paceline.launch.resumed import said_for
     from paceline.verify.check import verify as check
     from paceline.verify.request import Request
     from paceline.verify.table import render
@@ -139,7 +138,7 @@ def _task(
     if idle:
         print(f"note: {', '.join(idle)}: without effect here.", file=sys.stderr)  # noqa: T201
     left = (*WITHOUT_EFFECT, *OVERRIDES, "strategy", "workers", "resume")
-    of_run = {one: said[one] for one in known_options((RunOptions,)) if one in said and one not in left}
+    of_run = {one: said[one] for one in known_options(RunOptions) if one in said and one not in left}
     request = Request(
         spec=TrainSpec(
             task=reference,
@@ -151,7 +150,7 @@ def _task(
         ),
         strategies=strategies,
         epochs=said.get("epochs"),
-        tuning=said_for(strategies, {one: said[one] for one in known_options((Tuning,)) if one in said}),
+        tuning=said_for(strategies, {one: said[one] for one in known_options(Tuning) if one in said}),
         more={one: value for one, value in of_run.items() if one not in Request.own()},
         **{one: value for one, value in of_run.items() if one in Request.own()},
         **options,

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any, Unpack
 
-from paceline import option_fields, ranges, strategies
+from paceline import ranges, strategies
 from paceline.errors import InputError
 from paceline.launch import job, machines
 from paceline.launch.base import Launcher, LaunchPlan, LaunchSpec, Outcome
 from paceline.launch.console import Console
-from paceline.launch.in_python import errors_in_keywords, run_options, signature
+from paceline.launch.in_python import errors_in_keywords, in_keywords, run_options, signature
 from paceline.launch.joined import JoinedLauncher
 from paceline.launch.keywords import LaunchOptions
 from paceline.launch.local import LocalLauncher
 from paceline.launch.membership import Policy
 from paceline.launch.read_shards import ReadShards
 from paceline.launch.room import check_room
+from paceline.observe.events import Note
 from paceline.remote import reach
 from paceline.training import folder
 from paceline.training.options import OPTION, TASK, WORKERS, RunOptions
@@ -32,10 +32,7 @@ TRAINER = "paceline.training.trainer:main"
 def launch(
     function: Callable[..., Any],
     *args: Any,
-    workers: int = 1,
-    strategy: str = "ddp",
     threads: int | None = None,
-    out: str | Path | None = None,
     kwargs: dict[str, Any] | None = None,
     **options: Unpack[LaunchOptions],
 ) -> tuple[Any, ...]:
@@ -43,15 +40,21 @@ def launch(
 
     `options` are those of `paceline train`, by their names in Python: shards=4, precision="bf16", save_every=50, nodes=2,
     resume=True, and those of single strategies: local_steps=8, shard_optimizer=True. `inspect.signature` shows all of them.
+    With resume=True every option that is not given is as the run had it.
     Started by torchrun (or any launcher that sets RANK and WORLD_SIZE), this process is one of the workers
     already: the function is called here, in that world, and `workers` does not count.
     """
     if job.importing():
         raise job.ReachedLaunch
     with errors_in_keywords():
-        chosen = {"out": None if out is None else option_fields.folder("out", out)}
-        made = run_options({"strategy": strategy, "workers": workers, **chosen, **options})
-        return start(function, args, kwargs or {}, made, threads=threads, console=Console(notes=True)).value()
+        made, before, notes = run_options(options)
+        threads = threads if threads is not None else before.get("threads")
+        console, identity = Console(notes=True), env.identity()
+        for text in notes if identity is None or identity.rank == 0 else ():
+            console.event(Note(in_keywords(text)))
+        return start(
+            function, args, kwargs or {}, made, threads=threads, console=console, record={"threads": threads}
+        ).value()
 
 
 launch.__signature__ = signature(launch)  # type: ignore[attr-defined]

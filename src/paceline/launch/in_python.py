@@ -6,15 +6,17 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, asdict, fields
 from typing import Any, get_type_hints
 
 from paceline import strategies
 from paceline.errors import InputError, UnknownNameError
-from paceline.option_fields import Options, shown
-from paceline.strategies.tuning import Tuning, check_use
+from paceline.launch.resumed import options_over
+from paceline.option_fields import Options, flag, known_options, shown
+from paceline.strategies.tuning import Tuning
+from paceline.training import folder
 from paceline.training.options import RunOptions
-from paceline.training.spec import TrainSpec
+from paceline.training.spec import OVERRIDES, TrainSpec
 
 _FILLED_IN = ("shards_from",)
 _VALUE = r"'[^']*'|-?[0-9][\w.:]*|[A-Z][A-Z:]*\b|[\w-]+(?:=[\w,=-]+)|host:port|%s"
@@ -31,22 +33,40 @@ def keywords() -> dict[str, tuple[Field[Any], Any]]:
     return found
 
 
-def run_options(given: Mapping[str, Any]) -> RunOptions:
-    """Make the options of a run from keywords; an option of one strategy may stand beside the others, or in `tuning`."""
+def run_options(given: Mapping[str, Any]) -> tuple[RunOptions, Mapping[str, Any], tuple[str, ...]]:
+    """Return the options of a run by keywords, the spec of the run that is resumed, and what is otherwise than it was there.
+
+    An option of one strategy may stand beside the others, or in `tuning`; what a resumed run had and no keyword says stays.
+    """
     known = keywords()
     for name in given:
         if name not in known:
             raise UnknownNameError("option", name, known)
     own = {one.name for one in fields(Tuning)}
-    flat = {name: value for name, value in given.items() if name in own}
-    rest = {name: value for name, value in given.items() if name not in own}
-    if flat:
-        before = rest.get("tuning", {})
-        nested = before if isinstance(before, Mapping) else {one: getattr(before, one) for one in own}
-        rest["tuning"] = Tuning.made({**nested, **flat}, "option of a strategy")
-        chosen = strategies.choice(str(rest.get("strategy", "ddp")))
-        check_use(flat, {str(chosen): (chosen.name, dict(chosen.sizes))})
-    return RunOptions.made(rest)
+    said = RunOptions.read({name: value for name, value in given.items() if name not in own})
+    out, tuning = said.get("out"), said.pop("tuning", {})
+    before = folder.read_spec(out) if said.get("resume") and out is not None else {}
+    had = before.get("options", {})
+    if isinstance(tuning, Tuning):  # it says every one of them
+        had = {**had, "tuning": {}}
+    overrides = {name: had[name] for name in OVERRIDES if name in had} | before.get("overrides", {})
+    said |= _tuning(tuning, {name: value for name, value in given.items() if name in own})
+    made, notes = options_over(said, {**before, "options": had, "overrides": overrides}, out)
+    return made, before, notes
+
+
+def _tuning(nested: Any, flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of single strategies that were said, in `tuning` or beside it."""
+    _ = RunOptions(tuning=nested)  # which refuses what is none
+    if isinstance(nested, Tuning):
+        defaults = known_options(Tuning)
+        nested = {name: value for name, value in asdict(nested).items() if value != defaults[name]}
+    twice = next((name for name in flat if nested.get(name, flat[name]) != flat[name]), None)
+    if twice is not None:
+        raise InputError(
+            f"{flag(twice)} is {flat[twice]!r}, and {nested[twice]!r} in tuning. Give it in one place."
+        )
+    return {**nested, **flat}
 
 
 def signature(function: Callable[..., Any]) -> inspect.Signature:

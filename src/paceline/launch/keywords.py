@@ -6,18 +6,22 @@ They follow from the classes of options; a test compares them, and says what is 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypedDict
 
 from paceline.strategies.tuning import Tuning
 
 
 class LaunchOptions(TypedDict, total=False):
-    """Every option beside those that `launch` names itself."""
+    """Every option of a run."""
 
+    strategy: str
+    workers: int
     shards: int | None
     exact: str | None
     seed: int
     device: str
+    out: str | Path | None
     resume: bool
     num_workers: int
     micro_batch: int | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -191,8 +192,12 @@ class RunOptions(Options):
     """What single strategies may be tuned by."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.tuning, dict):  # it comes so from a file, or from another process
+        if isinstance(self.tuning, Mapping):  # it comes so from a file, or from another process
             object.__setattr__(self, "tuning", Tuning.made(self.tuning, "option of a strategy"))
+        elif not isinstance(self.tuning, Tuning):
+            raise InputError(
+                f"--tuning is {self.tuning!r}, but must be a mapping of names to values, or a Tuning."
+            )
         super().__post_init__()
         for name in ("nodes", "save_every"):  # 2 is as good as "2"
             if isinstance(value := getattr(self, name), int):

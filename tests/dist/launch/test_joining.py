@@ -97,3 +97,28 @@ def test_a_script_under_paceline_run_joins_that_world(own_answer, tmp_path):
     start(tmp_path, "-m", "paceline", "run", "-n", "2", "script.py")
     told = [json.loads((tmp_path / f"told-{rank}.json").read_text()) for rank in range(2)]
     assert told == [{"rank": rank, "size": 2, "sha": own_answer} for rank in range(2)]
+
+
+RESUMED = """
+import sys
+import paceline
+from paceline.training import trainer
+from paceline.training.spec import TrainSpec
+
+def main(run, spec):
+    trainer.main(run, spec)
+    if run.world.rank == 0:
+        print(run.options.strategy, run.options.workers, run.options.keep, run.options.total_shards)
+
+spec = TrainSpec(task="paceline.tasks.dense4096:Dense4096", name="it", steps=int(sys.argv[1]))
+begin = {"strategy": "single", "keep": 5, "shards": 4} if sys.argv[1] == "2" else {"resume": True}
+paceline.launch(main, spec, out="run", **begin)
+"""
+
+
+def test_a_run_that_is_resumed_in_a_world_has_its_workers_and_keeps_the_rest(tmp_path):
+    (tmp_path / "script.py").write_text(RESUMED)
+    start(tmp_path, "script.py", "2")
+    ended = start(tmp_path, *TORCHRUN, "script.py", "4")
+    assert ended.stdout.splitlines() == ["ddp 2 5 4"]
+    assert ended.stderr.count("note: the run had strategy='single', which 2 workers do not fit: ") == 1

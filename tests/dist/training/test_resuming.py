@@ -122,3 +122,46 @@ def test_a_mistake_before_the_first_step_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"not a paceline\.Loss"):
         train(out, "tests.dist.training.broken:BareTensor", save_every="2")
     assert not out.exists()
+
+
+def fitted(run: paceline.Run, steps: int) -> tuple[Any, ...]:
+    model = torch.nn.Linear(3, 2)
+    model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    data = torch.utils.data.TensorDataset(torch.linspace(-1, 1, 72).reshape(24, 3))
+    for step in run.steps(data, batch_size=8, steps=steps):
+        for (x,) in step:
+            step.backward(model(x).square().sum(1))
+        step.apply()
+    told, threads = run.options, torch.get_num_threads()
+    kept = (
+        told.strategy,
+        told.workers,
+        told.precision,
+        told.seed,
+        told.save_every,
+        told.keep,
+        told.total_shards,
+    )
+    return *kept, threads, run.weights_sha256()
+
+
+def test_a_loop_of_ones_own_goes_on_with_the_options_it_was_begun_with(tmp_path: Path) -> None:
+    begun = {"workers": 2, "strategy": "fsdp", "precision": "bf16", "seed": 7, "save_every": 2, "keep": 5}
+    whole = paceline.launch(fitted, 6, **begun, shards=4, threads=1, out=tmp_path / "whole")
+    paceline.launch(fitted, 4, **begun, shards=4, threads=1, out=tmp_path / "run")
+    assert paceline.launch(fitted, 6, resume=True, out=tmp_path / "run") == whole
+    assert whole[0][:-1] == ("fsdp", 2, "bf16", 7, "2", 5, 4, 1)
+
+
+def test_what_a_loop_of_ones_own_cannot_keep_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = {"workers": 2, "compress": "bf16", "out": tmp_path / "run"}
+    paceline.launch(fitted, 2, **begun, threads=1)
+    [told] = paceline.launch(fitted, 4, strategy="single", resume=True, out=tmp_path / "run")
+    assert told[:2] == ("single", 1)
+    shown = capsys.readouterr().err
+    assert "note: the run had 2 workers; strategy='single' goes on with 1 here." in shown
+    assert (
+        "note: the run had compress='bf16', which strategy='single' has no use for: it is left out." in shown
+    )

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from paceline.cli.config_file import known_options, read_config
+from paceline.cli.config_file import KINDS, read_config
 from paceline.errors import InputError
+from paceline.option_fields import known_options
 
 SAID = {
     "task": "digits",
@@ -54,7 +55,13 @@ def test_toml_and_yaml_say_the_same(name, tmp_path):
 
 
 def test_a_spec_of_a_run_says_what_it_was_asked_for(tmp_path):
-    options = {**known_options(), "strategy": "fsdp", "workers": 2, "shards": 2, "shards_from": "workers"}
+    options = {
+        **known_options(*KINDS),
+        "strategy": "fsdp",
+        "workers": 2,
+        "shards": 2,
+        "shards_from": "workers",
+    }
     options |= {
         "out": "runs/a",
         "resume": True,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from paceline.cli.resumed import lay_out, usable
 from paceline.errors import InputError
+from paceline.launch.resumed import lay_out, usable
 from paceline.training.options import RunOptions
 
 NOBODY = {"strategy": None, "workers": None, "servers": None, "shards": None, "nodes": "1"}
@@ -51,6 +51,23 @@ def test_numbers_fit_the_strategy_where_nobody_asks_for_others(kept, said, found
     assert bool(layout.notes) == any(
         kept.get(name, changed[name]) != changed[name] and said.get(name) is None for name in changed
     )
+
+
+@pytest.mark.parametrize(
+    ("kept", "joined", "found"),
+    [
+        ({}, 3, ("ddp", 3)),
+        ({"strategy": "ddp=2,fsdp=2", "workers": 4, "shards": 4}, 2, ("ddp=1,fsdp=2", 2)),
+        ({"strategy": "single", "workers": 1, "shards": 4}, 2, ("ddp", 2)),
+        ({"strategy": "dp", "workers": 4, "shards": 4}, 2, ("ddp", 2)),
+        ({"strategy": "dp", "workers": 4, "shards": 4}, 1, ("dp", 4)),
+        ({"strategy": "ps", "workers": 2, "servers": 2, "shards": 4}, 5, ("ps", 3)),
+    ],
+)
+def test_a_world_that_is_there_counts_as_asked_for(kept, joined, found):
+    layout = lay_out(kept, **NOBODY, joined=joined)
+    assert (layout.strategy, layout.workers) == found
+    assert bool(layout.notes) == (kept.get("strategy", layout.strategy) != layout.strategy)
 
 
 @pytest.mark.parametrize(

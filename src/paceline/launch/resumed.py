@@ -1,16 +1,71 @@
-"""What a resumed run takes over from its beginning: never more than the strategy chosen now has a use for."""
+"""The options of a run: what is said now, over what a resumed run was begun with, as far as the strategy has a use for it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from paceline import strategies
 from paceline.errors import InputError
+from paceline.option_fields import known_options
 from paceline.strategies.tuning import Tuning, check_use, serves
 from paceline.training.options import RunOptions
+from paceline.training.spec import OVERRIDES
+from paceline.world import env
 from paceline.world.mesh import Mesh
+
+_LAYOUT = ("strategy", "workers", "servers", "shards", "out", "resume")
+"""What is not simply kept: it is fitted, looked up, or said each time."""
+
+
+def options_over(
+    said: Mapping[str, Any], before: Mapping[str, Any], out: Path | None
+) -> tuple[RunOptions, tuple[str, ...]]:
+    """Return the options that were `said`, over those in the spec of the run `before`, and what had to be chosen otherwise.
+
+    The spec may be empty. A name that is not in `said` was not said.
+    """
+    had = before.get("options", {})
+    plain = [name for name in known_options(RunOptions) if name not in (*_LAYOUT, *OVERRIDES)]
+    kept = {name: had[name] for name in plain if name in had}
+    if str(said.get("nodes", "")) == "1":
+        kept.pop("rendezvous", None)  # this machine alone
+    now = {**kept, **{name: said[name] for name in plain if name in said}}
+    identity = env.identity()
+    layout = lay_out(
+        had,
+        strategy=said.get("strategy"),
+        workers=said.get("workers"),
+        servers=said.get("servers"),
+        shards=said.get("shards"),
+        nodes=str(now.get("nodes", "1")),
+        joined=None if identity is None else identity.size,
+    )
+    tuning, unused = usable(layout.strategy, had.get("tuning", {}))
+    own = {name: said[name] for name in known_options(Tuning) if name in said}
+    made = RunOptions(
+        **{
+            **now,
+            "min_workers": 1,
+            **overrides_over(said, before),
+            "strategy": layout.strategy,
+            "workers": layout.workers,
+            "servers": layout.servers,
+            "shards": said.get("shards"),
+            "tuning": Tuning(**tuned(layout.strategy, tuning, own)),
+            "out": out,
+            "resume": said.get("resume", False),
+        }
+    )
+    fewest, notes = fewest_workers(made, kept.get("min_workers", 1), said.get("min_workers"))
+    return fewest, (*layout.notes, *unused, *notes)
+
+
+def overrides_over(said: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is said now, or was `before`, against the task's own opinion."""
+    return {**before.get("overrides", {}), **{name: said[name] for name in OVERRIDES if name in said}}
 
 
 @dataclass(frozen=True)
@@ -31,28 +86,34 @@ def lay_out(
     servers: int | None,
     shards: int | None,
     nodes: str,
+    joined: int | None = None,
 ) -> Layout:
     """Choose strategy and numbers: as asked for; where nobody asks, as the run was begun, as far as that fits.
 
-    What was asked for is never changed here: where it cannot work, `RunOptions` refuses it.
+    What was asked for is never changed here: where it cannot work, `RunOptions` refuses it. In a world of `joined` processes
+    that somebody else has started, their number is the one that was asked for.
     """
     before = kept.get("strategy")
-    chosen = strategy or before or "ddp"
+    chosen = strategy if strategy is not None else before or "ddp"
     shards = shards if shards is not None else kept.get("shards")
 
     def fits(text: str, count: int) -> bool:
         try:
-            _ = RunOptions(
+            processes = RunOptions(
                 strategy=text, workers=count, servers=served(text), shards=shards, nodes=nodes
             ).processes
         except InputError:
             return False
-        return True
+        return joined in (None, processes)
 
     def served(text: str) -> int | None:
         return servers if servers is not None or not strategies.choice(text).servers else kept.get("servers")
 
     notes = []
+    alone = strategies.entry(chosen).processes == 1
+    if joined is not None and (not alone or (strategy is None and joined > 1)):
+        beside = served(chosen)
+        workers = max(1, joined - (strategies.choice(chosen).servers if beside is None else beside))
     if workers is not None:
         if strategy is None and before is not None and not fits(before, workers):
             chosen = _refitted(before, workers)
