@@ -51,7 +51,9 @@ class Contender:
     def __init__(self, run: paceline.Run, size: str, out: Path, *, plain: bool) -> None:
         self.run, self.out, self.plain = run, out, plain
         self.vocabulary = 32768 if size == "1B" else 512
-        run.prepare_replica(_model(size), lambda made: torch.optim.AdamW(made.parameters(), lr=1e-4))
+        run.engine.preparation.prepare_replica(
+            _model(size), lambda made: torch.optim.AdamW(made.parameters(), lr=1e-4)
+        )
         data = TensorDataset(torch.randint(self.vocabulary, (4096, 65)))
         self._steps = iter(run.steps(data, batch_size=8, steps=10**9))
 
@@ -114,7 +116,7 @@ def measure(run: paceline.Run, size: str, folder: str, rounds: int, between: int
             ordinary = contender.steps(between)
             waited = contender.save()
             after = contender.steps(between)
-            contender.run.await_saves()  # the next one has the disk to itself
+            contender.run.engine.saving.wait()  # the next one has the disk to itself
             if number == 0:
                 continue
             waits[name].append(waited)
@@ -126,7 +128,7 @@ def measure(run: paceline.Run, size: str, folder: str, rounds: int, between: int
         for name, seen in waits.items()
     }
     return {
-        "parameters": contenders["plain"].run.parameters,
+        "parameters": contenders["plain"].run.engine.state.parameters,
         "wait": {
             name: {"median_s": round(statistics.median(seen), 4), "ratio": round(ratios[name], 4)}
             for name, seen in waits.items()

@@ -57,7 +57,7 @@ def gradient_memory(run: paceline.Run) -> float:
         return paceline.Loss.mean(model(batch[0]).sum(1))
 
     model = nn.Linear(8192, 8192, bias=False)
-    run.prepare_replica(model, lambda made: torch.optim.SGD(made.parameters(), lr=1e-9))
+    run.engine.preparation.prepare_replica(model, lambda made: torch.optim.SGD(made.parameters(), lr=1e-9))
     data = torch.utils.data.TensorDataset(torch.zeros(16, 8192))
     peak = 0.0
     size = model.weight.numel() * 4

@@ -275,7 +275,7 @@ def time_remote_pipeline(session: remote.Session, rounds: int) -> list[float]:
 def time_pp(run: paceline.Run, rounds: int) -> list[float]:
     """The same with the strategy pp, its schedule gpipe."""
     data = torch.utils.data.TensorDataset(*_examples())
-    run.prepare_replica(
+    run.engine.preparation.prepare_replica(
         lambda: nn.Sequential(*first_half(), *second_half()),
         lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
     )
@@ -314,7 +314,7 @@ def pipeline(rounds: int) -> dict[str, Any]:
 def time_steps(run: paceline.Run, blocks: int) -> list[float]:
     """Milliseconds a step of a 5 M-parameter MLP; servers take the same steps."""
     case = CASES["mlp"]
-    run.prepare_replica(case.make_model, optimizer_for)
+    run.engine.preparation.prepare_replica(case.make_model, optimizer_for)
     steps = iter(run.steps(case.make_data(), batch_size=case.batch_size, steps=20 * (blocks + 1)))
 
     def take() -> None:
@@ -350,7 +350,7 @@ def count_traffic(run: paceline.Run) -> dict[str, int] | None:
     """Train a table of 200,000 rows for 20 steps, and give what a trainer sent and received for it."""
     torch.manual_seed(0)
     ids, labels = torch.randint(200_000, (2560, 4)), torch.rand(2560, 1)
-    run.prepare_replica(
+    run.engine.preparation.prepare_replica(
         lambda: nn.Sequential(nn.EmbeddingBag(200_000, 32, mode="sum", sparse=True), nn.Linear(32, 1)),
         lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
     )

@@ -85,7 +85,7 @@ def _made(case: Case, run: paceline.Run) -> Iterator[None]:
     def loss(model: Any, batch: Any) -> paceline.Loss:
         return paceline.Loss.mean(case.losses(model, batch))
 
-    run.prepare_replica(case.make_model, optimizer_for)
+    run.engine.preparation.prepare_replica(case.make_model, optimizer_for)
     for step in run.steps(case.make_data(), batch_size=case.batch_size, steps=10**9):
         step.compute(loss)
         yield
@@ -187,7 +187,7 @@ def _hand(case: Case) -> Any:
 
 
 def _ours_on_gpu(case: Case, run: paceline.Run) -> Any:
-    run.prepare_replica(case.make_model, _fused)
+    run.engine.preparation.prepare_replica(case.make_model, _fused)
     for step in run.steps(case.make_data(), batch_size=32, steps=10**9):
         step.compute(lambda model, batch: paceline.Loss(_loss(model, batch), 32 * 1024))
         yield

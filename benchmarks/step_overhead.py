@@ -63,7 +63,7 @@ def ours(case: Case, run: paceline.Run) -> Iterator[None]:
     def loss(model: nn.Module, batch: Any) -> paceline.Loss:
         return paceline.Loss.mean(case.losses(model, batch))
 
-    run.prepare_replica(case.make_model(), optimizer_for)
+    run.engine.preparation.prepare_replica(case.make_model(), optimizer_for)
     for step in run.steps(case.make_data(), batch_size=case.batch_size, steps=10**9):
         step.compute(loss)
         yield

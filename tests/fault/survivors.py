@@ -71,7 +71,7 @@ def train(run, folder, faults=(), steps=STEPS, slow=None):
     given = []
     for step in run.steps(Samples(), batch_size=BATCH, steps=steps):
         given.append(step.number)
-        if faults and run.options.max_restarts and run.world.size < run.workers:
+        if faults and run.options.max_restarts and run.world.size < run.engine.state.workers:
             time.sleep(0.4)  # the one that is missing is on its way; faults are to meet a whole group
         set_off(run, folder, faults, "loop")
         for inputs, targets in step:
@@ -105,7 +105,7 @@ def hashed(model):
 def set_off(run, folder, faults, point):
     """Come to a point of the training, and do what is planned there."""
     for index, (where, step, rank, action) in enumerate(faults):
-        here = where == point and run.position.number >= step and rank in (run.world.rank, None)
+        here = where == point and run.engine.state.position.number >= step and rank in (run.world.rank, None)
         if here and once(folder, f"fault-{index}-{rank if rank is not None else run.world.rank}"):
             ACTIONS[action](run)
 

@@ -21,7 +21,7 @@ def make():
 def await_newcomer(run):
     """Hold a step back until the one that is missing wants to join."""
     limit = time.monotonic() + 30
-    while not run._recovery.membership.change_wanted and time.monotonic() < limit:
+    while not run.engine.recovery.membership.change_wanted and time.monotonic() < limit:
         time.sleep(0.02)
 
 
@@ -32,7 +32,7 @@ def train(run, folder, faults=()):
     for call, steps in enumerate((FIRST, SECOND, THIRD)):
         for step in run.steps(Samples(), batch_size=BATCH, steps=steps):
             set_off(run, folder, faults, f"call {call}")
-            if faults and run.world.size < run.workers:
+            if faults and run.world.size < run.engine.state.workers:
                 await_newcomer(run)
             for features, labels in step:
                 step.backward(F.cross_entropy(model(features), labels, reduction="none"))
@@ -70,7 +70,7 @@ def grow(run, folder, faults=(), steps=9, part="old"):
     model, optimizer = run.prepare(model, optimizer)
     for step in run.steps(Samples(), batch_size=BATCH, steps=steps):
         set_off(run, folder, faults, "loop")
-        if faults and run.world.size < run.workers:
+        if faults and run.world.size < run.engine.state.workers:
             await_newcomer(run)
         if step.number == 2 and len(optimizer.param_groups) == 1:
             if part == "new":

@@ -91,11 +91,11 @@ def train(run: paceline.Run, folder: str, faults: Faults, kind: str) -> list[Any
     schedule = run.register_state("schedule", torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5))
     average = (
         run.register_state("average", AveragedModel(model))
-        if run.choice.name not in ("fsdp", "local-sgd")
+        if run.options.choice.name not in ("fsdp", "local-sgd")
         else None
     )
     for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS):
-        if run.world.size < run.workers:
+        if run.world.size < run.engine.state.workers:
             time.sleep(0.4)  # the one that is missing is on its way, and comes to a run that is steps further
         optimizer.param_groups[0]["lr"] *= 0.99
         notes["before"] += 1
@@ -257,7 +257,7 @@ def save_and_break(run: paceline.Run, second: str) -> int:
             run.save()
         if second == "none":
             break
-    return run.position.number
+    return run.engine.state.position.number
 
 
 def test_a_body_that_saves_and_leaves_the_loop(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def train(run, folder, faults, steps):
     began = dict(early), dict(late)
     fault_points.set_fault(lambda point: set_off(run, folder, faults, point))
     for step in run.steps(Samples(), batch_size=BATCH, steps=steps):
-        if run.world.size < run.workers:
+        if run.world.size < run.engine.state.workers:
             time.sleep(0.4)  # the one that is missing is on its way
         for inputs, targets in step:
             step.backward(F.cross_entropy(model(inputs), targets, reduction="none"))

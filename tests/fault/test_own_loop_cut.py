@@ -17,7 +17,7 @@ def train(run, folder, faults=()):
     """Train with the objects that `prepare` gave, learning rate included."""
     model, optimizer = run.prepare(make, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
     first, passes = model[0], set()
-    first.register_forward_hook(lambda *_: passes.add((run.position.number, first.training)))
+    first.register_forward_hook(lambda *_: passes.add((run.engine.state.position.number, first.training)))
     first.eval()
     first.note = "kept"
     fault_points.set_fault(lambda point: set_off(run, folder, faults, point))

@@ -40,7 +40,7 @@ def loss(model, batch):
 
 def train(run, folder, faults=()):
     """Train with a model that each group makes anew; faults are set off as in survivors.py."""
-    run.prepare_replica(
+    run.engine.preparation.prepare_replica(
         model,
         lambda made: torch.optim.AdamW(made.parameters(), lr=0.05),
         lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
@@ -143,7 +143,7 @@ def test_whoever_leaves_puts_its_part_down_for_the_others(tmp_path, undisturbed)
 
 def grow(run):
     """Train alone until another one has joined, and a little with it."""
-    run.prepare_replica(model, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
+    run.engine.preparation.prepare_replica(model, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
     together = 0
     for step in run.steps(Samples(), batch_size=BATCH, steps=1000):
         if step.number == 2 and not step.again:
@@ -164,7 +164,9 @@ def test_one_that_held_everything_shares_it_with_those_that_join(tmp_path):
 
 def ready_made(run, folder, faults):
     """Train a model that exists once: it is without values when it has been cut up and its group is gone."""
-    run.prepare_replica(model(), lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
+    run.engine.preparation.prepare_replica(
+        model(), lambda made: torch.optim.AdamW(made.parameters(), lr=0.05)
+    )
     fault_points.set_fault(lambda point: set_off(run, folder, faults, point))
     for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS):
         step.compute(loss)

@@ -67,22 +67,25 @@ def _train(run: paceline.Run, job: Job) -> dict[str, Any]:
     made = getattr(importlib.import_module(module), name)
     try:
         if issubclass(made, Loop):
-            own.with_options(**made.options)
+            own.engine.with_options(**made.options)
             metrics = made().train(own, job.steps)
-            result = {"metrics": metrics, "steps": own.position.number, "loss": own.journal.loss}
+            result = {
+                "metrics": metrics,
+                "steps": own.engine.state.position.number,
+                "loss": own.engine.journal.loss,
+            }
         else:
             result = trainer.main(own, job.spec())
         state = own.replica.state()
     finally:
-        for feed in own._feeds:  # closing the run itself would close the world
-            feed.close()
+        own.engine.feeds.close_all()  # closing the run itself would close the world
     model = {name: tensor.detach().clone() for name, tensor in state["model"].items()}
     kept = _tensors(state["optimizer"]["state"])
     return {
         "model": model,
         "weights": weights_sha256(model),
         "optimizer": weights_sha256(kept) if kept else "",  # plain SGD keeps nothing
-        "exactness": str(own.exactness),
+        "exactness": str(own.engine.state.exactness),
         **{key: result.get(key) for key in ("metrics", "steps", "samples", "loss")},
     }
 

@@ -27,8 +27,8 @@ from paceline.launch.actions import (
 )
 from paceline.launch.code_errors import CodeError, CodeErrors
 from paceline.launch.failures import Failure
+from paceline.recovery.membership import STATE_LOST, STEP, Standing
 from paceline.strategies import Choice
-from paceline.training.membership import STATE_LOST, STEP, Standing
 from paceline.world.mesh import DATA, Mesh
 
 REFILL_S = 60.0

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from paceline.launch import failures
-from paceline.training.membership import LeaveRunError, Place, Standing
+from paceline.recovery.membership import LeaveRunError, Place, Standing
 from paceline.world import env
 from paceline.world.env import Identity
 

@@ -43,8 +43,8 @@ from paceline.launch.worker_scheduler import WorkerScheduler
 from paceline.observe.events import Event, Note, WorkerLost
 from paceline.observe.sinks import append_event
 from paceline.observe.verdict import Verdict
+from paceline.recovery.membership import Standing
 from paceline.training import folder as run_folder
-from paceline.training.membership import Standing
 from paceline.world import env
 
 NOTICES = (signal.SIGINT,)

@@ -18,7 +18,7 @@ from paceline.compat.python import end_interpreter
 from paceline.launch import failures
 from paceline.launch.job import Job
 from paceline.launch.worker_context import UNFINISHED, Worker, step_of
-from paceline.training.membership import LeaveRunError
+from paceline.recovery.membership import LeaveRunError
 from paceline.world import env, stacks
 from paceline.world.status_page import NoStatusPage, StatusPage
 

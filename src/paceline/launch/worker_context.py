@@ -9,11 +9,14 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from paceline.launch.membership_client import MembershipClient
-from paceline.training.membership import FixedMembership, Membership
+from paceline.recovery.membership import FixedMembership, Membership
+from paceline.training import folder
+from paceline.training.listeners import Listeners
 from paceline.training.options import RunOptions
 from paceline.training.run import Run
+from paceline.world import connect
 from paceline.world.env import Identity
-from paceline.world.status_page import NoStatusPage
+from paceline.world.status_page import NoStatusPage, Phase
 
 _STEP, UNFINISHED = "paceline_step", "paceline_unfinished"
 _NO_GROUP = "Default process group has not been initialized"
@@ -47,19 +50,37 @@ def open_run(worker: Worker, options: Mapping[str, Any]) -> Iterator[Run]:
     membership: Membership = FixedMembership()
     if worker.launcher is not None:
         membership = MembershipClient(worker.launcher, newcomer=worker.newcomer, elastic=made.elastic)
-    run = Run.join(
-        worker.identity, made, worker.extra, membership, worker.pulse, check_folder=worker.starts == 0
-    )
+    run = _join(worker, made, membership)
     try:
         yield run
-        run.finish()
+        run.engine.calls.finish()
     except BaseException as error:
-        vars(error)[_STEP], vars(error)[UNFINISHED] = run.position.number, run.in_training
+        vars(error)[_STEP], vars(error)[UNFINISHED] = (
+            run.engine.state.position.number,
+            run.engine.state.in_training,
+        )
         if run.world.size == 1 and isinstance(error, ValueError) and _NO_GROUP in str(error):
             error.add_note(_ALONE)
         raise
     finally:
         run.close()
+
+
+def _join(worker: Worker, options: RunOptions, membership: Membership) -> Run:
+    """Enter the world and make the run; rank 0 sends events to the launcher, where that has given a descriptor for them."""
+    if worker.starts == 0 and not membership.newcomer:
+        folder.check(options)
+    worker.pulse.enter(Phase.STARTING)
+    world = connect(
+        worker.identity,
+        backend=options.backend,
+        device=options.device,
+        checked=options.check_collectives,
+        pulse=worker.pulse,
+    )
+    listeners = Listeners(options, worker.extra)
+    listeners.listen(first=world.is_first and not membership.newcomer)
+    return Run(world, options, membership, listeners)
 
 
 def step_of(error: BaseException) -> int | None:

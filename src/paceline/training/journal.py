@@ -15,8 +15,8 @@ from paceline.observe import (
     Event,
     StepFinished,
 )
+from paceline.recovery.position import Position
 from paceline.strategies.result import StepResult
-from paceline.training.position import Position
 from paceline.training.step import Step
 
 
@@ -39,7 +39,7 @@ class Journal:
 
     def state(self) -> dict[str, float]:
         """Return the sums so far, for a worker that joins and may have to tell them one day."""
-        self.settle()
+        self.read_pending()
         return {
             "total": self._epoch_total,
             "weight": self._epoch_weight,
@@ -69,26 +69,26 @@ class Journal:
         self._waiting = (step, result, position, seconds, optimizer.param_groups[0]["lr"])
         result.send()
         if not self._lag:
-            self.settle()
+            self.read_pending()
         elif earlier is not None:
             self._tell(*earlier)
 
-    def settle(self) -> None:
+    def read_pending(self) -> None:
         """Read what is still on its way."""
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             self._tell(*waiting)
 
     def end_epoch(self, position: Position) -> None:
-        """Close the books of an epoch."""
-        self.settle()
+        """Tell what an epoch came to."""
+        self.read_pending()
         mean = self._epoch_total / self._epoch_weight if self._epoch_weight else float("nan")
         self._emit(EpochFinished(epoch=position.epoch - 1, step=position.number, loss=mean))
         self._epoch_total = self._epoch_weight = 0.0
 
     def leave_epoch(self) -> None:
         """Forget an epoch that was left in the middle."""
-        self.settle()
+        self.read_pending()
         self._epoch_total = self._epoch_weight = 0.0
 
     def milliseconds(self, share: float) -> float:

@@ -20,10 +20,10 @@ from paceline.data.permutation import EpochPermutation
 from paceline.records import ledger
 from paceline.records.chain import Chain
 from paceline.records.receipt import NAME, Point, Receipt, Start
+from paceline.recovery.position import Position
 from paceline.strategies.tuning import Tuning
 from paceline.task import Task
 from paceline.training.options import RunOptions
-from paceline.training.position import Position
 from paceline.training.spec import TrainSpec
 from paceline.training.step import Step
 from paceline.version import __version__

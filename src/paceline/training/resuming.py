@@ -1,32 +1,27 @@
-"""Saving where a run stands, and going on from there."""
+"""Going on from where a run was saved."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from paceline.checkpoint import CheckpointMetadata, Checkpoints, Found, Saved, Saver, check_fits, find_newest
+from paceline.checkpoint import Checkpoints, Found, check_fits, find_newest
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.read import unusable
 from paceline.errors import CheckpointError, InputError
-from paceline.observe import CheckpointDamaged, CheckpointSaved, Event, Note
+from paceline.observe import CheckpointDamaged, Event
+from paceline.recovery.position import Position
 from paceline.state.chunks import MODEL, ChunkBounds, TensorMeta
 from paceline.strategies.base import Replica
-from paceline.training.between import KEY as BETWEEN
-from paceline.training.between import Between
+from paceline.training.call_history import KEY as OUTCOMES
 from paceline.training.folder import CHECKPOINTS
-from paceline.training.frozen import KEY as FROZEN
-from paceline.training.frozen import frozen_names
-from paceline.training.loop_state import KEY, LoopState, Values
-from paceline.training.nonfinite import check_weights
+from paceline.training.loop_state import KEY, Values
 from paceline.training.options import RunOptions
-from paceline.training.position import Position
-from paceline.training.recorder import NoRecords
 from paceline.world import World, all_gather_object
 
 
@@ -38,65 +33,8 @@ class Resumed:
     meta: dict[str, Any]
     states: Values
     """The loop's own."""
-    between: list[Any] | None
+    outcomes: list[Any] | None
     """What was measured between calls of `run.steps`; None where nothing was, or where it was not kept."""
-
-
-def open_saver(options: RunOptions, records: NoRecords, emit: Callable[[Event], None]) -> Saver:
-    """Return what saves a run: one for its whole life, because a save may be under way between two calls."""
-    if options.out is None:
-        raise InputError("a run is saved in a folder. Give out= to paceline.launch, or --out.")
-
-    def saved(made: Saved) -> None:
-        records.after_save(made.step, made.weights_sha256)
-        emit(CheckpointSaved(step=made.step, path=str(made.path), seconds=made.seconds))
-
-    return Saver(
-        Checkpoints(options.out / CHECKPOINTS, keep=options.keep),
-        saved=saved,
-        note=lambda text: emit(Note(text=text)),
-    )
-
-
-def save(
-    replica: Replica,
-    options: RunOptions,
-    position: Position,
-    world: World,
-    meta: dict[str, Any],
-    records: NoRecords,
-    saver: Saver,
-    loop_state: LoopState,
-    between: Between,
-    *,
-    last: bool = False,
-    unless_saved: bool = False,
-) -> tuple[str, bool]:
-    """Write a checkpoint with all workers. Gives what went wrong, the same on all, and whether it was the disk.
-
-    All wait until it is there, or is not; where the run saves beside the training, only until it is copied. The `last`
-    one of a run is always waited for; `unless_saved` it is written only if the one before is not of this very step.
-    """
-    background = options.save_async and not last
-    records.before_save()
-    replica.settle()
-    check_weights(replica, world, position.number)
-    facts = {
-        "seed": options.seed,
-        "shards": options.total_shards,
-        "strategy": options.strategy,
-        "mesh": str(world.mesh),
-        **({FROZEN: frozen_names(replica.model)} if replica.whole else {}),
-        "workers": options.workers if options.processes == 1 else world.size - world.mesh.servers,
-    }
-    moment = CheckpointMetadata(step=position.number, position=asdict(position), meta={**meta, **facts})
-    held = replica.held()
-    if loop_state:
-        held = replace(held, rest={**held.rest, KEY: loop_state.check_same(world)})
-    if between:
-        held = replace(held, rest={**held.rest, BETWEEN: between.state()})
-    fault = saver.save(world, held, moment, background=background, unless_saved=unless_saved)
-    return fault.message, fault.disk
 
 
 def newest_meta(options: RunOptions) -> dict[str, Any]:
@@ -125,7 +63,7 @@ def load(replica: Replica, options: RunOptions, world: World, emit: Callable[[Ev
     _check_answer(options.out, options, meta)
     _take(replica, world, found)
     return Resumed(
-        Position(**found.manifest.position), dict(meta), found.rest.get(KEY, {}), found.rest.get(BETWEEN)
+        Position(**found.manifest.position), dict(meta), found.rest.get(KEY, {}), found.rest.get(OUTCOMES)
     )
 
 

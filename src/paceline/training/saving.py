@@ -1,22 +1,34 @@
-"""When a run saves, and what becomes of it: one saver for its whole life, because a save may be under way between two calls."""
+"""When a run saves, and what becomes of it: one saver for its whole life, because a save may be in flight between two calls."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, replace
+from typing import Any
 
+from paceline.checkpoint import CheckpointMetadata, Checkpoints, Saved, Saver
 from paceline.errors import CheckpointError, DiskFaultError, InputError
-from paceline.observe import Note
-from paceline.training import folder, resuming
-from paceline.training.membership import EVALUATE, SAVE
+from paceline.observe import CheckpointSaved, Note
+from paceline.recovery.agreement import RolledBackError
+from paceline.recovery.membership import EVALUATE, SAVE
+from paceline.recovery.position import Position
+from paceline.recovery.recovery import Recovery
+from paceline.recovery.sharded_recovery import ShardedRecovery
+from paceline.training import folder
+from paceline.training.call_history import KEY as OUTCOMES
+from paceline.training.call_history import SAVE as SAVE_CALL
+from paceline.training.call_history import CallHistory
+from paceline.training.frozen import KEY as FROZEN
+from paceline.training.frozen import frozen_names
+from paceline.training.horizon import KEY as HORIZON
+from paceline.training.journal import Journal
+from paceline.training.loop import Loop
+from paceline.training.loop_state import KEY as REGISTERED
 from paceline.training.nonfinite import check_weights
-from paceline.training.position import Position
+from paceline.training.preparation import Preparation
 from paceline.training.recorder import NoRecords
-from paceline.training.recovery import Recovery, RolledBackError
-
-if TYPE_CHECKING:
-    from paceline.training.run import Run
-
+from paceline.training.state import RunState
+from paceline.world import all_gather_object
 
 NO_FOLDER = "run.save needs a folder. Give out= to paceline.launch, or --out."
 
@@ -24,37 +36,79 @@ NO_FOLDER = "run.save needs a folder. Give out= to paceline.launch, or --out."
 class Saving:
     """The checkpoints of one run, as one worker takes part in them."""
 
-    def __init__(self, run: Run, recovery: Recovery, records: NoRecords) -> None:
-        self._run, self._recovery, self._records = run, recovery, records
-        out = run.options.out
-        self._saver = None if out is None else resuming.open_saver(run.options, records, run.emit)
+    def __init__(
+        self,
+        *,
+        state: RunState,
+        loop: Loop,
+        history: CallHistory,
+        journal: Journal,
+        records: NoRecords,
+        recovery: Recovery,
+        sharded: ShardedRecovery,
+        preparation: Preparation,
+    ) -> None:
+        self._state, self._loop, self._history, self._journal = state, loop, history, journal
+        self._records, self._recovery, self._sharded = records, recovery, sharded
+        self._preparation = preparation
+        self._saver = self._open_saver()
         self._saved_at: Position | None = None
         self._asked = False
         """Whether the loop has asked for a checkpoint in a body that has not ended."""
 
-    def ask(self, called: str) -> None:
+    def _open_saver(self) -> Saver | None:
+        options, emit = self._state.options, self._state.emit
+        if options.out is None:
+            return None
+
+        def saved(made: Saved) -> None:
+            self._records.after_save(made.step, made.weights_sha256)
+            emit(CheckpointSaved(step=made.step, path=str(made.path), seconds=made.seconds))
+
+        checkpoints = Checkpoints(options.out / folder.CHECKPOINTS, keep=options.keep)
+        return Saver(checkpoints, saved=saved, note=lambda text: emit(Note(text=text)))
+
+    # What the loop asks for.
+
+    def save_on_request(self) -> None:
+        """Write the checkpoint that the loop asks for here, or when the body that it is in ends."""
+        state, history = self._state, self._history
+        state.check_whole("run.save() was called")
+        if state.open_call is not None:
+            self._ask()
+            return
+        if not (self._recovery.waits_to_join or history.elsewhere):
+            if history.outcomes.has_save(history.call):
+                self._pass_by_save()
+                return
+            if history.resumed:
+                return  # the run is further than this, and what it was saved with must stay
+            history.outcomes.note(history.call, SAVE_CALL, None)
+        self.save(called=SAVE_CALL)
+
+    def _ask(self) -> None:
         """Have a checkpoint written when the body of the present step ends: what the body still does belongs to it.
 
         A checkpoint stands at the beginning of the next step, and a run that goes on from there does nothing of this body again.
         """
         if self._saver is None:
             raise InputError(NO_FOLDER)
-        self._recovery.together(EVALUATE, lambda: None, called=called)
+        self._recovery.together(EVALUATE, lambda: None, called=SAVE_CALL)
         self._asked = True
 
-    def after_body(self, *, again: bool, due: bool, last: bool) -> None:
-        """Write a checkpoint that is due, or that the body has asked for; one behind the `last` step comes by itself.
+    def _pass_by_save(self) -> None:
+        """Be where the run was saved between two calls of `steps`, once the function has come there again."""
+        history = self._history
 
-        A body that is run `again` asks for it again.
-        """
-        asked, self._asked = self._asked and not again, self._asked and last and not again
-        if again or last:
-            return
-        if asked:
-            with suppress(RolledBackError):
-                self._run.save_due()
-        elif due:
-            self.on_the_way()
+        def load() -> None:
+            self._preparation.resume_again()
+            # Whoever gets further knows that all have the state.
+            all_gather_object(self._state.world.comm, None)
+
+        if history.outcomes.holds(history.call, SAVE_CALL):
+            history.outcomes.next(history.call, SAVE_CALL)
+            if not history.outcomes.has_save(history.call):
+                self._recovery.together(SAVE, load)
 
     def check_asked(self) -> None:
         """Raise where another call of `run.steps` begins, and the body that asked for a checkpoint has not ended."""
@@ -65,70 +119,129 @@ class Saving:
                 "(it = run.steps(...)), call it.close() before."
             )
 
-    def save(self, meta: dict[str, Any], *, last: bool = False, called: str | None = None) -> None:
+    # What is written.
+
+    def after_body(self, *, again: bool, due: bool, last: bool) -> None:
+        """Write a checkpoint that is due, or that the body has asked for; one behind the `last` step comes by itself.
+
+        A body that is run `again` asks for it again. A disk that fails does not end a run that can go on without a due one.
+        """
+        asked, self._asked = self._asked and not again, self._asked and last and not again
+        if again or last or not (asked or due):
+            return
+        try:
+            with suppress(RolledBackError):
+                self.save()
+        except DiskFaultError as error:
+            if asked:
+                raise
+            text = f"{error} Training goes on; the next checkpoint is tried when it is due."
+            self._state.emit(Note(text=text))
+
+    def save(self, *, last: bool = False, called: str | None = None) -> None:
         """Write a checkpoint of where the run stands, with all workers; `called` is the name by which the loop asks for it."""
-        run, saver = self._run, self._saver
+        state, saver = self._state, self._saver
+        self._journal.read_pending()
+        if self._recovery.waits_to_join or self._history.elsewhere:
+            return  # the run is elsewhere still
+        meta = self._meta()
         if saver is None:
             raise InputError(NO_FOLDER)
         if called is not None:
             # Apart from the save itself, for which a slow disk is waited for ten times as long.
             self._recovery.together(EVALUATE, lambda: None, called=called)
-        if run.options.resume:
-            saver.checkpoints.own.add(run.started_at)
-
-        def write() -> tuple[str, bool]:
-            with run.guard.updating():  # workers that have gone their own ways are brought to one state
-                return resuming.save(
-                    run.replica,
-                    run.options,
-                    run.position,
-                    run.world,
-                    meta,
-                    self._records,
-                    saver,
-                    run.loop_state,
-                    run.outcomes,
-                    last=last,
-                    unless_saved=last and self._saved_at == run.position,
-                )
-
-        problem, disk = self._recovery.together(SAVE, write)
+        if state.options.resume:
+            saver.checkpoints.own.add(state.started_at)
+        problem, disk = self._recovery.together(SAVE, lambda: self._write(saver, meta, last=last))
         if problem:
             raise (DiskFaultError if disk else CheckpointError)(problem)
-        self._saved_at, self._asked = run.position, False
+        self._saved_at, self._asked = state.position, False
+        self._sharded.note_checkpoint(state.position, self._journal.state)
 
-    def on_the_way(self) -> None:
-        """Write a checkpoint that is due; a disk that fails does not end a run that can go on without it."""
-        try:
-            with suppress(RolledBackError):
-                self._run.save_due()
-        except DiskFaultError as error:
-            text = f"{error} Training goes on; the next checkpoint is tried when it is due."
-            self._run.emit(Note(text=text))
+    def _write(self, saver: Saver, meta: dict[str, Any], *, last: bool) -> tuple[str, bool]:
+        """Write this worker's part with all others; return what went wrong, the same on all, and whether it was the disk.
+
+        All wait until it is there, or is not; where the run saves beside the training, only until it is copied. The `last`
+        one of a run is always waited for, and written only if the one before is not of this very step.
+        """
+        state, options = self._state, self._state.options
+        with self._loop.guard.updating():  # workers that have gone their own ways are brought to one state
+            replica, world = state.replica, state.world
+            self._records.before_save()
+            replica.settle()
+            check_weights(replica, world, state.position.number)
+            facts = {
+                "seed": options.seed,
+                "shards": options.total_shards,
+                "strategy": options.strategy,
+                "mesh": str(world.mesh),
+                **({FROZEN: frozen_names(replica.model)} if replica.whole else {}),
+                "workers": options.workers if options.processes == 1 else world.size - world.mesh.servers,
+            }
+            moment = CheckpointMetadata(
+                step=state.position.number, position=asdict(state.position), meta={**meta, **facts}
+            )
+            held = replica.held()
+            more: dict[str, Any] = {}
+            if self._loop.registered:
+                more[REGISTERED] = self._loop.registered.check_same(world)
+            if self._history.outcomes:
+                more[OUTCOMES] = self._history.outcomes.state()
+            fault = saver.save(
+                world,
+                replace(held, rest={**held.rest, **more}) if more else held,
+                moment,
+                background=options.save_async and not last,
+                unless_saved=last and self._saved_at == state.position,
+            )
+            return fault.message, fault.disk
+
+    def _meta(self) -> dict[str, Any]:
+        """Return what a checkpoint says of its run."""
+        state = self._state
+        return {
+            "task": state.name,
+            "batch_size": state.meta.get("batch_size"),
+            "exactness": str(state.exactness),
+            **{key: state.about[key] for key in (HORIZON,) if key in state.about},
+            # Of a Task, which has one training set; a loop may go from one set to another.
+            **({"stream": state.training[0].order is None} if state.about and state.training else {}),
+            "samples": self.samples,
+        }
+
+    @property
+    def samples(self) -> int:
+        """The samples of the whole run, what came before a resume included."""
+        return int(self._state.meta.get("samples", 0)) + self._journal.samples
 
     def at_the_end(self) -> None:
         """Write the last checkpoint, unless there is one of this very step or nothing was done."""
-        run = self._run
-        saved = self._saved_at == run.position and not (self._asked or run.options.save_async)
-        if self._saver is None and run.position.number > run.started_at:
+        state = self._state
+        number, out = state.position.number, state.options.out
+        saved = self._saved_at == state.position and not (self._asked or state.options.save_async)
+        if number <= state.started_at:
+            return
+        if self._saver is None:
             with suppress(RolledBackError):
                 self._recovery.together(
-                    SAVE, lambda: check_weights(run.replica, run.world, run.position.number)
+                    SAVE, lambda: check_weights(state.replica, state.world, state.position.number)
                 )
-        if self._saver is not None and not saved and run.position.number > run.started_at:
+        elif not saved:
             try:
                 with suppress(RolledBackError):
-                    run.save_due(last=True)
+                    self.save(last=True)
             except DiskFaultError as error:
-                newest = folder.newest_step(run.options.out)
+                newest = folder.newest_step(out)
                 left = (
                     "no checkpoint was saved"
                     if newest is None
                     else f"the newest checkpoint is of step {newest}"
                 )
                 raise DiskFaultError(
-                    f"{error} All {run.position.number} steps were taken, but {left}; {run.options.out} is kept."
+                    f"{error} All {state.position.number} steps were taken, but {left}; {out} is kept."
                 ) from error
+
+    # A save in flight.
 
     def go_back(self, number: int) -> None:
         """Know that the run stands at an earlier step again."""
@@ -142,7 +255,7 @@ class Saving:
             self._saver.poll()
 
     def wait(self) -> None:
-        """Let a checkpoint that is being written come to its end."""
+        """Wait for a checkpoint that is being written."""
         if self._saver is not None:
             self._saver.wait()
 
@@ -152,6 +265,6 @@ class Saving:
             self._saver.abandon()
 
     def close(self) -> None:
-        """Let go of what saves."""
+        """Release what saves."""
         if self._saver is not None:
             self._saver.close()

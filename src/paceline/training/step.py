@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.compat import python
 from paceline.errors import InputError, NonFiniteLossError
+from paceline.recovery.membership import STEP
+from paceline.recovery.recovery import Recovery
 from paceline.strategies.base import LossFunction, OpenReplica, StepWork
 from paceline.strategies.result import StepResult
 from paceline.task import Loss, Weight
@@ -17,12 +19,8 @@ from paceline.training.attempt import Attempt
 from paceline.training.checks import check_clip
 from paceline.training.hidden_state import HiddenState
 from paceline.training.loop_guard import LoopGuard
-from paceline.training.membership import STEP
 from paceline.training.nonfinite import explain
 from paceline.world import World, determinism
-
-if TYPE_CHECKING:
-    from paceline.training.recovery import Recovery
 
 
 class Step:

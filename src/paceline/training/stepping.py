@@ -3,112 +3,120 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from paceline.data import ShardedLoader, StepData
 from paceline.errors import InputError
+from paceline.observe import Note
+from paceline.recovery.agreement import RolledBackError
+from paceline.recovery.membership import STEP, LeaveRunError
+from paceline.recovery.recovery import Recovery
+from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.strategies.base import ShardWork, StepWork
-from paceline.training.membership import STEP, LeaveRunError
+from paceline.training import schedules
+from paceline.training.group import RunGroup
+from paceline.training.journal import Journal
+from paceline.training.loop import Loop
 from paceline.training.options import SaveEvery
-from paceline.training.recovery import Recovery, RolledBackError
+from paceline.training.recorder import NoRecords
 from paceline.training.saving import Saving
+from paceline.training.state import RunState
 from paceline.training.step import Step
 from paceline.world import seeds
 from paceline.world.fault_points import DATA, hit
 from paceline.world.status_page import Kind, Phase
 
-if TYPE_CHECKING:
-    from paceline.training.run import Run
 
-READING, COMPUTING = Phase.DATA, Phase.COMPUTE
-STEPPING = Kind.STEP
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Stepping:
-    """The steps of one call of `Run.steps`."""
+    """The steps of one call of `run.steps`."""
 
-    run: Run
+    state: RunState
+    loop: Loop
+    journal: Journal
+    records: NoRecords
     recovery: Recovery
+    sharded: ShardedRecovery
+    group: RunGroup
     saving: Saving
     feed: ShardedLoader
     max_grad_norm: float | None
     last: float
     epochs: int | None
-    due: SaveEvery
     after_epoch: Callable[[int], None] | None
+    _schedules_seen: bool = field(default=False, init=False)
+    """Whether schedules of the loop's own were looked for: they are there by the end of the first step."""
 
     @property
     def left(self) -> bool:
         """Whether there are steps to take."""
-        position = self.run.position
+        position = self.state.position
         return (self.epochs is None or position.epoch < self.epochs) and position.number < self.last
 
     def take(self) -> Iterator[Step]:
-        """Return the steps from where the run stands to its end, with the checkpoints and measurements on the way."""
-        run, last = self.run, self.last
+        """Yield the steps from where the run stands to its end, with the checkpoints and measurements on the way."""
+        state, last = self.state, self.last
+        save_every = state.options.save_every
+        due = SaveEvery.parse(save_every) if save_every else SaveEvery()
         while self.left:
-            before = run.position
+            before = state.position
             for step in self._epoch():
-                run.seed_loop("step", step.number)
+                state.seed_loop("step", step.number)
                 yield step
-                if step.result is None:
-                    raise InputError(
-                        f"step {step.number} was left without step.apply(), so its batch would be lost. Call apply once a step."
-                    )
-                step.end()
-                run.end_step()
-                number = run.position.number
-                self.saving.after_body(again=step.again, due=self.due.after_step(number), last=number >= last)
-            if run.position.number == last and run.position.step != self.feed.steps_per_epoch:
+                self._end(step)
+                number = state.position.number
+                self.saving.after_body(again=step.again, due=due.after_step(number), last=number >= last)
+            if state.position.number == last and state.position.step != self.feed.steps_per_epoch:
                 break
-            if run.position == before and before.step == 0:
+            if state.position == before and before.step == 0:
                 raise InputError(
                     "the training stream gave no sample in a whole epoch. Give one with samples."
                 )
-            run.end_epoch()
+            state.position = state.position.next_epoch()
+            self.journal.end_epoch(state.position)
             try:
                 if self.after_epoch is not None:
-                    run.seed_loop("epoch", run.position.epoch)
-                    self.after_epoch(run.position.epoch)
-                    run.end_after_epoch()
+                    state.seed_loop("epoch", state.position.epoch)
+                    self.after_epoch(state.position.epoch)
+                    self._snapshot_due()  # one that was taken on the way is of no place to begin at
             except RolledBackError:
                 continue
+            position = state.position
             self.saving.after_body(
-                again=False, due=self.due.after_epoch(run.position.epoch), last=run.position.number >= last
+                again=False, due=due.after_epoch(position.epoch), last=position.number >= last
             )
 
     def _epoch(self) -> Iterator[Step]:
-        run, feed = self.run, self.feed
-        run.journal.start()
-        while run.position.number < self.last:
+        state = self.state
+        self.journal.start()
+        while state.position.number < self.last:
             # Once for each group: whoever is there now has other shards to read.
-            generation, pulse = run.world.generation, run.world.pulse
-            pulse.begin(STEPPING, run.position.number)
-            pulse.enter(READING)
-            for data in feed.epoch(run.position.epoch, run.position.step):
+            generation, pulse = state.world.generation, state.world.pulse
+            pulse.begin(Kind.STEP, state.position.number)
+            pulse.enter(Phase.DATA)
+            for data in self.feed.epoch(state.position.epoch, state.position.step):
                 hit(DATA)
                 if self.recovery.membership.change_wanted:
                     self.recovery.regroup(STEP)
                 if self.recovery.stopping:
                     self.saving.at_the_end()
                     raise LeaveRunError
-                if run.world.generation == generation:
-                    yield self._step(data)
-                if run.world.generation != generation:
+                if state.world.generation == generation:
+                    yield self._begin(data)
+                if state.world.generation != generation:
                     break
-                if run.position.number >= self.last:
+                if state.position.number >= self.last:
                     return
-                pulse.begin(STEPPING, run.position.number)
-                pulse.enter(READING)
+                pulse.begin(Kind.STEP, state.position.number)
+                pulse.enter(Phase.DATA)
             else:
                 return
 
-    def _step(self, data: StepData) -> Step:
-        run = self.run
-        number, seed = run.position.number, run.options.seed
-        run.world.pulse.enter(COMPUTING)
+    def _begin(self, data: StepData) -> Step:
+        """Return a step, entered in the records before any of it can reach others, who may finish it while this one is killed."""
+        state = self.state
+        number, seed = state.position.number, state.options.seed
+        state.world.pulse.enter(Phase.COMPUTE)
         shards = [
             ShardWork(
                 shard.index,
@@ -118,19 +126,61 @@ class Stepping:
             )
             for shard in data.shards
         ]
-        work = StepWork(number, data.size, shards)
         step = Step(
-            work,
-            run.position.epoch,
-            run.replica,
-            run.world,
+            StepWork(number, data.size, shards),
+            state.position.epoch,
+            state.replica,
+            state.world,
             self.max_grad_norm,
-            run.step_applied,
+            self._applied,
             self.recovery,
-            run.guard,
-            run.seed_loop,
-            run.hidden,
-            run.begin_attempt(),
+            self.loop.guard,
+            state.seed_loop,
+            self.loop.hidden,
+            self.loop.begin_attempt(elastic=self.recovery.membership.elastic),
         )
-        run.record_step(step)
+        state.tell_steps()
+        state.step = step
+        self.loop.hidden.enter(state.replica.model, state.task)
+        self.records.step(step, state.position)
         return step
+
+    def _applied(self, step: Step) -> None:
+        """Stand behind a step that has just been applied."""
+        state = self.state
+        state.position = state.position.after_step()
+        if step.attempt is not None:
+            self.loop.body.applied(step.attempt)
+        state.tell_steps()
+        for text in self.loop.hidden.check(step.number, several=state.world.size > 1):
+            state.emit(Note(text=text))
+        self.saving.poll()
+        self.journal.step(step, state.position, state.replica.optimizer)
+        self.sharded.note_step(state.position, self.journal.state)
+        self.recovery.note_step()
+        state.world.pulse.end()
+
+    def _end(self, step: Step) -> None:
+        """Note that the loop has done with a step, its own states included."""
+        if step.result is None:
+            raise InputError(
+                f"step {step.number} was left without step.apply(), so its batch would be lost. Call apply once a step."
+            )
+        step.end()
+        if not self._schedules_seen:
+            self._schedules_seen = True
+            self._check_schedules()
+        self.loop.guard.end_step()
+        self._snapshot_due()
+
+    def _snapshot_due(self) -> None:
+        if self.sharded.due(self.state.position):
+            self.group.take_snapshot()
+
+    def _check_schedules(self) -> None:
+        """Raise where the loop has a schedule that is lost with the process, and another process may go on with the run."""
+        state = self.state
+        several = state.world.size > 1 and self.recovery.membership.elastic
+        if state.task is None and (state.options.out is not None or several):
+            kept = [getattr(state.replica, "scheduler", None), *self.loop.registered.objects()]
+            schedules.check_kept(state.replica.optimizer, kept)

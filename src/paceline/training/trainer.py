@@ -11,13 +11,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.data.loaders import is_loader
 from paceline.observe import Evaluated, Note, RunFinished
+from paceline.recovery.agreement import RolledBackError
 from paceline.task import Task
 from paceline.training.checks import check_shards
 from paceline.training.counters import Modes, note_of_changes, numbers_of
 from paceline.training.horizon import choose_horizon, is_forgotten, make_schedule, refuse_forgotten
 from paceline.training.preparing import structure_of
 from paceline.training.recorder import about_task
-from paceline.training.recovery import RolledBackError
 from paceline.training.reference import load_task
 from paceline.training.run import Run
 from paceline.training.spec import OVERRIDES, TrainSpec
@@ -30,11 +30,11 @@ def main(run: Run, spec: TrainSpec) -> dict[str, Any]:
     task = load_task(spec.task, spec.settings)
     check_shards(task.shards, run.options)
     chosen = {name: spec.overrides.get(name, getattr(task, name)) for name in OVERRIDES}
-    run.with_options(**chosen)
-    run.name = spec.name
+    run.engine.with_options(**chosen)
+    run.engine.state.name = spec.name
     result = Trainer(task, spec, run).train()
     result["wall_s"] = round(time.perf_counter() - started, 3)
-    run.emit(RunFinished(result=result))
+    run.engine.state.emit(RunFinished(result=result))
     return result
 
 
@@ -43,7 +43,8 @@ class Trainer:
 
     def __init__(self, task: Task, spec: TrainSpec, run: Run) -> None:
         self.task, self.spec, self.run = task, spec, run
-        run.task = task
+        self._state = run.engine.state
+        self._state.task = task
         self.steps = spec.steps
         self.epochs = spec.epochs if spec.epochs is not None else task.epochs
         self.max_grad_norm = spec.max_grad_norm if spec.max_grad_norm is not None else task.max_grad_norm
@@ -59,7 +60,7 @@ class Trainer:
             if held_out is None
             else run.feed(held_out, batch_size=self._eval_batch(held_out), shuffle=False, **loading)
         )
-        saved = run.saved_meta()
+        saved = run.engine.preparation.saved_meta()
         self.horizon = choose_horizon(self._planned(), spec.horizon, saved)
         self._forgotten = is_forgotten(spec.horizon, saved)
 
@@ -69,7 +70,7 @@ class Trainer:
         while True:
             self._steps()
             try:
-                self._measure(self.run.position.epoch)
+                self._measure(self._state.position.epoch)
                 return self._result()
             except RolledBackError:
                 continue
@@ -99,13 +100,13 @@ class Trainer:
         ]
         for text in notes:
             if text is not None:
-                self.run.emit(Note(text=text))
+                self._state.emit(Note(text=text))
 
     def prepare(self) -> None:
         """Make the model and hand it to the strategy."""
         run, task, horizon = self.run, self.task, self.horizon
-        run.about = about_task(task, self.spec, horizon)
-        run.prepare_replica(
+        self._state.about = about_task(task, self.spec, horizon)
+        run.engine.preparation.prepare_replica(
             task.model,
             task.optimizer,
             self._schedule,
@@ -115,10 +116,10 @@ class Trainer:
         last = self._last()
         if run.replica.scheduler is not None and horizon is not None and last is not None and last > horizon:
             text = f"the schedule of this run was laid out for {horizon} steps; from there to step {last} it stays at its end"
-            run.emit(Note(text=text))
+            self._state.emit(Note(text=text))
 
     def _schedule(self, optimizer: Optimizer) -> LRScheduler | None:
-        made = make_schedule(self.task, optimizer, self.horizon, lambda: self.run.position.number)
+        made = make_schedule(self.task, optimizer, self.horizon, lambda: self._state.position.number)
         if made is not None and self._forgotten:
             refuse_forgotten(self.horizon)
         return made
@@ -141,15 +142,15 @@ class Trainer:
         return self.epochs * per_epoch
 
     def _measure(self, epoch: int) -> None:
-        if self.eval_feed is None or self._measured_at == self.run.position.number:
+        if self.eval_feed is None or self._measured_at == self._state.position.number:
             return
         started = time.perf_counter()
         self.metrics = self.run.evaluate(self.eval_feed, self.task.metrics)
         # Asked for now: the run may have gone back to an earlier step in the middle of it.
-        self._measured_at = self.run.position.number
-        self.run.emit(
+        self._measured_at = self._state.position.number
+        self._state.emit(
             Evaluated(
-                step=self.run.position.number,
+                step=self._state.position.number,
                 epoch=epoch - 1,
                 metrics=self.metrics,
                 samples=self.eval_feed.samples or 0,
@@ -159,24 +160,24 @@ class Trainer:
 
     def _samples(self) -> int:
         """Return the samples of the whole run, what came before a resume included."""
-        whole, position = self.feed.samples, self.run.position
+        whole, position = self.feed.samples, self._state.position
         if whole is None:
-            return self.run.samples
+            return self.run.engine.saving.samples
         return position.epoch * whole + min(position.step * self.batch_size, whole)
 
     def _result(self) -> dict[str, Any]:
-        run, options = self.run, self.run.options
-        journal = run.journal
+        run, state, options = self.run, self._state, self.run.options
+        journal = run.engine.journal
         return {
-            "task": run.name,
+            "task": state.name,
             "strategy": options.strategy,
-            "workers": run.present_workers,
-            "workers_at_start": run.workers,
+            "workers": state.present_workers,
+            "workers_at_start": state.workers,
             "shards": options.total_shards,
             "shards_from": options.shards_from,
-            "transport": run.transport,
-            "exactness": str(run.exactness),
-            "steps": run.position.number,
+            "transport": state.transport,
+            "exactness": str(state.exactness),
+            "steps": state.position.number,
             "samples": self._samples(),
             "new_samples": journal.samples,
             "loss": None if math.isnan(journal.loss) else journal.loss,
@@ -186,7 +187,7 @@ class Trainer:
             "step_ms_p95": round(journal.milliseconds(0.95), 4),
             "restarts": 0,
             "recoveries": run.recoveries,
-            "parameters": run.parameters,
+            "parameters": state.parameters,
             "batch_size": self.batch_size,
             "horizon": None if run.replica.scheduler is None else self.horizon,
             "seed": options.seed,

@@ -39,7 +39,7 @@ class Trap:
 
     def __call__(self, point: str) -> None:
         """Set off what is due here."""
-        step = self._run.position.number
+        step = self._run.engine.state.position.number
         if point == DATA:
             self._hold_back(step)
         waiting = self._waiting[point]

@@ -43,7 +43,7 @@ def main(run: Run, spec: TrainSpec, wanted: Watching | None = None) -> Record:
     metrics, unchecked = subject.measure() if wanted.evaluate else ({}, "")
     return Record(
         rank=run.world.rank,
-        exactness=str(run.exactness),
+        exactness=str(run.engine.state.exactness),
         precision=run.options.precision,
         samples=subject.feed.samples,
         made=subject.made,

@@ -27,8 +27,10 @@ class TaskHarness:
     def __init__(self, run: Run, spec: TrainSpec, epochs: int | None = None) -> None:
         self.run, self.spec = run, spec
         self.task = load_task(spec.task, spec.settings)
-        run.with_options(**{name: spec.overrides.get(name, getattr(self.task, name)) for name in OVERRIDES})
-        run.name, run.task = spec.name, self.task
+        run.engine.with_options(
+            **{name: spec.overrides.get(name, getattr(self.task, name)) for name in OVERRIDES}
+        )
+        run.engine.state.name, run.engine.state.task = spec.name, self.task
         self.epochs = epochs if epochs is not None else self.task.epochs
         self.max_grad_norm = spec.max_grad_norm if spec.max_grad_norm is not None else self.task.max_grad_norm
         self.batch_size = spec.batch_size if spec.batch_size is not None else self.task.batch_size
@@ -51,10 +53,12 @@ class TaskHarness:
         horizon = self._horizon()
         # Several processes make it themselves, each as much of it as it holds; one takes the model that is watched.
         several = strategies.entry(self.run.options.strategy).processes is None
-        return self.run.prepare_replica(
+        return self.run.engine.preparation.prepare_replica(
             self.task.model if several else self.model,
             self.task.optimizer,
-            lambda optimizer: make_schedule(self.task, optimizer, horizon, lambda: self.run.position.number),
+            lambda optimizer: make_schedule(
+                self.task, optimizer, horizon, lambda: self.run.engine.state.position.number
+            ),
             self.task.buffers(),
             structure_of(self.task),
         )

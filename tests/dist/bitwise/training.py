@@ -35,7 +35,7 @@ def bits(run: Run, case: Case) -> dict[str, Any]:
     )
     mine = Run(run.world, options)
     task: Task = getattr(tasks, case.task)(case.optimizer)
-    replica = mine.prepare_replica(task.model(), task.optimizer)
+    replica = mine.engine.preparation.prepare_replica(task.model(), task.optimizer)
     reported = []
     for step in mine.steps(
         task.train_data(), batch_size=case.batch_size, steps=STEPS, max_grad_norm=case.max_grad_norm

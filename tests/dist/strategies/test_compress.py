@@ -72,7 +72,9 @@ def steps(run: paceline.Run, compress: str, scale: float, count: int) -> dict[st
         return paceline.Loss.mean(scale * (model(batch[0]) - batch[1]).square().flatten())
 
     own = paceline.Run(run.world, replace(run.options, tuning=Tuning(compress=compress)))
-    replica = own.prepare_replica(Wide, lambda made: torch.optim.SGD(made.parameters(), lr=0.01 / scale))
+    replica = own.engine.preparation.prepare_replica(
+        Wide, lambda made: torch.optim.SGD(made.parameters(), lr=0.01 / scale)
+    )
     parameters = list(replica.model.parameters())
     magnitudes, losses, sent = [], [], 0
     for step in own.steps(data(), batch_size=60, steps=count):
@@ -92,7 +94,7 @@ def steps(run: paceline.Run, compress: str, scale: float, count: int) -> dict[st
         "losses": losses,
         "sent": sent,
         "counted": getattr(replica.exchange, "sent", 0),
-        "exactness": str(own.exactness),
+        "exactness": str(own.engine.state.exactness),
     }
 
 
@@ -208,7 +210,9 @@ def test_small_and_flat_tensors_are_not_worth_it() -> None:
 
 def reduced(run: paceline.Run) -> int:
     """Take three steps and count the exchanges of the last one."""
-    replica = run.prepare_replica(Wide, lambda made: torch.optim.SGD(made.parameters(), lr=0.01))
+    replica = run.engine.preparation.prepare_replica(
+        Wide, lambda made: torch.optim.SGD(made.parameters(), lr=0.01)
+    )
     keys: set[int] = set()
     started = replica.exchange.start
 

@@ -75,12 +75,12 @@ def train(
     """Train; one rank dies once at a point of step 6, where `killed` names the file that says so."""
 
     def trap(reached: str) -> None:
-        if reached == point and run.world.rank == rank and run.position.number == 6:
+        if reached == point and run.world.rank == rank and run.engine.state.position.number == 6:
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(str(killed), os.O_CREAT | os.O_EXCL))
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    run.prepare_replica(Model, optimizer, scheduler)
+    run.engine.preparation.prepare_replica(Model, optimizer, scheduler)
     fault_points.set_fault(trap if killed is not None else None)
     losses, measured = [], []
     for step in run.steps(data(), batch_size=13, steps=steps, max_grad_norm=0.3):
@@ -101,7 +101,7 @@ def train(
         "held": {key: piece.box.numel for key, piece in held.pieces.items() if key.startswith("model/")},
         "losses": losses,
         "measured": measured,
-        "samples": run.journal.samples,
+        "samples": run.engine.journal.samples,
         "recoveries": run.recoveries,
         "workers": run.world.size,
     }
@@ -197,7 +197,7 @@ def test_a_lost_server_comes_back_from_the_last_checkpoint(one: dict[str, Any], 
 
 
 def spoil(run: paceline.Run) -> None:
-    run.prepare_replica(Model, optimizer)
+    run.engine.preparation.prepare_replica(Model, optimizer)
     for step in run.steps(data(), batch_size=13, steps=3):
         step.compute(lambda model, batch: paceline.Loss(loss(model, batch).total * float("nan"), 1))
 

@@ -22,8 +22,8 @@ from paceline.data.shards import owned_shards
 from paceline.launch.actions import Assign, Break
 from paceline.launch.failures import Failure
 from paceline.launch.membership import Membership, Policy
+from paceline.recovery.membership import STEP, Standing
 from paceline.training import trainer
-from paceline.training.membership import STEP, Standing
 from paceline.training.spec import TrainSpec
 from paceline.world import fault_points
 from paceline.world.mesh import DATA
@@ -68,12 +68,12 @@ def train(
     """Train; one rank dies once at a point of step 6, where `killed` names the file that says so."""
 
     def trap(reached: str) -> None:
-        if reached == point and run.world.rank == rank and run.position.number == 6:
+        if reached == point and run.world.rank == rank and run.engine.state.position.number == 6:
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(str(killed), os.O_CREAT | os.O_EXCL))
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    run.prepare_replica(make, optimizer, scheduler)
+    run.engine.preparation.prepare_replica(make, optimizer, scheduler)
     fault_points.set_fault(trap if killed is not None else None)
     taken = [step.compute(loss) for step in run.steps(data(), batch_size=13, steps=steps, max_grad_norm=0.05)]
     fault_points.set_fault(None)
@@ -89,7 +89,7 @@ def train(
         "schedule": state["scheduler"]["last_epoch"],
         "held": sorted(held.pieces),
         "losses": [result.loss for result in taken if not result.again],
-        "samples": run.journal.samples,
+        "samples": run.engine.journal.samples,
         "recoveries": run.recoveries,
         "workers": run.world.size,
     }
@@ -235,10 +235,10 @@ AHEAD, SLOW, TAKEN = 2, 1, 12
 
 def race(run: paceline.Run, log: str) -> int:
     """Train with one slow worker; each writes down when it begins a step. Gives how many updates a server made."""
-    run.prepare_replica(make, optimizer, scheduler)
+    run.engine.preparation.prepare_replica(make, optimizer, scheduler)
 
     def noted(model: nn.Module, batch: list[Tensor]) -> paceline.Loss:
-        line = f"{run.world.rank} {run.position.number}\n"
+        line = f"{run.world.rank} {run.engine.state.position.number}\n"
         descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(descriptor, line.encode())
         os.close(descriptor)

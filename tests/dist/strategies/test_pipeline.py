@@ -162,13 +162,13 @@ def lose(run: paceline.Run, killed: str | None) -> dict[str, torch.Tensor]:
             killed is not None
             and run.world.rank == 1
             and not Path(killed).exists()
-            and run.position.number == 3
+            and run.engine.state.position.number == 3
         ):
             Path(killed).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return paceline.Loss.mean(F.cross_entropy(model(batch[0]), batch[1], reduction="none"))
 
-    run.prepare_replica(model, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
+    run.engine.preparation.prepare_replica(model, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
     for step in run.steps(data, batch_size=24, steps=6):
         step.compute(loss)
     assert (killed is not None) == bool(run.recoveries)

@@ -74,7 +74,7 @@ def train(run: paceline.Run, tunings: list[dict[str, Any]], precision: str) -> l
     made = []
     for tuning in tunings:
         own = paceline.Run(run.world, replace(run.options, tuning=Tuning(**tuning), precision=precision))
-        replica = own.prepare_replica(
+        replica = own.engine.preparation.prepare_replica(
             Stack, lambda model: torch.optim.AdamW(model.parameters(), lr=0.01), buffers={"*.seen": "sum"}
         )
         counts = [0] * LAYERS
@@ -176,7 +176,7 @@ def auxiliary(run: paceline.Run) -> str:
         losses = F.cross_entropy(scores, batch[1], reduction="none")
         return paceline.Loss.mean(losses, size=paceline.Loss(0.1 * scores.square().sum(), scores.numel()))
 
-    replica = run.prepare_replica(
+    replica = run.engine.preparation.prepare_replica(
         Stack, lambda model: torch.optim.SGD(model.parameters(), lr=0.1), buffers={"*.seen": "sum"}
     )
     for step in run.steps(data(), batch_size=9, steps=2):

@@ -154,7 +154,7 @@ def train(run: paceline.Run) -> dict[str, Any]:
             made[name] = _train_one(own, case)
         except InputError as error:
             made[name] = str(error)
-        if own.replica_or_none is not None:
+        if own.engine.state.replica_or_none is not None:
             own.replica.abandon()
     return made
 

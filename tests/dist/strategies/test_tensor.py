@@ -218,7 +218,9 @@ def regroup(run: paceline.Run, job: Job) -> tuple[State, State]:
     before = own.replica.state()
     own.replica.abandon()
     held = own.replica.held()
-    again = own.strategy.prepare(kept_parts(own._parts, own.replica), own.world)
+    again = own.engine.state.strategy.prepare(
+        kept_parts(own.engine.preparation.inputs, own.replica), own.world
+    )
     whole = dict(collect(own.world, held.pieces, survey(own.world, held.pieces)))
     forms = {key: TensorMeta(tuple(value.shape), value.dtype) for key, value in whole.items()}
     again.take(forms, lambda key, box: box.of(whole[key]), held.rest)

@@ -70,16 +70,16 @@ def train(
     """
 
     def trap(reached: str) -> None:
-        if reached == point and run.world.rank == 1 and run.position.number == 6:
+        if reached == point and run.world.rank == 1 and run.engine.state.position.number == 6:
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(str(killed), os.O_CREAT | os.O_EXCL))
                 os.kill(os.getpid(), signal.SIGKILL)
 
     model = make()
     if given:
-        run.prepare_replica(model, optimizer(kind, model))
+        run.engine.preparation.prepare_replica(model, optimizer(kind, model))
     else:
-        run.prepare_replica(make, lambda made: optimizer(kind, made))
+        run.engine.preparation.prepare_replica(make, lambda made: optimizer(kind, made))
     fault_points.set_fault(trap if killed is not None else None)
     for step in run.steps(data(), batch_size=12, steps=STEPS, max_grad_norm=0.5):
         step.compute(loss)

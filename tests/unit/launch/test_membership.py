@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from paceline.launch.actions import Assign, AwaitCause, Begin, Break, GiveUp, Release, Start, StartOver, Tell
 from paceline.launch.failures import Failure
 from paceline.launch.membership import Membership, Policy, State
+from paceline.recovery.membership import EVALUATE, STATE_LOST, STEP, Standing
 from paceline.strategies import choice
-from paceline.training.membership import EVALUATE, STATE_LOST, STEP, Standing
 
 
 class Clock:

@@ -62,10 +62,11 @@ def notes(task: paceline.Task, shards: int = 2) -> list[str]:
     """Train three steps and return what was noted."""
     with opened(shards=shards) as run:
         told: list[str] = []
-        emit = run.emit
-        run.emit = lambda event: (told.append(event.text) if isinstance(event, Note) else None, emit(event))[
-            1
-        ]  # type: ignore[method-assign]
+        emit = run.engine.state.emit
+        run.engine.state.emit = lambda event: (
+            told.append(event.text) if isinstance(event, Note) else None,
+            emit(event),
+        )[1]  # type: ignore[method-assign]
         Trainer(task, TrainSpec(task="told", name="told", steps=3), run).train()
         return told
 

@@ -43,12 +43,12 @@ def go(run: Run, leave: int | None = None) -> Drawn:
             step.apply()
             drawn[f"applied {number}"] = draw()
             if leave == number:
-                run.finish()
+                run.engine.calls.finish()
                 return drawn
             if number == 4:
                 break
         drawn[f"behind call {call}"] = draw()
-    run.finish()
+    run.engine.calls.finish()
     return drawn
 
 

@@ -68,7 +68,7 @@ def plain_loop(run: Run, **states: Any) -> None:
     prepared(run)
     for name, value in states.items():
         run.register_state(name, value)
-    for step in run.steps(data(), batch_size=8, steps=run.position.number + 1):
+    for step in run.steps(data(), batch_size=8, steps=run.engine.state.position.number + 1):
         for batch in step:
             step.backward(losses(run.replica.model, batch))
         step.apply()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import InputError, UnknownNameError
+from paceline.recovery.position import Position
 from paceline.training.options import RunOptions, SaveEvery
-from paceline.training.position import Position
 from paceline.training.spec import TrainSpec
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from paceline import Mean, Run
 from paceline.checkpoint import Checkpoints
 from paceline.errors import InputError, NonFiniteLossError
-from paceline.training.between import Between
+from paceline.training.call_history import Outcomes
 from paceline.verify.audit import audit
 from tests.unit.training.own_runs import data, losses, opened, prepared, resumed
 
@@ -35,8 +35,8 @@ def go(run: Run, plan: list[tuple[int, dict[str, Any]]], *, leave: tuple[int, in
                 break
         if leave is not None and leave[0] == call:
             break
-    run.finish()
-    return model.state_dict(), seen, run.position
+    run.engine.calls.finish()
+    return model.state_dict(), seen, run.engine.state.position
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
@@ -144,7 +144,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
                     step.backward(losses(model, batch))
                 taken += step.apply().size
             assert taken == 8 * (2 if "steps" in ends else 3)
-        assert type(run.position.number) is int
+        assert type(run.engine.state.position.number) is int
 
 
 def test_loading_processes_end_with_what_they_loaded_for() -> None:
@@ -199,7 +199,7 @@ def test_a_run_that_promises_no_bits_says_so_when_it_is_resumed(
     heard: list[str] = []
     for steps in (2, 4):
         with opened(strategy=strategy, out=tmp_path, resume=steps > 2) as run:
-            run.emit = lambda event: heard.append(getattr(event, "text", ""))  # type: ignore[method-assign]
+            run.engine.state.emit = lambda event: heard.append(getattr(event, "text", ""))  # type: ignore[method-assign]
             model, _ = prepared(run)
             for step in run.steps(data(), batch_size=4, steps=steps):
                 for batch in step:
@@ -301,11 +301,11 @@ def test_a_save_behind_an_evaluation_between_two_calls_resumes_there(
 
 
 def test_outcomes_belong_to_a_call_and_a_place_behind_it() -> None:
-    between = Between()
+    between = Outcomes()
     between.note(0, "run.evaluate", 1)
     between.note(0, "run.save", None)
     between.note(1, "run.weights_sha256", "a")
-    resumed = Between()
+    resumed = Outcomes()
     resumed.load(between.state())
     assert resumed.holds(0, "run.evaluate")
     assert not resumed.holds(0, "run.weights_sha256")
@@ -314,7 +314,7 @@ def test_outcomes_belong_to_a_call_and_a_place_behind_it() -> None:
     assert resumed.state() == [[0, "run.evaluate", 1], [0, "run.evaluate", 2], [1, "run.weights_sha256", "a"]]
     resumed.drop(1)
     assert resumed.state() == [[0, "run.evaluate", 1], [0, "run.evaluate", 2]]
-    joined = Between()
+    joined = Outcomes()
     joined.load(between.state())
     assert joined.next(1, "run.weights_sha256") == "a"
     for call, asked in ((0, "run.weights_sha256"), (1, "run.evaluate"), (2, "run.evaluate")):
@@ -413,7 +413,7 @@ def patient(run: Run, fail: int | None = None, *, odd: str = "") -> Any:
             break
         if odd == "ends" and large["seen"][0] > 7:  # too large to be kept for each call
             return None
-    run.finish()
+    run.engine.calls.finish()
     return model.state_dict(), dict(book), decided
 
 
@@ -461,7 +461,7 @@ def test_a_resumed_function_that_goes_by_the_place_it_was_saved_at_is_refused(tm
     with resumed(tmp_path / "in a call") as run:
         patient(run, odd="ends")
         with pytest.raises(InputError, match=r"saved in call 3 of run\.steps, .* ended behind call 1"):
-            run.finish()
+            run.engine.calls.finish()
 
 
 def growing(run: Run, leave: tuple[int, int] | None, kind: str) -> Any:
@@ -483,7 +483,7 @@ def growing(run: Run, leave: tuple[int, int] | None, kind: str) -> Any:
                 step.backward(losses(model, batch))
             step.apply()
             if leave == (call, step.number):
-                run.finish()
+                run.engine.calls.finish()
                 return None
     return model.state_dict(), [(group["lr"], len(group["params"])) for group in optimizer.param_groups]
 
@@ -510,7 +510,7 @@ def test_an_iterator_with_a_name_is_left_when_it_is_closed() -> None:
 
     def measure() -> int:
         run.evaluate(data(8), lambda made, batch: {"mean": Mean(made(batch[0]).sum(), len(batch[0]))})
-        return [asked for _, asked, _ in run.between.state()].count("run.evaluate")
+        return [asked for _, asked, _ in run.engine.history.behind.state()].count("run.evaluate")
 
     with opened() as run:
         model, _ = prepared(run)
@@ -526,7 +526,7 @@ def test_an_iterator_with_a_name_is_left_when_it_is_closed() -> None:
     with pytest.raises(
         InputError, match=r"did not call run\.evaluate where it does.*has a name.*it\.close\(\)"
     ):
-        Between().next(0, "run.evaluate")
+        Outcomes().next(0, "run.evaluate")
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -545,7 +545,7 @@ def test_a_step_left_before_it_was_applied_leaves_no_trace_in_a_checkpoint(
             if step.number == leave:
                 break
             step.apply()
-        run.finish()
+        run.engine.calls.finish()
         return model.state_dict()
 
     with opened(shards=shards) as run:

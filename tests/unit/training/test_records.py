@@ -20,8 +20,8 @@ from paceline.data import ShardedLoader
 from paceline.data.shards import owned_shards, shard_bounds
 from paceline.records import ledger
 from paceline.records.receipt import NAME, Receipt, Start
+from paceline.recovery.position import Position
 from paceline.training.options import RunOptions
-from paceline.training.position import Position
 from paceline.training.recorder import Records, describe_start
 from paceline.verify.audit import audit
 from paceline.world import Identity, World, alone, broadcast_object, connect

@@ -1,4 +1,4 @@
-"""What the workers found out together between two calls of `run.steps`: one that joins later comes by there too.
+"""Which calls of `run.steps` were made, and what the workers found out together between them.
 
 A worker that joins, and a run that is resumed, run the user's function from its top. They skip the calls of `run.steps` that
 are over, and are given what was measured between them, so that what the loop makes of it (a learning rate, a best score, the
@@ -8,9 +8,12 @@ not ask for again moves no other.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import InputError
+from paceline.training.kept_state import KeptState
+from paceline.training.loop_state import Values
 
 KEY = "between"
 """Where a checkpoint's extra state holds it."""
@@ -19,7 +22,7 @@ LEFT = "run.steps"
 """The first outcome behind a call: what the function's decisions may rest on, as it was when the call was left."""
 
 
-class Between:
+class Outcomes:
     """The outcomes behind each call of `run.steps`, in the order in which the user's function asked for them.
 
     A checkpoint that the function asked for there has its place among them: what it does up to there was done before.
@@ -92,3 +95,62 @@ class Between:
         self._outcomes, self._told = {}, {}
         for call, asked, outcome in state:
             self._outcomes.setdefault(call, []).append((asked, outcome))
+
+
+@dataclass
+class CallHistory:
+    """How far this worker's function has come in its calls of `run.steps`, and the run before it."""
+
+    calls: int = 0
+    """How often `steps` has been called."""
+    behind: Outcomes = field(default_factory=Outcomes)
+    before: Outcomes = field(default_factory=Outcomes)
+    """The outcomes behind each call, and those before the first, which are saved there alone."""
+    resumed: bool = False
+    """Whether the run was resumed and its steps have not begun."""
+    skipped: bool = False
+    """Whether calls of `steps` have been gone by, and the one that the run was resumed in has not begun."""
+    catches_up: bool = False
+    """Whether this worker has joined a run that is in a later call of `steps`."""
+    went_back: bool = False
+    """Whether the run has gone back into a call of `steps` that had ended."""
+    adopted: Values = field(default_factory=dict)
+    """The loop's own states, as this worker was given them when it joined or went back."""
+
+    kept: KeptState | None = None
+    """The state that this worker was given when it joined, while it goes by calls of `steps` that are over."""
+
+    @property
+    def call(self) -> int:
+        """The call of `steps` that the user's function is in, or behind; -1 before its first."""
+        return self.calls - 1
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """What was found out where the user's function is now, outside of `steps`."""
+        return self.behind if self.calls else self.before
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the run is further than the user's function has come."""
+        return self.catches_up or self.skipped
+
+    def next_call(self) -> int:
+        """Return which call of `steps` begins: the same once more where the run has gone back into it."""
+        if not self.went_back:
+            self.calls += 1
+        return self.call
+
+    def state(self) -> dict[str, Any]:
+        """Return the outcomes, for a worker that joins."""
+        return {"between": self.behind.state(), "before": self.before.state()}
+
+    def load(self, shared: dict[str, Any]) -> None:
+        """Take over what `state` returned on another worker."""
+        self.behind.load(shared["between"])
+        self.before.load(shared["before"])
+
+    def load_saved(self, outcomes: list[Any]) -> None:
+        """Take over what a checkpoint holds."""
+        self.before.load([one for one in outcomes if one[0] < 0])
+        self.behind.load([one for one in outcomes if one[0] >= 0])

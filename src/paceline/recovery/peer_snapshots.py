@@ -1,7 +1,7 @@
-"""Copies of each worker's part of the state in a neighbour's memory, taken every few steps while training goes on.
+"""Snapshots of each worker's part of the state in a neighbour's memory, taken every few steps while training goes on.
 
 Training waits only until its own part is copied aside; a thread then sends it to the next worker (on another machine,
-where there are several) through a group of its own, and receives the part of the one before. The last two copies are
+where there are several) through a group of its own, and receives the part of the one before. The last two are
 kept: one that all have, and one that may still be on its way when a worker is lost.
 """
 
@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint.contents import own_slots, with_slots
+from paceline.recovery.position import Position
 from paceline.state.chunks import LocalState, TensorChunk
-from paceline.training.position import Position
 from paceline.world import Comm, World, all_gather_object
 
 KEPT = 2
 
 
 @dataclass
-class Copy:
-    """What this worker has put aside of one moment of the run."""
+class Snapshot:
+    """What this worker has copied of one moment of the run, and been sent by its neighbour."""
 
     position: Position
     shared: dict[str, Any]
@@ -35,11 +35,11 @@ class Copy:
 
 
 class PeerSnapshots:
-    """One worker's copies of itself and of its neighbour."""
+    """One worker's snapshots of itself and of its neighbour."""
 
     def __init__(self, every: int) -> None:
         self.every = every
-        self.kept: dict[int, Copy] = {}
+        self.kept: dict[int, Snapshot] = {}
         """By the number of steps taken."""
         self._comm: Comm | None = None
         self._to = self._source = 0
@@ -56,7 +56,7 @@ class PeerSnapshots:
             self._to, self._source = ring[(here + 1) % world.size], ring[here - 1]
 
     def detach(self) -> None:
-        """Let go of the group; it is broken, or about to be left."""
+        """Release the group; it is broken, or about to be left."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -68,7 +68,7 @@ class PeerSnapshots:
     def take(self, position: Position, shared: dict[str, Any], held: LocalState, *, anew: bool) -> None:
         """Copy this worker's part aside and send it on its way; everybody does so at the same step.
 
-        `anew` where the loop may have changed something since the last copy of this step: that one must not serve any more.
+        `anew` where the loop may have changed something since the last snapshot of this step: that one must not serve any more.
         """
         if self._comm is None:
             return
@@ -76,28 +76,28 @@ class PeerSnapshots:
             self._thread.join()
         if anew:
             self.kept.pop(position.number, None)
-        copy = Copy(position, shared, held.rest, aside(held.pieces))
+        snapshot = Snapshot(position, shared, held.rest, to_host(held.pieces))
         # One of the same step that another group took stays until this one is whole.
-        self.kept.setdefault(position.number, copy)
+        self.kept.setdefault(position.number, snapshot)
         self._thread = threading.Thread(
-            target=self._exchange, args=(self._comm, copy), name="paceline-copies", daemon=True
+            target=self._exchange, args=(self._comm, snapshot), name="paceline-snapshots", daemon=True
         )
         self._thread.start()
 
     def forget_after(self, number: int) -> None:
         """Drop what was taken of steps that are taken anew."""
-        self.kept = {key: copy for key, copy in self.kept.items() if key <= number}
+        self.kept = {key: one for key, one in self.kept.items() if key <= number}
 
-    def _exchange(self, comm: Comm, copy: Copy) -> None:
+    def _exchange(self, comm: Comm, snapshot: Snapshot) -> None:
         try:
-            number = copy.position.number
-            rows = [(key, piece.form, piece.box) for key, piece in copy.own.items()]
-            header = number, rows, own_slots(copy.rest)
+            number = snapshot.position.number
+            rows = [(key, piece.form, piece.box) for key, piece in snapshot.own.items()]
+            header = number, rows, own_slots(snapshot.rest)
             told = torch.frombuffer(bytearray(pickle.dumps(header)), dtype=torch.uint8)
             theirs, forms, slots = pickle.loads(self._swap(comm, told).numpy().tobytes())  # noqa: S301  (a worker of this run)
             if theirs != number:
                 raise RuntimeError(f"a copy of step {theirs} came for one of step {number}")
-            sent = [piece.values.reshape(-1).view(torch.uint8) for piece in copy.own.values()]
+            sent = [piece.values.reshape(-1).view(torch.uint8) for piece in snapshot.own.values()]
             room = self._swap(comm, torch.cat(sent) if sent else torch.empty(0, dtype=torch.uint8))
         except RuntimeError:
             return  # the group broke; what is here already may serve
@@ -108,13 +108,13 @@ class PeerSnapshots:
             values = room[start : start + size].clone().view(form.dtype).view(box.shape)
             received[key] = TensorChunk(values, box, form)
             start += size
-        copy.received, copy.rest = received, with_slots(copy.rest, slots)
-        self.kept[number] = copy
+        snapshot.received, snapshot.rest = received, with_slots(snapshot.rest, slots)
+        self.kept[number] = snapshot
         for old in sorted(self.kept)[:-KEPT]:
             del self.kept[old]
 
     def _swap(self, comm: Comm, sent: Tensor) -> Tensor:
-        """Send bytes to the next worker and give those of the one before."""
+        """Send bytes to the next worker and return those of the one before."""
         length = comm.isend(torch.tensor(sent.numel()), self._to)
         size = int(comm.recv(like=torch.tensor(0), source=self._source))
         length.wait()
@@ -142,7 +142,7 @@ def _ring(world: World) -> list[int]:
     return ring
 
 
-def aside(pieces: dict[str, TensorChunk]) -> dict[str, TensorChunk]:
+def to_host(pieces: dict[str, TensorChunk]) -> dict[str, TensorChunk]:
     """Copy pieces into host memory of their own."""
     return {
         key: TensorChunk(one.values.detach().to("cpu", copy=True).contiguous(), one.box, one.form)

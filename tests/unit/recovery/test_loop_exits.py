@@ -7,7 +7,7 @@ import torch
 from torch.distributed import HashStore
 
 from paceline.errors import InputError
-from paceline.training.leaving import Leaving
+from paceline.recovery.loop_exits import LoopExits
 from paceline.world import World
 from paceline.world.interruption import InterruptedWaitError, InterruptibleStore, Interruption
 from paceline.world.local import LocalComm
@@ -31,7 +31,7 @@ def group(size: int) -> list[World]:
     return worlds
 
 
-def enter(size: int, *workers: Leaving) -> list[World]:
+def enter(size: int, *workers: LoopExits) -> list[World]:
     worlds = group(size)
     for one, world in zip(workers, worlds, strict=True):
         one.enter_group(world)
@@ -39,7 +39,7 @@ def enter(size: int, *workers: Leaving) -> list[World]:
 
 
 def test_one_that_has_heard_all_says_its_word_again_to_one_that_was_kept_from_hearing() -> None:
-    first, second, lost = Leaving(), Leaving(), Leaving()
+    first, second, lost = LoopExits(), LoopExits(), LoopExits()
     worlds = group(3)
     for one, world in zip((first, second, lost), worlds, strict=True):
         one.note(world, 0, 12, ended=True)
@@ -65,7 +65,7 @@ def test_one_that_has_heard_all_says_its_word_again_to_one_that_was_kept_from_he
 
 
 def test_one_in_the_next_call_still_says_where_it_left_the_one_before() -> None:
-    first, second = Leaving(), Leaving()
+    first, second = LoopExits(), LoopExits()
     worlds = group(2)
     for one, world in zip((first, second), worlds, strict=True):
         one.note(world, 0, 12, ended=True)
@@ -76,7 +76,7 @@ def test_one_in_the_next_call_still_says_where_it_left_the_one_before() -> None:
 
 
 def test_a_run_that_has_gone_back_into_the_call_waits_for_nobody() -> None:
-    survivor, newcomer = Leaving(), Leaving()
+    survivor, newcomer = LoopExits(), LoopExits()
     worlds = group(2)
     survivor.note(worlds[0], 1, 12, ended=True)
     worlds[0].interruption.interrupt()
@@ -96,7 +96,7 @@ def test_a_run_that_has_gone_back_into_the_call_waits_for_nobody() -> None:
 
 def test_a_word_said_twice_of_one_call_is_there_for_the_slower() -> None:
     """A loop left with break, an evaluation behind it, and the end of the function, which notes it once more."""
-    workers, worlds = (Leaving(), Leaving()), group(2)
+    workers, worlds = (LoopExits(), LoopExits()), group(2)
     for _ in range(2):
         for one, world in zip(workers, worlds, strict=True):
             one.note(world, 0, 3, ended=True)
@@ -105,7 +105,7 @@ def test_a_word_said_twice_of_one_call_is_there_for_the_slower() -> None:
 
 
 def test_another_step_is_found_in_the_next_group_too() -> None:
-    workers = Leaving(), Leaving()
+    workers = LoopExits(), LoopExits()
     for number, (one, world) in enumerate(zip(workers, group(2), strict=True), 3):
         one.note(world, 0, number, ended=False)
     worlds = enter(2, *workers)

@@ -2,9 +2,9 @@
 
 import torch
 
+from paceline.recovery.handover import StateInventory, choose, merge_rests
+from paceline.recovery.position import Position
 from paceline.state.chunks import ChunkBounds, TensorChunk, TensorMeta
-from paceline.training.handover import Offer, choose, united
-from paceline.training.position import Position
 
 FORM = TensorMeta((4, 2), torch.float32)
 UPPER, LOWER, ALL = ChunkBounds((0, 0), (2, 2)), ChunkBounds((2, 0), (2, 2)), ChunkBounds.whole((4, 2))
@@ -18,7 +18,7 @@ def rows(box, *, slots=True):
 
 def at(number, box=None, **more):
     held = {} if box is None else rows(box)
-    return Offer(
+    return StateInventory(
         finished=number, position=Position(number=number), outline=OUTLINE, **({"rows": held} | more)
     )
 
@@ -42,8 +42,8 @@ def test_the_step_that_is_whole_somewhere_wins_over_one_that_is_not():
 def test_a_neighbours_copy_fills_in_for_a_lost_part():
     source = choose(
         [
-            at(13, UPPER, copies=dict([copied(10, UPPER, LOWER)]), checkpoint=5),
-            at(13, UPPER, copies=dict([copied(10, UPPER)]), checkpoint=5),
+            at(13, UPPER, snapshots=dict([copied(10, UPPER, LOWER)]), checkpoint=5),
+            at(13, UPPER, snapshots=dict([copied(10, UPPER)]), checkpoint=5),
         ]
     )
     assert (source.kind, source.position.number) == ("copies", 10)
@@ -51,35 +51,36 @@ def test_a_neighbours_copy_fills_in_for_a_lost_part():
 
 
 def test_the_furthest_of_copies_and_checkpoint_is_taken():
-    offer = at(13, UPPER, copies=dict([copied(10, UPPER, LOWER)]), checkpoint=12)
+    offer = at(13, UPPER, snapshots=dict([copied(10, UPPER, LOWER)]), checkpoint=12)
     assert choose([offer]).kind == "checkpoint"
-    assert choose([at(13, UPPER, copies=dict([copied(12, UPPER, LOWER)]), checkpoint=12)]).kind == "copies"
+    assert choose([at(13, UPPER, snapshots=dict([copied(12, UPPER, LOWER)]), checkpoint=12)]).kind == "copies"
 
 
 def test_nothing_whole_is_the_beginning():
-    assert choose([at(13, UPPER, copies=dict([copied(10, UPPER)]))]).kind == "beginning"
+    assert choose([at(13, UPPER, snapshots=dict([copied(10, UPPER)]))]).kind == "beginning"
 
 
 def test_a_worker_that_joins_brings_nothing():
-    joins = Offer(finished=-1, position=Position(), outline={})
+    joins = StateInventory(finished=-1, position=Position(), outline={})
     source = choose([joins, at(3, ALL)])
     assert (source.kind, source.bringers) == ("workers", (1,))
 
 
 def test_a_tensor_that_only_the_lost_one_knew_is_missed():
     outline = OUTLINE | {"model/bias": True}
-    offers = [Offer(finished=4, position=Position(number=4), rows=rows(ALL), outline=outline)]
+    offers = [StateInventory(finished=4, position=Position(number=4), rows=rows(ALL), outline=outline)]
     assert choose(offers).kind == "beginning"
 
 
 def test_slots_that_only_the_lost_one_kept_are_missed():
     outline = OUTLINE | {"model/bias": True}
     held = rows(ALL) | {"model/bias": (TensorMeta((4,), torch.float32), ChunkBounds.whole((4,)))}
-    offers = [Offer(finished=4, position=Position(number=4), rows=held, outline=outline)]
+    offers = [StateInventory(finished=4, position=Position(number=4), rows=held, outline=outline)]
     assert choose(offers).kind == "beginning"
     held |= {"optimizer/bias/momentum": (TensorMeta((4,), torch.float32), ChunkBounds.whole((4,)))}
     assert (
-        choose([Offer(finished=4, position=Position(number=4), rows=held, outline=outline)]).kind == "workers"
+        choose([StateInventory(finished=4, position=Position(number=4), rows=held, outline=outline)]).kind
+        == "workers"
     )
 
 
@@ -90,7 +91,7 @@ def test_groups_of_parameters_that_each_knows_in_part_become_one():
             "scaler": None,
         }
 
-    made = united([rest("a"), rest("b")])
+    made = merge_rests([rest("a"), rest("b")])
     assert made["optimizer"]["groups"] == [{"lr": 0.1, "params": ["a", "b"]}]
     assert made["optimizer"]["state"] == {"a": {"n": 1}, "b": {"n": 1}}
 

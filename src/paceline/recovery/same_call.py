@@ -18,7 +18,7 @@ _calls: WeakKeyDictionary[Comm, int] = WeakKeyDictionary()
 """How many calls this worker has made with each group; the same on all of them as long as they stay together."""
 
 
-def meet(world: World, called: str) -> None:
+def check_same_call(world: World, called: str) -> None:
     """Wait until all workers have called the same, or raise with its name.
 
     Others may be in their next step and wait for this worker there, so no collective may be used.

@@ -1,4 +1,4 @@
-"""A worker's part of the state, put aside while the user's function goes by calls of `run.steps` that are over.
+"""A worker's part of the state, kept while the user's function goes by calls of `run.steps` that are over.
 
 A worker that joins is given the state in its first call of `run.steps`, or where it asks what was measured before that. What
 stands between the calls that it goes by (a schedule's step, a change of weights) is in that state already, and is done to it
@@ -11,26 +11,26 @@ import copy
 
 from torch import Tensor
 
+from paceline.recovery.peer_snapshots import to_host
 from paceline.state.chunks import ChunkBounds
 from paceline.strategies.base import Replica
 from paceline.training.loop_state import LoopState, Values
-from paceline.training.peer_snapshots import aside
 
 
-class PutAside:
+class KeptState:
     """The state as it is now, in memory of its own."""
 
-    def __init__(self, replica: Replica, loop_state: LoopState, states: Values | None = None) -> None:
+    def __init__(self, replica: Replica, registered: LoopState, states: Values | None = None) -> None:
         """`states` are the loop's own, where some of them may not be registered yet."""
         held = replica.held()
-        self._pieces, self._rest = aside(held.pieces), copy.deepcopy(held.rest)
-        self._states = loop_state.snapshot() if states is None else states
+        self._pieces, self._rest = to_host(held.pieces), copy.deepcopy(held.rest)
+        self._states = registered.snapshot() if states is None else states
 
-    def put_back(self, replica: Replica, loop_state: LoopState) -> None:
+    def put_back(self, replica: Replica, registered: LoopState) -> None:
         """Have the state be what it was."""
         replica.take({key: piece.form for key, piece in self._pieces.items()}, self._read, self._rest)
         if self._states:
-            loop_state.load(self._states)
+            registered.load(self._states)
 
     def _read(self, key: str, box: ChunkBounds) -> Tensor:
         piece = self._pieces[key]

@@ -1,4 +1,4 @@
-"""What a worker that leaves a cut-up state puts down for the others: its part, as a file in the run folder.
+"""What a worker that leaves a sharded state writes down for the others: its part, as a file in the run folder.
 
 It is written before the worker says that it has left its group, so it lies there when the next group forms, and is
 removed as soon as that group holds everything.
@@ -15,14 +15,14 @@ from pathlib import Path
 import torch
 
 from paceline.checkpoint.contents import own_slots
+from paceline.recovery.position import Position
 from paceline.state.chunks import ChunkBounds, LocalState, TensorChunk, TensorMeta
-from paceline.training.position import Position
 
 _PREFIX = ".left-by-"
 
 
 def write(folder: Path, position: Position, held: LocalState) -> None:
-    """Put this worker's part down, whole or not at all."""
+    """Write this worker's part down, whole or not at all."""
     final = folder / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}.pt"
     partial = final.with_suffix(".partial")
     with partial.open("wb") as file:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import paceline
-from paceline.training.peer_snapshots import PeerSnapshots
+from paceline.recovery.peer_snapshots import PeerSnapshots
 
 MACHINES = (0, 0, 0, 1, 1)
 """The machine of each rank."""

@@ -23,7 +23,7 @@ _runs: WeakKeyDictionary[Comm, int] = WeakKeyDictionary()
 """How many runs have spoken in each group: several may follow each other in one launch, and share its store."""
 
 
-class Leaving:
+class LoopExits:
     """One worker's word on where it left, and its wait for that of the others.
 
     Others may be in their next step still and wait for this worker there, so no collective may be used: each writes where

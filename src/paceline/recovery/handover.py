@@ -1,7 +1,7 @@
-"""How a state that is cut up comes to the workers of a new group: from those who are left, or from further away.
+"""How a sharded state comes to the workers of a new group: from those who are left, or from further away.
 
 The nearest source that holds all of it wins: the parts that the workers hold now (with a replica of the lost one's, as
-in a hybrid mesh), else the copies in their neighbours' memory, else the newest checkpoint, else the beginning, which
+in a hybrid mesh), else the snapshots in their neighbours' memory, else the newest checkpoint, else the beginning, which
 anybody can make again from the seed.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from paceline.recovery.position import Position
 from paceline.state.chunks import (
     MODEL,
     OPTIMIZER,
@@ -27,15 +28,14 @@ from paceline.state.chunks import (
     index_of,
 )
 from paceline.strategies.base import Replica
-from paceline.training.position import Position
 from paceline.world import World, all_gather_object
 
-WORKERS, COPIES, CHECKPOINT, BEGINNING = "workers", "copies", "checkpoint", "beginning"
+WORKERS, SNAPSHOTS, CHECKPOINT, BEGINNING = "workers", "copies", "checkpoint", "beginning"
 Rows = Mapping[str, tuple[TensorMeta, ChunkBounds]]
 
 
 @dataclass(frozen=True)
-class Offer:
+class StateInventory:
     """What one worker of a new group can bring."""
 
     finished: int
@@ -43,10 +43,10 @@ class Offer:
     position: Position
     rows: Rows = field(default_factory=dict)
     """What it holds now."""
-    copies: Mapping[int, tuple[Position, Sequence[Rows]]] = field(default_factory=dict)
+    snapshots: Mapping[int, tuple[Position, Sequence[Rows]]] = field(default_factory=dict)
     """What it has put aside, by the number of steps: its own part, and its neighbour's."""
-    left: Mapping[int, Sequence[Rows]] = field(default_factory=dict)
-    """What workers that left have put down where it sees it, by the number of steps."""
+    departing: Mapping[int, Sequence[Rows]] = field(default_factory=dict)
+    """What workers that left have written down where it sees it, by the number of steps."""
     checkpoint: int | None = None
     """The newest one it sees on disk."""
     outline: Mapping[str, bool] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Source:
+class StateSource:
     """Where the state comes from."""
 
     kind: str
@@ -65,38 +65,38 @@ class Source:
     found: ChunkIndex = field(default_factory=lambda: ChunkIndex({}, {}))
 
 
-def choose(offers: Sequence[Offer]) -> Source:
+def choose(inventories: Sequence[StateInventory]) -> StateSource:
     """Find the furthest state that is whole somewhere; of equals the nearest. The same on all workers."""
-    ranked = [(source.position.number, -place, source) for place, source in enumerate(_sources(offers))]
+    ranked = [(source.position.number, -place, source) for place, source in enumerate(_sources(inventories))]
     return max(ranked, key=lambda one: one[:2])[2]
 
 
-def _sources(offers: Sequence[Offer]) -> list[Source]:
+def _sources(inventories: Sequence[StateInventory]) -> list[StateSource]:
     """Return all that are whole, the nearest first."""
     sources = []
-    outline = max((offer.outline for offer in offers), key=len)
-    living = [rank for rank, offer in enumerate(offers) if offer.finished >= 0]
-    for number in sorted({offers[rank].position.number for rank in living}, reverse=True):
-        ranks = tuple(rank for rank in living if offers[rank].position.number == number)
-        found = index_of([offer.rows if rank in ranks else {} for rank, offer in enumerate(offers)])
-        _add(found, [offer.left.get(number, ()) for offer in offers])
+    outline = max((one.outline for one in inventories), key=len)
+    living = [rank for rank, one in enumerate(inventories) if one.finished >= 0]
+    for number in sorted({inventories[rank].position.number for rank in living}, reverse=True):
+        ranks = tuple(rank for rank in living if inventories[rank].position.number == number)
+        found = index_of([one.rows if rank in ranks else {} for rank, one in enumerate(inventories)])
+        _add(found, [one.departing.get(number, ()) for one in inventories])
         if _is_whole(found, outline):
             # Of these the furthest ahead: it may stand in the next epoch already.
-            ahead = max(ranks, key=lambda rank: (offers[rank].finished, -rank))
-            sources.append(Source(WORKERS, offers[ahead].position, ranks, found))
-    for number in sorted({number for offer in offers for number in offer.copies}, reverse=True):
-        ranks = tuple(rank for rank, offer in enumerate(offers) if number in offer.copies)
-        found = _copied(offers, number)
+            ahead = max(ranks, key=lambda rank: (inventories[rank].finished, -rank))
+            sources.append(StateSource(WORKERS, inventories[ahead].position, ranks, found))
+    for number in sorted({number for one in inventories for number in one.snapshots}, reverse=True):
+        ranks = tuple(rank for rank, one in enumerate(inventories) if number in one.snapshots)
+        found = _in_snapshots(inventories, number)
         if _is_whole(found, outline):
-            sources.append(Source(COPIES, offers[ranks[0]].copies[number][0], ranks, found))
-    if offers[0].checkpoint is not None:
-        sources.append(Source(CHECKPOINT, Position(number=offers[0].checkpoint)))
-    return [*sources, Source(BEGINNING, Position())]
+            sources.append(StateSource(SNAPSHOTS, inventories[ranks[0]].snapshots[number][0], ranks, found))
+    if inventories[0].checkpoint is not None:
+        sources.append(StateSource(CHECKPOINT, Position(number=inventories[0].checkpoint)))
+    return [*sources, StateSource(BEGINNING, Position())]
 
 
-def _copied(offers: Sequence[Offer], number: int) -> ChunkIndex:
-    """Put together what copies hold: first everybody's own part, then the neighbours'."""
-    parts = [offer.copies[number][1] if number in offer.copies else () for offer in offers]
+def _in_snapshots(inventories: Sequence[StateInventory], number: int) -> ChunkIndex:
+    """Return what snapshots hold together: first everybody's own part, then the neighbours'."""
+    parts = [one.snapshots[number][1] if number in one.snapshots else () for one in inventories]
     found = index_of([rows[0] if rows else {} for rows in parts])
     _add(found, [rows[1:] for rows in parts])
     return found
@@ -163,7 +163,7 @@ def boxes_wanted(replica: Replica, catalogue: Catalogue) -> dict[str, ChunkBound
 
 def receive(
     world: World,
-    source: Source,
+    source: StateSource,
     mine: Sequence[Mapping[str, TensorChunk]],
     rest: Mapping[str, Any] | None,
     replica: Replica,
@@ -188,10 +188,10 @@ def receive(
             return box.of(kept[key])
         raise RuntimeError(f"{key}: {box} was not asked for beforehand")
 
-    replica.take(catalogue, read, united(rests))
+    replica.take(catalogue, read, merge_rests(rests))
 
 
-def united(rests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_rests(rests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Put together what workers know beside the tensors: each may know its own parameters only."""
     first = rests[0]
     groups = [dict(group) for group in first[OPTIMIZER]["groups"]]

@@ -1,0 +1,1 @@
+"""What keeps a run together when its group changes: regrouping, handover of the state, peer snapshots, departing state."""

@@ -1,0 +1,62 @@
+"""What the workers of a new group tell each other, and whether they can go on from where the furthest of them stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.errors import WorkerGoneError
+from paceline.recovery.position import Position
+
+NEWCOMER = -1
+"""The number of finished operations of a worker that joins."""
+
+
+class RolledBackError(WorkerGoneError):
+    """The run stands at an earlier step, so what was in flight is not to be done: steps are to be taken once more."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(
+            f"a worker was lost, and the newest state that is whole is that of step {number}. Go on with --resume."
+        )
+
+
+@dataclass(frozen=True)
+class Member:
+    """What each tells the others when a new group has formed."""
+
+    finished: int
+    """How many operations it has finished with the others."""
+    position: Position
+    kind: str
+    """What it was about to do, or doing."""
+    sharded: bool
+    """Whether it holds only a part of the state."""
+    redone: int
+    """By how many steps it has gone back since the group broke, in attempts to form a new one."""
+    dirty: bool
+    """Whether the body of its loop has written to the model in a step that is to be given once more."""
+    moved: bool
+    """Whether the body has written to the model behind the last step that was applied."""
+    outside: bool
+    """Whether it is between two calls of `run.steps`, or behind the last: nothing there can be done once more."""
+
+    @property
+    def number(self) -> int:
+        """Steps taken, from the beginning of the run."""
+        return self.position.number
+
+
+def furthest(members: Sequence[Member]) -> int:
+    """Return the rank that has finished most, the lowest of equals."""
+    return max(range(len(members)), key=lambda rank: (members[rank].finished, -rank))
+
+
+def check_intact(members: Sequence[Member]) -> None:
+    """Raise where what the furthest worker holds is the state of no step: its loop has changed it on the way."""
+    before = [member for member in members if member.finished != NEWCOMER]
+    most = max(member.finished for member in before)
+    ahead = [member for member in before if member.finished == most]
+    missed = len(ahead) < len(before)
+    if any(member.dirty or (missed and member.moved) for member in ahead):
+        raise RolledBackError(ahead[0].number)

@@ -1,0 +1,176 @@
+"""Survives changes of the group: the survivors keep their processes and weights, regroup, and go on.
+
+Everything workers do together (a step, an evaluation, a checkpoint) is numbered alike on all of them, and none can be
+two ahead of another, because each needs everybody. So after a break it is enough to know how many each has finished.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from paceline.errors import PacelineError
+from paceline.recovery.agreement import NEWCOMER, RolledBackError
+from paceline.recovery.group_state import GroupState
+from paceline.recovery.hooks import RunHooks
+from paceline.recovery.loop_exits import LoopExits
+from paceline.recovery.membership import EVALUATE, SAVE, STEP, Membership
+from paceline.recovery.options import RecoveryOptions
+from paceline.recovery.regrouping import Progress, Regrouping
+from paceline.recovery.same_call import check_same_call
+from paceline.recovery.sharded_recovery import ShardedRecovery
+from paceline.strategies.result import StepResult
+from paceline.world.peer_failure import is_lost_peer, may_come_of_a_break
+from paceline.world.status_page import Kind, Phase
+
+Value = TypeVar("Value")
+ATTEMPTS = 3
+"""How often a worker may take a failure for a lost peer without anybody getting further."""
+_KINDS = {EVALUATE: Kind.EVALUATE, SAVE: Kind.SAVE}
+
+
+class Recovery:
+    """One worker's part in staying together."""
+
+    hooks: RunHooks
+    """What a change of the group asks of the run; set by the run before its training begins."""
+
+    def __init__(
+        self, group: GroupState, membership: Membership, sharded: ShardedRecovery, options: RecoveryOptions
+    ) -> None:
+        self.membership = membership
+        self._group, self._sharded, self._options = group, sharded, options
+        self._progress = Progress(finished=NEWCOMER if membership.newcomer else 0)
+        self.exits = LoopExits()
+        """Where each worker left the calls of `run.steps`."""
+        self._begun = False
+        self._noticed: dict[int, int] = {}
+        """How often this worker itself took a failure for a lost peer, by the operation it was at."""
+        self._went_back = False
+        self.stopping = False
+        """Whether the group has formed only to save a checkpoint and to end."""
+
+    @property
+    def generation(self) -> int:
+        """The group this worker is in."""
+        return int(self._group.world.generation)
+
+    @property
+    def waits_to_join(self) -> bool:
+        """Whether this worker was started to join a run, and has not yet."""
+        return self._progress.waits_to_join
+
+    @property
+    def recoveries(self) -> list[dict[str, Any]]:
+        """The changes of the group that this run came through, each with the seconds it cost."""
+        return self._progress.recoveries
+
+    def survives(self, error: Exception) -> bool:
+        """Return whether a failure is a broken group, and not the user's code."""
+        if not (self._begun and self.membership.elastic):
+            return False
+        if self._group.world.interruption.raised:
+            return may_come_of_a_break(error)
+        if not is_lost_peer(error):
+            return False
+        # Words can deceive: the user's own code may fail to connect somewhere, and would do so for ever.
+        finished = self._progress.finished
+        self._noticed[finished] = self._noticed.get(finished, 0) + 1
+        return self._noticed[finished] <= ATTEMPTS
+
+    def check_present(self, number: int) -> None:
+        """Raise where another worker has left the loop, and will never take part in this step."""
+        self.exits.check_present(self._group.world, self._group.position.phase, number)
+
+    def begin(self) -> None:
+        """Enter training; a newcomer waits here until it is let in."""
+        self._begun = True
+        world = self._group.world
+        self.membership.attach(world.generation, world.interruption)
+        self.membership.begin()
+        if self.waits_to_join:
+            self.regroup(STEP)
+
+    def together(self, kind: str, action: Callable[[], Value], *, called: str | None = None) -> Value:
+        """Do something with all workers; where one is lost on the way, do it again with those that are left.
+
+        `called` is the name under which the user's loop has asked for it: one that some workers alone call is refused.
+        """
+        if self.waits_to_join:
+            return action()  # alone: it is nothing that the others do too
+        group = self._group
+        pulse = group.world.pulse
+        while True:
+            pulse.begin(_KINDS[kind], group.position.number)
+            group.world.interruption.discards = (
+                None  # what is measured inside a step is not discarded with it
+            )
+            try:
+                self.exits.check(group.world)
+                if called is not None:
+                    check_same_call(group.world, called)
+                value = action()
+            except Exception as error:
+                if not (self.survives(error) or self._tries_again(kind, error)):
+                    raise
+                missed, outcome = self.regroup(kind)
+                if self._went_back:
+                    # Steps are to be taken once more, and whoever asked for this must not go on as if they had been.
+                    raise RolledBackError(group.position.number) from error
+                if not missed:
+                    continue
+                self._end_operation()
+                return outcome  # type: ignore[no-any-return]
+            self.finish(value)
+            self._end_operation()
+            return value
+
+    def _end_operation(self) -> None:
+        """Show that it is over; outside of the steps the function may take as long as it likes until the next."""
+        self._group.world.pulse.end()
+        if self._group.open_call is None:
+            self._group.world.pulse.enter(Phase.QUIET)
+
+    def _tries_again(self, kind: str, error: Exception) -> bool:
+        """Return whether all are to repeat an evaluation in which the user's code raised: it has changed no state.
+
+        Whoever decides over the group knows of it, and ends the run where it is raised a second time.
+        """
+        elastic = self._begun and self.membership.elastic and kind == EVALUATE
+        if not elastic or isinstance(error, PacelineError):
+            return False
+        self.membership.report_error(error, self._group.position.number)
+        return True
+
+    def finish(self, outcome: Any) -> None:
+        """Count an operation that is done, and keep what it came to for one that may have missed it."""
+        self._progress.finished += 1
+        self._progress.outcome = outcome.state() if isinstance(outcome, StepResult) else outcome
+
+    def start_over(self) -> None:
+        """Leave the run as it is: no state that is whole lacks nothing and holds nothing twice."""
+        raise RolledBackError(self._group.position.number)
+
+    def note_step(self) -> None:
+        """Note the whole time of a change of the group, if there was one, when a step has been finished after it."""
+        progress = self._progress
+        if progress.broken_at is not None:
+            progress.recoveries[-1]["seconds"] = round(time.monotonic() - progress.broken_at, 4)
+            progress.broken_at = None
+
+    def regroup(self, kind: str) -> tuple[bool, Any]:
+        """Leave the broken group and enter the next; return whether others had finished what was in flight, and its outcome."""
+        self._went_back = False
+        change = Regrouping(
+            kind=kind,
+            group=self._group,
+            progress=self._progress,
+            hooks=self.hooks,
+            sharded=self._sharded,
+            options=self._options,
+            membership=self.membership,
+        )
+        missed = change.enter_next()
+        self._went_back, self.stopping = change.went_back, change.stopping
+        return missed, self._progress.outcome

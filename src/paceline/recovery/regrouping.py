@@ -1,0 +1,291 @@
+"""One change of the group: the survivors leave the broken one, form the next, and agree on the state they go on from.
+
+It is enough to know how many operations each has finished: whoever is furthest ahead hands its state, and what the last
+operation came to, to the one that missed the end of it. A worker that joins takes the state and the position, at the
+beginning of a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from paceline.observe import Regrouped
+from paceline.recovery.agreement import NEWCOMER, Member, RolledBackError, check_intact, furthest
+from paceline.recovery.group_state import GroupState
+from paceline.recovery.handover import WORKERS, StateInventory, StateSource, choose
+from paceline.recovery.hooks import RunHooks
+from paceline.recovery.membership import STEP, Membership, Place, Standing
+from paceline.recovery.options import RecoveryOptions
+from paceline.recovery.position import Position
+from paceline.recovery.sharded_recovery import ShardedRecovery
+from paceline.state.chunks import LocalState
+from paceline.state.transfer import broadcast_state
+from paceline.strategies.base import OpenReplica
+from paceline.world import World, all_gather_object, broadcast_object, connect
+from paceline.world.fault_points import REGROUP, hit
+from paceline.world.interruption import InterruptibleStore, Interruption
+from paceline.world.peer_failure import is_lost_peer
+from paceline.world.status_page import Phase
+
+RENDEZVOUS_S = 20.0
+"""How long a new group may take to form before it is given up."""
+CONNECTING_S = 3.0
+"""How long connecting may take once all have come; it takes milliseconds."""
+MISSED = "missed"
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """What a worker has finished with the others, and what became of its groups."""
+
+    finished: int
+    """How many operations: steps, evaluations, checkpoints."""
+    outcome: Any = None
+    """What the last one came to."""
+    missed: bool = False
+    """Whether the operation in flight was finished by others, and its outcome taken over from them."""
+    broken_at: float | None = None
+    recoveries: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def waits_to_join(self) -> bool:
+        """Whether this worker was started to join a run, and has not yet."""
+        return self.finished == NEWCOMER
+
+
+@dataclass(kw_only=True)
+class Regrouping:
+    """One worker's way from a group that broke, or is to be left, to the next one that works."""
+
+    kind: str
+    """What was in flight."""
+    group: GroupState
+    progress: Progress
+    hooks: RunHooks
+    sharded: ShardedRecovery
+    options: RecoveryOptions
+    membership: Membership
+    went_back: bool = False
+    """Whether the state of the new group is one of before: what this worker's loop did since then is not in it."""
+    stopping: bool = False
+    """Whether the group has formed only to save a checkpoint and to end."""
+    redone: int = 0
+    _source: str = ""
+    _before: OpenReplica | None = None
+    """The replica of the last group that worked, as long as nobody has taken over what it holds."""
+    _held: LocalState | None = None
+    """What that replica holds, asked for once: preparing another one may take it apart."""
+    _dirty: bool = False
+    _moved: bool = False
+    """What the body of the loop had done to the model where the group broke."""
+
+    def enter_next(self) -> bool:
+        """Leave the broken group and enter the next; return whether others had finished what was in flight."""
+        group, progress = self.group, self.progress
+        if not progress.waits_to_join:
+            progress.broken_at = progress.broken_at or time.monotonic()
+            self.hooks.leave_group()
+        self._dirty, self._moved = self.hooks.break_off(in_step=self.kind == STEP)
+        self._before = group.replica_or_none
+        if self._before is not None and not self._before.whole and self.membership.leaving:
+            self.sharded.leave_behind(self._position(), self._before.held())
+        while True:
+            # What comes after an operation that others finished is not known here: nobody may join then.
+            kind = MISSED if progress.missed else self.kind
+            standing = Standing(operation=progress.finished, kind=kind, step=group.position.number)
+            # Whoever waits for a place may wait for a worker that is only being started: that is no hang.
+            group.world.pulse.enter(Phase.QUIET)
+            place = self.membership.next_place(None if progress.waits_to_join else standing)
+            started = time.monotonic()
+            group.world.pulse.enter(Phase.STARTING)
+            try:
+                group.world = self.options.laid_out(self._connect(place))
+                replica = self._agree(group.world)
+                self.hooks.enter_group(self._position(), replica)
+            except Exception as error:
+                broken = is_lost_peer(error) or group.world.interruption.raised
+                self.hooks.leave_group()
+                # Going back is decided, also where the others' end has broken this group by now: what this worker holds is
+                # another step's than the one it stands at.
+                if isinstance(error, RolledBackError) or not broken:
+                    raise
+                continue
+            self.stopping = place.stop
+            if not place.stop:
+                self._note(place, started)
+            missed, progress.missed = progress.missed, False
+            return missed
+
+    def _connect(self, place: Place) -> World:
+        """Form the next group; a loss in the middle of it ends the attempt."""
+        group, options, identity = self.group, self.options, place.identity
+        hit(REGROUP)
+        interruption = Interruption()
+        self.membership.attach(place.generation, interruption)
+        # From here on a break concerns the group that is being formed.
+        group.world = replace(group.world, interruption=interruption)
+        store = None
+        if identity.size > 1:
+            store = InterruptibleStore(
+                TCPStore(
+                    identity.master_address,
+                    identity.master_port,
+                    is_master=False,
+                    timeout=timedelta(seconds=RENDEZVOUS_S),
+                ),
+                interruption,
+                RENDEZVOUS_S,
+            )
+        return connect(
+            identity,
+            store=store,
+            backend=options.backend,
+            checked=options.check_collectives,
+            generation=place.generation,
+            shares=place.shares,
+            meeting_s=CONNECTING_S,
+            interruption=interruption,
+            on=group.world.device,
+            pulse=group.world.pulse,
+        )
+
+    def _agree(self, world: World) -> OpenReplica:
+        """Bring everybody to where the furthest ahead stands, and return the replica of the new group."""
+        group, progress = self.group, self.progress
+        inside = group.open_call is not None or group.repeatable or progress.waits_to_join
+        mine = Member(
+            finished=progress.finished,
+            position=self._position(),
+            kind=self.kind,
+            sharded=self._before is not None and not self._before.whole,
+            redone=self.redone,
+            dirty=self._dirty,
+            moved=self._moved,
+            outside=not inside,
+        )
+        members: list[Member] = all_gather_object(world.comm, mine)
+        if self.options.shards_state(world) or any(member.sharded for member in members):
+            return self._assemble(world, members)
+        check_intact(members)
+        self._catch_up(world, members)
+        return self.hooks.prepare_group(self._before)
+
+    def _catch_up(self, world: World, members: Sequence[Member]) -> None:
+        """Have whoever is furthest ahead hand its state to those behind it, where each holds all of it."""
+        group, progress, source = self.group, self.progress, furthest(members)
+        ahead, mine = members[source], members[world.rank]
+        if all(member.finished == ahead.finished for member in members):
+            return
+        hit(REGROUP)
+        sent: Any = None
+        if world.rank == source:
+            behind = any(member.number != ahead.number or member.finished == NEWCOMER for member in members)
+            sent = {"state": group.replica.state() if behind else None, **self._handed_on()}
+        got = broadcast_state(world, sent, source)
+        if mine.finished == ahead.finished:
+            return
+        if mine.finished not in (ahead.finished - 1, NEWCOMER):
+            raise RuntimeError(f"this worker is {ahead.finished - mine.finished} operations behind")
+        # From here to the end nothing can fail half-way: whoever has the state counts as having done the work.
+        joins = mine.finished == NEWCOMER
+        if joins or mine.number != ahead.number:
+            group.replica.load(got["state"])
+        if not joins and mine.number != ahead.number:
+            self.hooks.finish_step(got["run"])
+        progress.outcome, progress.finished = got["outcome"], ahead.finished
+        if joins:
+            self.hooks.adopt(ahead.position, got["run"])
+            progress.recoveries = got["recoveries"]
+        else:
+            progress.missed = True
+
+    def _assemble(self, world: World, members: Sequence[Member]) -> OpenReplica:
+        """Prepare for the new group and bring the parts of the state together, from wherever all of them are."""
+        group, progress, mine = self.group, self.progress, members[world.rank]
+        checkpoint = self.hooks.newest_checkpoint()
+        if self._held is None and self._before is not None and mine.finished != NEWCOMER:
+            self._held = self._before.held()
+        held = self._held
+        own = self.sharded.inventory(mine.finished, mine.position, held, checkpoint)
+        inventories: list[StateInventory] = all_gather_object(world.comm, own)
+        source = choose(inventories)
+        if source.kind == WORKERS:
+            check_intact(members)
+        ahead = furthest(members)
+        sent = self._handed_on()
+        got = broadcast_object(world.comm, sent if world.rank == ahead else None, ahead)
+        hit(REGROUP)
+        replica = self.hooks.prepare_group(self._before)
+        try:
+            position = self.hooks.restore(replica, source, held)
+        except BaseException:
+            replica.abandon()
+            raise
+        # From here on this worker holds what it needs, whoever else is lost: nothing may fail before that is noted.
+        self._before, self._held = replica, None
+        if mine.finished == NEWCOMER:
+            self.hooks.adopt(position, got["run"])
+            progress.recoveries = got["recoveries"]
+        self._stand(source, position, mine, members, got["outcome"])
+        group.replica_or_none = replica
+        group.parameters = self.sharded.survey(replica, world)
+        if progress.missed and source.kind == WORKERS:
+            self.hooks.finish_step(got["run"])
+        self.sharded.remove_departing(world)
+        return replica
+
+    def _handed_on(self) -> dict[str, Any]:
+        """Return what the furthest ahead tells the others beside the state of its replica."""
+        progress = self.progress
+        shared = self.hooks.shared_state()
+        return {"outcome": progress.outcome, "run": shared, "recoveries": progress.recoveries}
+
+    def _stand(
+        self,
+        source: StateSource,
+        position: Position,
+        mine: Member,
+        members: Sequence[Member],
+        outcome: Any,
+    ) -> None:
+        """Note where this worker stands with a state that was put together."""
+        progress = self.progress
+        before = [member for member in members if member.finished != NEWCOMER]
+        number = max(member.number + member.redone for member in before)
+        finished = max(member.finished for member in before)
+        self._source, self.redone = source.kind, number - position.number
+        if source.kind != WORKERS and any(member.outside for member in before):
+            raise RolledBackError(position.number)
+        # With no step to take again it may be the end of an epoch that is to be done again: another function of the user's.
+        if self.redone or (source.kind != WORKERS and any(one.position != position for one in before)):
+            self.hooks.go_back(position)
+            self.went_back = True
+            progress.missed, progress.finished = False, finished + 1
+        else:
+            # It stays so when the group breaks again before this worker could count what it missed.
+            progress.missed |= NEWCOMER != mine.finished < finished
+            progress.outcome, progress.finished = outcome, finished
+
+    def _position(self) -> Position:
+        """Return where this worker stands, a step included that others finished and it has yet to count."""
+        position = self.group.position
+        return position.after_step() if self.progress.missed and self.kind == STEP else position
+
+    def _note(self, place: Place, started: float) -> None:
+        group, progress = self.group, self.progress
+        change: dict[str, Any] = {
+            "generation": place.generation,
+            "workers": group.world.size,
+            "step": self._position().number,
+            "reason": place.reason,
+        }
+        seconds = round(time.monotonic() - (progress.broken_at or started), 4)
+        moved: dict[str, Any] = {"source": self._source, "redone": self.redone}
+        progress.recoveries.append({**change, **(moved if self._source else {}), "seconds": seconds})
+        group.emit(Regrouped(**change, **moved, seconds=seconds, transport=group.transport))

@@ -1,0 +1,166 @@
+"""What a worker knows and keeps of a sharded state: its outline, and snapshots of its parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from paceline.checkpoint.contents import with_slots
+from paceline.recovery import departing_state
+from paceline.recovery.handover import SNAPSHOTS, WORKERS, StateInventory, StateSource, receive
+from paceline.recovery.options import RecoveryOptions
+from paceline.recovery.peer_snapshots import PeerSnapshots, Snapshot
+from paceline.recovery.position import Position
+from paceline.state.chunks import MODEL, LocalState, rows_of
+from paceline.strategies.base import Replica
+from paceline.world import World, all_gather_object
+
+Numbers = dict[str, float]
+"""The sums that a run tells of its steps, as they were at one of them."""
+
+
+class ShardedRecovery:
+    """Serves a replica that holds only a part; for one that holds everything there is nothing to do."""
+
+    def __init__(self, options: RecoveryOptions) -> None:
+        self._options = options
+        self._snapshots = None if options.snapshot_every is None else PeerSnapshots(options.snapshot_every)
+        self._outline: dict[str, bool] = {}
+        """Every tensor of the model, and whether it is trained."""
+        self._departing: dict[int, list[LocalState]] = {}
+        """What workers that left have written down; of the rest only what their optimizers kept that is no tensor."""
+        self._saved_numbers: dict[int, Numbers] = {}
+        """What the numbers were at each checkpoint of this process, should the run go back there."""
+        self._recent_numbers: dict[int, Numbers] = {}
+        """What they were after the last steps, where this worker may be ahead of those that hold the state."""
+
+    def survey(self, replica: Replica, world: World) -> int:
+        """Learn what the state consists of on all workers, and return the number of the model's parameters."""
+        parameters = dict(replica.model.named_parameters())
+        held = {} if replica.whole else replica.held().pieces
+        # Of a tensor that is sharded the whole counts, not the part that lies here.
+        sizes = {
+            name: math.prod(held[f"{MODEL}/{name}"].form.shape)
+            if f"{MODEL}/{name}" in held
+            else value.numel()
+            for name, value in parameters.items()
+        }
+        trained = {f"{MODEL}/{name}" for name, value in parameters.items() if value.requires_grad}
+        if replica.whole:
+            # The next group may be one that shards it.
+            names = (f"{MODEL}/{name}" for name in replica.model.state_dict())
+            self._outline = {key: key in trained for key in names}
+            return sum(sizes.values())
+        mine = {key: key in trained for key in held if key.startswith(f"{MODEL}/")}
+        for outline, others in all_gather_object(world.comm, (mine, sizes)):
+            self._outline |= outline
+            sizes |= others
+        return sum(sizes.values())
+
+    # Snapshots in neighbours' memory.
+
+    def attach(self, world: World, replica: Replica) -> None:
+        """Take snapshots in a group that has just formed; everybody calls it."""
+        if self._snapshots is not None and not replica.whole:
+            self._snapshots.attach(world)
+
+    def detach(self) -> None:
+        """Release the group."""
+        if self._snapshots is not None:
+            self._snapshots.detach()
+
+    @property
+    def takes_snapshots(self) -> bool:
+        """Whether parts of the state are copied to neighbours at all."""
+        return self._snapshots is not None
+
+    def due(self, position: Position) -> bool:
+        """Return whether a snapshot is to be taken behind a step: it is time, or one was taken in the middle of its body."""
+        return self._snapshots is not None and (
+            self._snapshots.due(position) or position.number in self._snapshots.kept
+        )
+
+    def take_snapshot(
+        self, position: Position, shared: dict[str, Any], replica: Replica, *, anew: bool
+    ) -> None:
+        """Copy this worker's part and send it to its neighbour, while training goes on."""
+        if self._snapshots is not None and not replica.whole:
+            self._snapshots.take(position, shared, replica.held(), anew=anew)
+
+    def snapshot_at(self, number: int) -> Snapshot | None:
+        """Return the snapshot of so many steps, if there is one."""
+        return None if self._snapshots is None else self._snapshots.kept.get(number)
+
+    # A new group.
+
+    def inventory(
+        self, finished: int, position: Position, held: LocalState | None, checkpoint: int | None
+    ) -> StateInventory:
+        """Return what this worker can bring of the state; `checkpoint` is the newest that it sees on disk."""
+        kept = {} if self._snapshots is None else self._snapshots.kept
+        self._departing = {} if self._options.out is None else departing_state.read(self._options.out)
+        return StateInventory(
+            finished=finished,
+            position=position,
+            rows={} if held is None else rows_of(held.pieces),
+            snapshots={
+                number: (one.position, [rows_of(one.own), rows_of(one.received)])
+                for number, one in kept.items()
+            },
+            departing={
+                number: [rows_of(one.pieces) for one in parts] for number, parts in self._departing.items()
+            },
+            checkpoint=checkpoint,
+            outline=self._outline,
+        )
+
+    def restore(self, replica: Replica, world: World, source: StateSource, held: LocalState | None) -> None:
+        """Load into a new replica its part of what the workers hold, now or in snapshots; all workers call it."""
+        brings = world.rank in source.bringers
+        snapshot = self.snapshot_at(source.position.number)
+        parts = self._departing.get(source.position.number, [])
+        left = [one.pieces for one in parts]
+        if source.kind == WORKERS and held is not None and brings:
+            rest = with_slots(held.rest, *(one.rest for one in parts))
+            receive(world, source, [held.pieces, *left], rest, replica)
+        elif source.kind == SNAPSHOTS and snapshot is not None and brings:
+            receive(world, source, [snapshot.own, snapshot.received], snapshot.rest, replica)
+        else:
+            receive(world, source, left, None, replica)
+
+    def leave_behind(self, position: Position, held: LocalState) -> None:
+        """Write this worker's part down for the others: it was told to leave."""
+        if self._options.out is not None:
+            departing_state.write(self._options.out, position, held)
+
+    def remove_departing(self, world: World) -> None:
+        """Remove what was left for a group that now holds everything."""
+        world.comm.barrier()
+        if self._departing and self._options.out is not None:
+            departing_state.remove(self._options.out)
+        self._departing = {}
+
+    # Going back.
+
+    def note_checkpoint(self, position: Position, numbers: Callable[[], Numbers]) -> None:
+        """Remember what the numbers are at a checkpoint, or at the beginning."""
+        self._saved_numbers[position.number] = numbers()
+
+    def note_step(self, position: Position, numbers: Callable[[], Numbers]) -> None:
+        """Remember what the numbers are after a step, where workers do not take steps together."""
+        ahead = self._options.staleness
+        if ahead:
+            self._recent_numbers[position.number] = numbers()
+            self._recent_numbers.pop(position.number - ahead - 2, None)
+
+    def go_back(self, position: Position) -> Numbers | None:
+        """Forget what came later, and return what the numbers were then, if that is known."""
+        number = position.number
+        snapshot = self.snapshot_at(number)
+        if self._snapshots is not None:
+            self._snapshots.forget_after(number)
+        if snapshot is not None:
+            then: Numbers = snapshot.shared["journal"]
+            return then
+        return self._recent_numbers.get(number) or self._saved_numbers.get(number)

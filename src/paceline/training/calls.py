@@ -1,0 +1,320 @@
+"""One call of `run.steps` after another: which of them are over, where a resumed run goes on, how a loop is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.data import ShardedLoader
+from paceline.errors import InputError
+from paceline.observe import Note
+from paceline.recovery.agreement import RolledBackError
+from paceline.recovery.membership import SAVE
+from paceline.recovery.recovery import Recovery
+from paceline.recovery.sharded_recovery import ShardedRecovery
+from paceline.state.optimizer_state import options_of, set_options
+from paceline.training.books import announcement, description
+from paceline.training.call_history import LEFT, CallHistory
+from paceline.training.checks import (
+    check_batch_size,
+    check_clip,
+    check_last_batch,
+    last_step,
+    read_ends,
+)
+from paceline.training.feeds import Feeds
+from paceline.training.group import RunGroup
+from paceline.training.journal import Journal
+from paceline.training.kept_state import KeptState
+from paceline.training.loop import Loop
+from paceline.training.preparation import Preparation
+from paceline.training.recorder import NoRecords
+from paceline.training.saving import Saving
+from paceline.training.state import RunState
+from paceline.training.step import Step
+from paceline.training.stepping import Stepping
+from paceline.world import all_gather_object
+from paceline.world.status_page import Phase
+
+_DECIDE = (
+    "it decides by something that is not as it was then. Decide by run.evaluate, a step's result, or what run.register_state "
+    "holds."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What one call of `run.steps` asks for."""
+
+    phase: int
+    """Which call it is, from 0."""
+    feed: ShardedLoader
+    epochs: int | None
+    steps: int | None
+    max_grad_norm: float | None
+    after_epoch: Callable[[int], None] | None
+
+    @property
+    def last(self) -> float:
+        """How many steps it takes, as far as that is known beforehand."""
+        return last_step(self.feed, self.epochs, self.steps)
+
+
+@dataclass(kw_only=True)
+class Calls:
+    """The calls of `run.steps` on one worker."""
+
+    state: RunState
+    loop: Loop
+    history: CallHistory
+    feeds: Feeds
+    journal: Journal
+    records: NoRecords
+    recovery: Recovery
+    sharded: ShardedRecovery
+    preparation: Preparation
+    saving: Saving
+    group: RunGroup
+
+    def steps(
+        self,
+        data: Any,
+        *,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        max_grad_norm: float | None = None,
+        after_epoch: Callable[[int], None] | None = None,
+    ) -> Iterator[Step]:
+        """Yield one `Step` for each optimizer step, from where the run stands to the end of this call."""
+        state, history = self.state, self.history
+        epochs, steps = read_ends(epochs, steps)
+        check_clip(max_grad_norm)
+        phase = history.next_call()
+        if phase < state.position.phase and not self.recovery.waits_to_join:
+            self._skip(phase)
+            return
+        feed = data if isinstance(data, ShardedLoader) else self.feeds.open(data, batch_size=batch_size)
+        call = Call(
+            phase=phase,
+            feed=feed,
+            epochs=epochs,
+            steps=steps,
+            max_grad_norm=max_grad_norm,
+            after_epoch=after_epoch,
+        )
+        try:
+            yield from self._take(call)
+        except GeneratorExit:
+            self._note_left(phase)
+            raise
+        finally:
+            # What the function does behind its steps may take as long as it likes.
+            state.world.pulse.enter(Phase.QUIET)
+            history.went_back = False
+            if state.open_call == phase:  # an iterator may be closed long after the next call began
+                state.open_call = None
+                then = {
+                    "early": not state.ended,
+                    **self.loop.registered.small(),
+                    **options_of(state.replica.optimizer),
+                }
+                history.behind.note(phase, LEFT, then)
+            if phase == history.call:
+                state.seed_loop("call", phase + 1)
+            if feed is not data:
+                self.feeds.close(feed)
+
+    def _take(self, call: Call) -> Iterator[Step]:
+        state, history, phase = self.state, self.history, call.phase
+        self._check_before(call)
+        state.training = call.feed, call.max_grad_norm
+        history.catches_up |= self.recovery.waits_to_join
+        joined = history.catches_up
+        behind = self._find_place(call)
+        self.preparation.freeze()
+        self.loop.registered.begin()
+        self.recovery.begin()
+        if phase < state.position.phase:
+            history.kept = history.kept or KeptState(state.replica, self.loop.registered)
+            self._be_as_then(phase)
+            return  # the others are in a later call of `steps`
+        if history.kept is not None:
+            with self.loop.guard.updating():
+                history.kept.put_back(state.replica, self.loop.registered)
+            history.kept = None
+        history.catches_up, state.open_call = False, phase
+        self.recovery.exits.begin()
+        if phase > state.position.phase:
+            state.position = state.position.next_phase()
+            self.journal.leave_epoch()
+        first = state.position
+        last = first.first_number + call.last
+        check_last_batch(call.feed, state.options, state.world.dp_size)
+        state.ended = False
+        if not joined:  # who joins has done so with the others
+            state.emit(announcement(state, call.feed, call.epochs, last))
+            self._open_records(again=phase > 0)
+        if behind:
+            self._be_as_then(phase)
+            state.ended, state.open_call = True, None
+            return
+        stepping = Stepping(
+            state=state,
+            loop=self.loop,
+            journal=self.journal,
+            records=self.records,
+            recovery=self.recovery,
+            sharded=self.sharded,
+            group=self.group,
+            saving=self.saving,
+            feed=call.feed,
+            max_grad_norm=call.max_grad_norm,
+            last=last,
+            epochs=None if call.epochs is None else first.first_epoch + call.epochs,
+            after_epoch=call.after_epoch,
+        )
+        while not state.ended:
+            yield from stepping.take()
+            self._note_left(phase, ended=True)
+            self.journal.read_pending()
+            self.saving.at_the_end()
+            # A worker may have been lost in that very checkpoint, and steps with it.
+            state.ended = not stepping.left
+        self.records.finish()
+
+    def _check_before(self, call: Call) -> None:
+        """Raise where the call before was left in a way that no other may follow, or the batch is another."""
+        state = self.state
+        self.saving.check_asked()
+        self.loop.body.attempt = None  # of a step that a call before this was left in the middle of
+        if self.recovery.exits.pending:
+            self.recovery.together(SAVE, lambda: None)
+            state.check_whole("the loop was left")
+        if state.meta.get("batch_size") is None:  # also of a run that was saved before its first step
+            state.meta["batch_size"] = call.feed.batch_size
+        check_batch_size(state.meta["batch_size"], call.feed.batch_size)
+
+    def _open_records(self, *, again: bool) -> None:
+        """Begin the records and the snapshots of a call of `steps`; a worker may be lost between two of them."""
+
+        def begin() -> None:
+            self.records.begin(*description(self.state, self.state.position))
+            self.sharded.attach(self.state.world, self.state.replica)
+            self.group.take_snapshot()
+
+        if again:
+            self.recovery.together(SAVE, begin)
+        else:
+            begin()
+
+    # Calls that are over, and the place where a run was saved.
+
+    def _skip(self, phase: int) -> None:
+        """Go by a call of `steps` that was done before the run was resumed, or before this worker joined it."""
+        self._be_as_then(phase)
+        if self.history.catches_up:
+            return
+        self.history.skipped = True
+        self.state.seed_loop("call", phase + 1)
+        if phase == 0:
+            self.state.emit(
+                Note(
+                    text=f"this run was resumed in call {self.state.position.phase + 1} of run.steps; the calls before it are "
+                    "skipped. run.evaluate between them returns what it returned then; what else the loop learned there (a "
+                    "best score) is there if run.register_state holds it."
+                )
+            )
+
+    def _be_as_then(self, phase: int) -> None:
+        """Have what a loop decides by be what it was behind a call that is gone by: its own small states, the rates."""
+        if self.history.behind.holds(phase, LEFT):
+            then = self.history.behind.next(phase, LEFT)
+            self.loop.registered.give_known(then)
+            set_options(self.state.replica.optimizer, then)
+
+    def _find_place(self, call: Call) -> bool:
+        """Take up the state of a resumed run where its call of `steps` begins, or return that it was saved behind this call.
+
+        Then the state is taken up at that `run.save`.
+        """
+        history, phase, at = self.history, call.phase, self.state.position
+        more = (call.epochs is None or at.epoch < at.first_epoch + call.epochs) and (
+            at.number < at.first_number + call.last
+        )
+        resumed, history.resumed = history.resumed, False
+        self.loop.body.note_beginning()
+        self._check_taken_up(phase)
+        over = history.behind.has_save(phase) and history.behind.left_early(phase)
+        if phase == at.phase and more and not over:
+            # It came to its end where the run was saved, and has been given more steps.
+            history.behind.drop(phase)
+        if history.behind.has_save(phase):
+            history.skipped = False
+            return True
+        if resumed and not history.catches_up:
+            changed = self._changed()
+            if changed or history.skipped or self.preparation.lacks_groups:
+                self.preparation.resume_again()
+        return False
+
+    def _changed(self) -> bool:
+        """Return whether some worker's loop has changed what was resumed: loaded other weights, set a rate, made a schedule."""
+        mine = self.loop.body.beginning_changed or self.loop.registered.moved()
+        return any(all_gather_object(self.state.world.comm, mine))
+
+    def _check_taken_up(self, phase: int | None = None) -> None:
+        """Raise where the function has gone by the place that the run was saved at, and would do once more what it did before."""
+        history, at = self.history, self.state.position
+        saved_in = at.phase + 1
+        if phase is None and history.skipped:
+            raise InputError(
+                f"this run was saved in call {saved_in} of run.steps, and the function ended behind call {history.calls}: "
+                f"{_DECIDE}"
+            )
+        late = history.before if phase == 0 and not history.catches_up else history.behind
+        call = -1 if phase == 0 else at.phase
+        if (phase is None or phase > call) and late.has_save(call) and not self.recovery.waits_to_join:
+            raise InputError(
+                f"this run was saved by a run.save() {'before the first call' if call < 0 else f'behind call {saved_in}'} of "
+                f"run.steps, and the function did not come to it again: {_DECIDE}"
+            )
+
+    # Leaving the loop.
+
+    def _note_left(self, phase: int, *, ended: bool = False) -> None:
+        """Announce that this worker has left a call of `steps`; an iterator may be closed long after the next began."""
+        state = self.state
+        if phase == state.position.phase and not (self.recovery.waits_to_join or self.history.catches_up):
+            unfinished = state.step is not None and state.step.again and not ended
+            number = state.position.number
+            self.recovery.exits.note(state.world, phase, number, ended=ended, unfinished=unfinished)
+
+    def finish(self) -> None:
+        """Save what a loop did that was left with `break`; for whoever started the run, when its function has returned."""
+        state, history = self.state, self.history
+        if history.calls and not history.catches_up:
+            self._check_taken_up()
+        if not state.in_training or history.catches_up:
+            return
+        self._note_left(state.position.phase)
+        self.journal.read_pending()
+        # All are to have left at the same step.
+        left_open = self.recovery.together(
+            SAVE, lambda: any(all_gather_object(state.world.comm, state.left_open))
+        )
+        left_at = state.position.number
+        if left_open:
+            state.emit(
+                Note(
+                    text=f"the loop was left in the middle of step {left_at}, before step.apply(), and forward may have "
+                    "changed the model's buffers: no last checkpoint is written, for a resumed run takes that step once more."
+                )
+            )
+        else:
+            self.saving.at_the_end()
+        if state.position.number != left_at:
+            raise RolledBackError(state.position.number)  # no loop is there to take those steps once more
+        state.ended = True
+        self.records.finish()

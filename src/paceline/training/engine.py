@@ -1,0 +1,133 @@
+"""What the machine needs of a run, put together: one object for each job, and the record of where the run stands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from paceline import strategies
+from paceline.observe import Event
+from paceline.recovery.membership import FixedMembership, Membership
+from paceline.recovery.options import RecoveryOptions
+from paceline.recovery.recovery import Recovery
+from paceline.recovery.sharded_recovery import ShardedRecovery
+from paceline.strategies.base import Exactness
+from paceline.training.call_history import CallHistory
+from paceline.training.calls import Calls
+from paceline.training.checks import promise
+from paceline.training.feeds import Feeds
+from paceline.training.group import RunGroup
+from paceline.training.journal import Journal
+from paceline.training.listeners import Listeners
+from paceline.training.loop import Loop
+from paceline.training.measuring import Measuring
+from paceline.training.options import RunOptions
+from paceline.training.preparation import Preparation
+from paceline.training.recorder import open_records
+from paceline.training.saving import Saving
+from paceline.training.state import RunState
+from paceline.world import World, determinism, seeds
+from paceline.world.status_page import Phase
+
+
+class Engine:
+    """One worker's part in a run: its world, its replica, its data, its checkpoints."""
+
+    def __init__(
+        self, world: World, options: RunOptions, membership: Membership | None, listeners: Listeners | None
+    ) -> None:
+        world.pulse.timeout_s = options.hang_timeout
+        recovery_options = _recovery_options(options)
+        strategy = strategies.load(options.choice.name)
+        self._listeners = listeners
+        self.state = state = RunState(
+            world=recovery_options.laid_out(world),
+            strategy=strategy,
+            emit=_ignore if listeners is None else listeners.emit,
+            workers=0,
+            options=options,
+            exactness=promise(strategy, options),
+        )
+        state.workers = state.present_workers
+        self.history = history = CallHistory()
+        self.loop = loop = Loop(state)
+        self.feeds = feeds = Feeds(state)
+        self.journal = journal = Journal(state.emit, world.device)
+        self._records = records = open_records(options, state.world)
+        sharded = ShardedRecovery(recovery_options)
+        self.recovery = recovery = Recovery(state, membership or FixedMembership(), sharded, recovery_options)
+        self.preparation = preparation = Preparation(
+            state=state, loop=loop, history=history, journal=journal, recovery=recovery, sharded=sharded
+        )
+        self.saving = saving = Saving(
+            state=state,
+            loop=loop,
+            history=history,
+            journal=journal,
+            records=records,
+            recovery=recovery,
+            sharded=sharded,
+            preparation=preparation,
+        )
+        recovery.hooks = group = RunGroup(
+            state=state,
+            loop=loop,
+            history=history,
+            feeds=feeds,
+            journal=journal,
+            records=records,
+            listeners=listeners,
+            recovery=recovery,
+            sharded=sharded,
+            preparation=preparation,
+            saving=saving,
+        )
+        self.measuring = Measuring(
+            state=state, loop=loop, history=history, feeds=feeds, recovery=recovery, group=group
+        )
+        self.calls = Calls(
+            state=state,
+            loop=loop,
+            history=history,
+            feeds=feeds,
+            journal=journal,
+            records=records,
+            recovery=recovery,
+            sharded=sharded,
+            preparation=preparation,
+            saving=saving,
+            group=group,
+        )
+        if state.exactness is Exactness.BITWISE:
+            determinism.select_kernels(world.device, compiled=options.compile)
+        seeds.seed_everything(seeds.derive(options.seed, "model"))
+
+    def with_options(self, **changes: Any) -> None:
+        """Fill in options that only the task knows."""
+        self.state.options = replace(self.state.options, **changes)
+
+    def close(self) -> None:
+        """Release data, listeners and the world."""
+        self.state.world.pulse.enter(Phase.ENDED)
+        self.feeds.close_all()
+        self.saving.close()
+        self._records.close()
+        if self._listeners is not None:
+            self._listeners.close()
+        self.state.world.close()
+
+
+def _ignore(event: Event) -> None:
+    """Nobody listens."""
+
+
+def _recovery_options(options: RunOptions) -> RecoveryOptions:
+    return RecoveryOptions(
+        choice=options.choice,
+        backend=options.backend,
+        check_collectives=options.check_collectives,
+        staleness=options.tuning.staleness,
+        shard_optimizer=options.tuning.shard_optimizer,
+        snapshot_every=options.snapshot_every if options.peer_snapshots else None,
+        out=options.out,
+    )

@@ -1,0 +1,65 @@
+"""The data that a worker has open: its shards of each data set, others after each change of the group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.data import ShardedLoader, owned_shards
+from paceline.data.loaders import is_loader, merged, note_batches
+from paceline.observe import Note
+from paceline.training.state import RunState
+
+DEFAULT_BATCH = 32
+
+
+class Feeds:
+    """One worker's loaders."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._open: list[ShardedLoader] = []
+        self._doubted = False
+        """Whether the user was told that a list may hold batches: once a run is enough."""
+
+    def open(self, data: Any, *, batch_size: int | None = None, **loading: Any) -> ShardedLoader:
+        """Open this worker's share of a data set, or of a DataLoader's; the batch is the GLOBAL one (32 where nobody says)."""
+        options = self._state.options
+        loading = {"num_workers": options.num_workers, **loading}
+        if is_loader(data):
+            data, batch_size, loading = merged(data, batch_size, loading)
+        doubt = None if self._doubted else note_batches(data)
+        if doubt is not None:
+            self._doubted = True
+            self._state.emit(Note(text=doubt))
+        made = ShardedLoader(
+            data,
+            batch_size=DEFAULT_BATCH if batch_size is None else batch_size,
+            shards=options.total_shards,
+            seed=options.seed,
+            owned=self._owned,
+            micro_batch=options.micro_batch,
+            pin_memory=self._state.world.device.type == "cuda",
+            **loading,
+        )
+        self._open.append(made)
+        return made
+
+    @property
+    def _owned(self) -> range:
+        world = self._state.world
+        return owned_shards(world.dp_rank, world.dp_size, self._state.options.total_shards, world.shares)
+
+    def enter_group(self) -> None:
+        """Read this worker's shards of the group that has formed."""
+        for feed in self._open:
+            feed.own(self._owned)
+
+    def close(self, feed: ShardedLoader) -> None:
+        """Close one."""
+        self._open.remove(feed)
+        feed.close()
+
+    def close_all(self) -> None:
+        """Close those that are open."""
+        for feed in self._open:
+            feed.close()

@@ -1,0 +1,184 @@
+"""What a change of the group means for a run: what it releases, what it takes along, what it hands to others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.errors import InputError
+from paceline.recovery.agreement import RolledBackError
+from paceline.recovery.handover import BEGINNING, CHECKPOINT, WORKERS, StateSource
+from paceline.recovery.membership import STATE_LOST
+from paceline.recovery.position import Position
+from paceline.recovery.recovery import Recovery
+from paceline.recovery.sharded_recovery import ShardedRecovery
+from paceline.state.chunks import LocalState
+from paceline.strategies.base import OpenReplica
+from paceline.training import folder, resuming
+from paceline.training.attempt import put_options
+from paceline.training.books import description
+from paceline.training.call_history import CallHistory
+from paceline.training.feeds import Feeds
+from paceline.training.frozen import KEY as FROZEN
+from paceline.training.frozen import freeze_as, frozen_names
+from paceline.training.journal import Journal
+from paceline.training.listeners import Listeners
+from paceline.training.loop import Loop
+from paceline.training.loop_state import Values
+from paceline.training.preparation import Preparation
+from paceline.training.recorder import DataFacts, NoRecords
+from paceline.training.saving import Saving
+from paceline.training.state import RunState
+from paceline.world import all_gather_object
+
+
+@dataclass(kw_only=True)
+class RunGroup:
+    """A run as its recovery sees it."""
+
+    state: RunState
+    loop: Loop
+    history: CallHistory
+    feeds: Feeds
+    journal: Journal
+    records: NoRecords
+    listeners: Listeners | None
+    recovery: Recovery
+    sharded: ShardedRecovery
+    preparation: Preparation
+    saving: Saving
+    _states: Values = field(default_factory=dict, init=False)
+    """What the loop's own states were where the run goes on, should it go back."""
+
+    def take_snapshot(self) -> None:
+        """Send this worker's part of the state to its neighbour, where that is done."""
+        self.journal.read_pending()
+        if self.sharded.takes_snapshots:
+            self._take_snapshot(self.state.position, anew=True)
+
+    def _take_snapshot(self, position: Position, *, anew: bool) -> None:
+        self.sharded.take_snapshot(position, self.shared_state(), self.state.replica, anew=anew)
+
+    # From one group to the next.
+
+    def leave_group(self) -> None:
+        """Release everybody: nobody may wait for this worker in the old group."""
+        state = self.state
+        state.world.interruption.interrupt()
+        self.sharded.detach()
+        self.saving.abandon()
+        if state.replica_or_none is not None:
+            state.replica_or_none.abandon()
+        state.world.close()
+
+    def break_off(self, *, in_step: bool) -> tuple[bool, bool]:
+        """Put back what a body did in a step that broke; return whether it wrote to the model in it, and behind the last."""
+        return self.loop.break_off(in_step=in_step)
+
+    def prepare_group(self, before: OpenReplica | None) -> OpenReplica:
+        """Prepare for the group that has formed, with what the replica of the one before was made of."""
+        return self.preparation.prepare_group(before)
+
+    def enter_group(self, position: Position, replica: OpenReplica) -> None:
+        """Take this worker's place in the group that has formed: its shards, its listeners, its records."""
+        state = self.state
+        state.replica_or_none = replica
+        self.loop.guard.watch(replica)
+        self.loop.body.enter_group()
+        self.feeds.enter_group()
+        if self.listeners is not None:
+            self.listeners.listen(first=state.world.is_first)
+        self.records.regroup(state.world, *description(state, position))
+        self.recovery.exits.enter_group(state.world)
+        self.sharded.attach(state.world, replica)
+        if self.sharded.takes_snapshots:
+            self._take_snapshot(position, anew=False)
+
+    # The state beside the replica.
+
+    def shared_state(self) -> dict[str, Any]:
+        """Return what a worker that joins must know beside the model."""
+        state, data = self.state, self.state.training
+        return {
+            "started_at": state.started_at,
+            "workers": state.workers,
+            "meta": state.meta,
+            "journal": self.journal.state(),
+            "states": self.loop.registered.snapshot(),
+            **self.history.state(),
+            "data": None if data is None else (DataFacts.of(data[0]), data[1]),
+            "options": self.loop.body.options_then,
+            FROZEN: frozen_names(state.replica.model) if state.replica.whole else None,
+        }
+
+    def adopt(self, position: Position, shared: dict[str, Any]) -> None:
+        """Go on from where the others stand."""
+        state = self.state
+        state.stand_at(position)
+        state.started_at, state.meta, state.workers = shared["started_at"], shared["meta"], shared["workers"]
+        if shared[FROZEN] is not None:
+            freeze_as(state.replica.model, shared[FROZEN])
+        self.journal.load(shared["journal"])
+        self.history.load(shared)
+        state.others_training, self.history.adopted = shared["data"], shared["states"]
+        self.loop.registered.load(shared["states"])
+
+    def finish_step(self, shared: dict[str, Any]) -> None:
+        """Take over the optimizer's options of right behind a step that others have finished, not those of further on."""
+        if shared["options"] is not None:
+            put_options(self.state.replica.optimizer, shared["options"])
+
+    # A sharded state.
+
+    def newest_checkpoint(self) -> int | None:
+        """Wait for a checkpoint that is being written, and return the step of the newest on disk."""
+        self.saving.wait()
+        return folder.newest_step(self.state.options.out)
+
+    def restore(self, replica: OpenReplica, source: StateSource, held: LocalState | None) -> Position:
+        """Load into a new replica its part of the state from where it is, and return where the run goes on."""
+        state, inputs = self.state, self.preparation.inputs
+        if source.kind == CHECKPOINT:
+            saved = resuming.load(replica, state.options, state.world, state.emit)
+            self._states = saved.states
+            return saved.position
+        self._states = self._states_at(source)
+        if source.kind != BEGINNING:
+            self.sharded.restore(replica, state.world, source, held)
+        elif self.loop.body.beginning_changed:
+            # The function does what it did to it once more, when the run starts over.
+            raise RolledBackError(0)
+        elif inputs is not None and not inputs.remakes:
+            raise InputError(
+                f"{STATE_LOST}, and no copy or checkpoint has it; the beginning cannot be made "
+                "again, because model or optimizer were given ready made. Give run.prepare functions that make them, "
+                "--save-every or --peer-snapshots 1."
+            )
+        return source.position
+
+    def _states_at(self, source: StateSource) -> Values:
+        """Return what the loop's own states were where the run goes on; all workers call it."""
+        if source.kind == BEGINNING:
+            return self.loop.registered.beginning
+        number = source.position.number
+        snapshot = self.sharded.snapshot_at(number)
+        mine: Values | None = None if snapshot is None else snapshot.shared["states"] or None
+        joins = self.recovery.waits_to_join  # and may have registered none yet
+        if mine is None and source.kind == WORKERS and self.state.position.number == number and not joins:
+            mine = self.loop.registered.snapshot()
+        everybody: list[Values | None] = all_gather_object(self.state.world.comm, mine)
+        return next((states for states in everybody if states is not None), {})
+
+    def go_back(self, position: Position) -> None:
+        """Stand at an earlier step again."""
+        if position.phase < self.state.position.phase:
+            # Before this call of `steps` began: what the function did since then would be lost.
+            raise RolledBackError(position.number)
+        self.journal.load(self.sharded.go_back(position) or Journal.BEGINNING)
+        self.state.stand_at(position)
+        self.history.went_back, self.history.adopted = True, self._states
+        if self.loop.registered:
+            self.loop.registered.load(self._states)
+        self.saving.go_back(position.number)
+        self.history.behind.drop(position.phase)
+        self.recovery.exits.go_back(position.phase)

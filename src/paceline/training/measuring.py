@@ -1,0 +1,114 @@
+"""What all workers find out together where the user's function asks for it: metrics, and the hash of the weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.checkpoint import digest, weights_sha256
+from paceline.data import ShardedLoader
+from paceline.observe import Note
+from paceline.recovery.membership import EVALUATE, SAVE
+from paceline.recovery.recovery import Recovery
+from paceline.state.chunks import MODEL, collect, survey
+from paceline.strategies.base import MetricsFunction, Replica
+from paceline.training.call_history import CallHistory
+from paceline.training.evaluation import evaluate
+from paceline.training.feeds import Feeds
+from paceline.training.group import RunGroup
+from paceline.training.kept_state import KeptState
+from paceline.training.loop import Loop
+from paceline.training.state import RunState
+from paceline.world import World
+
+
+@dataclass(kw_only=True)
+class Measuring:
+    """Asks the others, or the history of the run where they have been asked before."""
+
+    state: RunState
+    loop: Loop
+    history: CallHistory
+    feeds: Feeds
+    recovery: Recovery
+    group: RunGroup
+
+    def evaluate(
+        self, data: Any, metrics: MetricsFunction, *, batch_size: int | None = None
+    ) -> dict[str, float]:
+        """Measure a data set exactly; all workers must call it."""
+        name, state = "run.evaluate", self.state
+        measured: dict[str, float]
+        if self._asked_before(name):
+            measured = self.history.outcomes.next(self.history.call, name)
+            return measured
+        given = isinstance(data, ShardedLoader)
+        feed = data if given else self.feeds.open(data, batch_size=batch_size, shuffle=False)
+        self.group.take_snapshot()
+
+        def measure() -> dict[str, float]:
+            with self.loop.guard.updating(), self.loop.body.left_out():
+                return evaluate(feed, metrics, state.replica, state.world, state.options.seed)
+
+        try:
+            measured = self.recovery.together(EVALUATE, measure, called=name)
+        finally:
+            if not given:
+                self.feeds.close(feed)
+        self._note(name, measured)
+        for metric in [metric for metric, value in measured.items() if math.isnan(value)]:
+            text = f"the metric {metric} is not a number: its weight is 0, or a batch's value is none"
+            state.emit(Note(text=text))
+        return measured
+
+    def weights_sha256(self) -> str:
+        """Return one number for all weights, wherever they are; all workers must call it."""
+        name, state = "run.weights_sha256", self.state
+        found: str
+        if self._asked_before(name):
+            found = self.history.outcomes.next(self.history.call, name)
+            return found
+        # Apart from what follows: what saves is waited for ten times as long.
+        self.recovery.together(EVALUATE, lambda: None, called=name)
+        self.recovery.together(SAVE, lambda: state.replica.settle())  # noqa: PLW0108  (the replica of the day)
+        if state.replica.whole:
+            found = weights_sha256(state.replica.state()["model"])
+        else:
+            found = self.recovery.together(EVALUATE, lambda: _sharded_sha256(state.world, state.replica))
+        self._note(name, found)
+        return found
+
+    def _asked_before(self, asked: str) -> bool:
+        """Return whether the others came by here before this worker joined them, or the run before it was resumed."""
+        self._join_to_be_told()
+        if self.history.catches_up:
+            return not self.recovery.waits_to_join
+        return self.state.open_call is None and self.history.outcomes.holds(self.history.call, asked)
+
+    def _note(self, asked: str, outcome: Any) -> None:
+        if self.state.open_call is None and not self.history.skipped:
+            self.history.outcomes.note(self.history.call, asked, outcome)
+
+    def _join_to_be_told(self) -> None:
+        """Join the others before the first call of `steps`, where they found out what this worker is asked for.
+
+        They may have measured a checkpoint's weights, which this worker cannot make: its machine may not have the files. In a run
+        that nothing was saved of, it makes what they measured: the weights of the beginning.
+        """
+        state, history, registered = self.state, self.history, self.loop.registered
+        waits = self.recovery.waits_to_join and state.replica_or_none is not None
+        if waits and not history.calls and state.options.resume:
+            history.catches_up = True
+            self.recovery.begin()
+            registered.resume(history.adopted)
+            # What stands from here to the call of `steps` has been done to that state.
+            history.kept = KeptState(state.replica, registered, history.adopted)
+
+
+def _sharded_sha256(world: World, replica: Replica) -> str:
+    """Return one number for weights that are sharded, a few tensors at a time; all workers ask together."""
+    pieces = {key: one for key, one in replica.held().pieces.items() if key.startswith(f"{MODEL}/")}
+    found = survey(world, pieces)
+    found = replace(found, forms=dict(sorted(found.forms.items())))
+    return digest((key.partition("/")[2], whole) for key, whole in collect(world, pieces, found))

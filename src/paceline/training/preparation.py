@@ -1,0 +1,196 @@
+"""Makes the replica of a run: for its first group, from a checkpoint, and for every group that forms anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline import strategies
+from paceline.errors import InputError
+from paceline.observe import Note
+from paceline.recovery.recovery import Recovery
+from paceline.recovery.sharded_recovery import ShardedRecovery
+from paceline.state.optimizer_state import drop_groups
+from paceline.strategies.base import Exactness, OpenReplica, StrategyInputs
+from paceline.strategies.buffers import Rule
+from paceline.strategies.precision import Precision
+from paceline.strategies.structure import Structure
+from paceline.training import resuming
+from paceline.training.call_history import CallHistory
+from paceline.training.frozen import KEY as FROZEN
+from paceline.training.frozen import freeze_as
+from paceline.training.handle import Handle
+from paceline.training.journal import Journal
+from paceline.training.loop import Loop
+from paceline.training.preparing import (
+    ONE_MODEL,
+    MakeModel,
+    MakeOptimizer,
+    MakeScheduler,
+    kept_parts,
+    new_parts,
+)
+from paceline.training.state import RunState
+from paceline.world import broadcast_object, seeds
+
+NO_BITS = (
+    "this strategy promises no bits (statistical): the resumed run is one like the one that was left, but its weights will be "
+    "others than if it had not been left."
+)
+
+
+@dataclass(kw_only=True)
+class Preparation:
+    """What a run's replica is made of."""
+
+    state: RunState
+    loop: Loop
+    history: CallHistory
+    journal: Journal
+    recovery: Recovery
+    sharded: ShardedRecovery
+    inputs: StrategyInputs | None = field(default=None, init=False)
+    _handle: Handle | None = field(default=None, init=False)
+    """What a loop of the user's own holds."""
+    lacks_groups: bool = field(default=False, init=False)
+    """Whether the optimizer of a resumed run has yet to get groups that the function, or the checkpoint, gives it."""
+
+    def prepare(
+        self,
+        model: nn.Module | MakeModel,
+        optimizer: Optimizer | MakeOptimizer,
+        scheduler: LRScheduler | MakeScheduler | None = None,
+        buffers: Mapping[str, Rule] | None = None,
+        structure: Structure | None = None,
+    ) -> tuple[nn.Module, Optimizer]:
+        """Place the model for a loop of the user's own, which goes on with these very objects in every group."""
+        with seeds.preserved():
+            replica = self.prepare_replica(model, optimizer, scheduler, buffers, structure)
+        if not isinstance(model, nn.Module):
+            # A function that makes the model begins at the run's seed, which has served.
+            self.state.seed_loop("call", 0)
+        self._handle = Handle(replica, Precision(self.state.options.precision, self.state.world.device))
+        return replica.model, replica.optimizer
+
+    def prepare_replica(
+        self,
+        model: nn.Module | MakeModel,
+        optimizer: Optimizer | MakeOptimizer,
+        scheduler: LRScheduler | MakeScheduler | None = None,
+        buffers: Mapping[str, Rule] | None = None,
+        structure: Structure | None = None,
+    ) -> OpenReplica:
+        """Do the same for a loop that hands the strategy its loss function instead of calling backward."""
+        state = self.state
+        if self.inputs is not None:
+            raise InputError(
+                "run.prepare was called before, and its model would be trained no more. " + ONE_MODEL
+            )
+        device = state.world.device
+        self.inputs = inputs = new_parts(
+            state.options, state.exactness, device, model, optimizer, scheduler, buffers, structure
+        )
+        joins = self.recovery.waits_to_join
+        # What needs the others is done when there are any.
+        inputs = replace(inputs, sync_batchnorm=inputs.sync_batchnorm and not joins)
+        replica = state.replica_or_none = state.strategy.prepare(inputs, state.world)
+        self.loop.guard.watch(replica)
+        state.parameters = self.sharded.survey(replica, state.world)
+        for text in getattr(replica, "notes", ()):
+            state.emit(Note(text=text))
+        if state.options.resume and not joins:
+            self._resume(replica)
+        if state.task is None:
+            self.loop.body.note_made()
+        self.sharded.note_checkpoint(state.position, self.journal.state)
+        return replica
+
+    def prepare_group(self, before: OpenReplica | None) -> OpenReplica:
+        """Prepare for the group that has formed, with what the replica of the one before was made of."""
+        if self.inputs is None:
+            raise RuntimeError("a group is entered when the model is prepared")
+        state = self.state
+        inputs = kept_parts(self.inputs, before) if before is not None else self.inputs
+        state.strategy = strategies.load(state.options.choice.strategy(state.world.mesh))
+        with seeds.preserved():  # the loop may draw on behind run.evaluate, in which the group broke
+            replica = state.strategy.prepare(inputs, state.world)
+        if self._handle is not None:
+            self._handle.adopt(replica)
+        return replica
+
+    def _resume(self, replica: OpenReplica) -> None:
+        """Take over the state of a run that is being resumed."""
+        state = self.state
+        groups = len(replica.optimizer.param_groups)
+        saved = resuming.load(replica, state.options, state.world, state.emit)
+        self.lacks_groups = drop_groups(replica.optimizer, groups)
+        state.position, state.meta = saved.position, saved.meta
+        state.started_at = state.position.number
+        self.history.load_saved(saved.outcomes or [])
+        self.freeze()
+        self._note_new(self.loop.registered.resume(saved.states))
+        state.tell_steps()
+        self.history.resumed = True
+        if state.exactness is Exactness.STATISTICAL:
+            state.emit(Note(text=NO_BITS))
+        self.loop.guard.watch(replica)  # its schedule stands elsewhere now
+
+    def resume_again(self) -> None:
+        """Be where the run was saved: what stands between the calls that were skipped has been done to that state once more."""
+        state = self.state
+        self.history.skipped, self.history.resumed, self.lacks_groups = False, False, False
+        with self.loop.guard.updating():
+            saved = resuming.load(state.replica, state.options, state.world, state.emit)
+        if saved.position != state.position:
+            raise InputError(
+                "another process has written to the folder of this run since it was resumed. Give each run its own."
+            )
+        self.loop.registered.resume(saved.states)
+        state.meta[FROZEN] = saved.meta.get(FROZEN)
+        self.freeze()
+        self.loop.guard.watch(state.replica)
+
+    def freeze(self) -> None:
+        """Have that train which did where the run was saved: the loop's code may have changed it at a step before."""
+        state = self.state
+        names: list[str] | None = state.meta.get(FROZEN)
+        if names is not None and (changed := freeze_as(state.replica.model, names)):
+            others = f" (and of {len(changed) - 1} more)" if changed[1:] else ""
+            state.emit(
+                Note(
+                    text=f"requires_grad of {changed[0]}{others} is set to {changed[0] not in names}, as it was where this run "
+                    "was saved; a loop that sets it itself in its steps goes on doing so, and has nothing to change."
+                )
+            )
+        if state.training is not None:
+            state.meta.pop(FROZEN, None)  # from here on the loop says what trains
+
+    def register(self, name: str, value: Any) -> Any:
+        """Save an object's state with the run, and return the object."""
+        state = self.state
+        if state.training is not None:
+            raise InputError(
+                f"run.register_state({name!r}) came after run.steps. Call it before, on every worker."
+            )
+        prepared = state.replica_or_none is not None
+        known = state.options.resume and prepared and not self.recovery.waits_to_join
+        if not self.loop.registered.register(name, value) and known:
+            self._note_new([name])
+        return value
+
+    def _note_new(self, names: list[str]) -> None:
+        for name in names:
+            text = f"the checkpoint has no state {name!r} of the loop: it begins as it is"
+            self.state.emit(Note(text=text))
+
+    def saved_meta(self) -> dict[str, Any]:
+        """Return what the newest checkpoint of a run that is resumed says of it; all workers call it."""
+        if not self.state.options.resume:
+            return {}
+        meta = resuming.newest_meta(self.state.options) if self.state.world.is_first else None
+        return broadcast_object(self.state.world.comm, meta) or {}

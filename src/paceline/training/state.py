@@ -1,0 +1,98 @@
+"""Where a run stands and what it is: the one record that the parts of its engine share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.data import ShardedLoader
+from paceline.errors import InputError
+from paceline.recovery.group_state import GroupState
+from paceline.recovery.position import Position
+from paceline.strategies.base import Exactness
+from paceline.task import Task
+from paceline.training.options import RunOptions
+from paceline.training.recorder import DataFacts
+from paceline.training.step import Step
+from paceline.world import seeds
+
+
+@dataclass(kw_only=True)
+class RunState(GroupState):
+    """A run on one worker, at this moment."""
+
+    options: RunOptions
+    exactness: Exactness
+    name: str = "run"
+    task: Task | None = None
+    """The task that is trained, where it is not a loop of the user's own; it is told how far the run is."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """What the loop says of itself, for the receipt."""
+    meta: dict[str, Any] = field(default_factory=dict)
+    """What a checkpoint says of the run."""
+    started_at: int = 0
+    """The step this process started from: above 0 in a resumed run."""
+    training: tuple[ShardedLoader, float | None] | None = None
+    """The data that the last call of `steps` goes through, and its largest norm; None before the first."""
+    others_training: tuple[DataFacts, float | None] | None = None
+    """The same of the others, for a worker that has joined them before its first call of `steps`."""
+    step: Step | None = None
+    """The one that was given last."""
+    ended: bool = False
+    """Whether the steps have all been taken."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether what is done outside of the steps can be done once more: a Task's trainer changes nothing there."""
+        return self.task is not None
+
+    @property
+    def present_workers(self) -> int:
+        """How many there are now, on all machines; servers are not counted."""
+        world = self.world
+        return self.options.workers if self.strategy.threaded else world.size - world.mesh.servers
+
+    @property
+    def in_training(self) -> bool:
+        """Whether steps have been asked for and not all were taken."""
+        return self.training is not None and not self.ended
+
+    def stand_at(self, position: Position) -> None:
+        """Stand at another step, and tell the task."""
+        self.position = position
+        self.tell_steps()
+
+    def tell_steps(self) -> None:
+        """Tell the task how many steps were taken."""
+        if self.task is not None:
+            self.task.steps_done = self.position.number
+
+    @property
+    def left_open(self) -> bool:
+        """Whether the last step has gone through a model with buffers and was not applied."""
+        return (
+            self.step is not None
+            and self.step.left_open
+            and next(self.replica.model.buffers(), None) is not None
+        )
+
+    def check_whole(self, what: str) -> None:
+        """Raise in the middle of a step: a state of there is that of no step."""
+        if self.left_open:
+            raise InputError(
+                f"{what} in the middle of step {self.position.number}, before step.apply(), and forward may have changed the "
+                "model's buffers by then. Do it behind step.apply()."
+            )
+
+    def seed_loop(self, *place: int | str) -> None:
+        """Seed what a loop of the user's own draws outside of its batches, by its place in the run: alike on every worker.
+
+        A Task's trainer draws nothing there.
+        """
+        if self.task is None:
+            seeds.seed_everything(seeds.derive(self.options.seed, "loop", *place))
+
+    def seed_update(self) -> None:
+        """Seed what an update draws, noise on gradients say, alike on every worker that is to come to the same weights."""
+        if self.exactness is not Exactness.STATISTICAL:
+            seeds.seed_everything(seeds.derive(self.options.seed, "update", self.position.number))
