@@ -1,8 +1,11 @@
 """Keeps torch's compiler front end unloaded until something really needs it.
 
-Making any optimizer or DistributedDataParallel imports `torch._dynamo` (1.4 s, sympy included) only to ask it
-whether a graph is being compiled. In a process that compiles nothing the answer is known, so a module that
-answers just those questions stands in; any other attribute loads the real one and hands over for good.
+Making any optimizer or DistributedDataParallel imports `torch._dynamo`, sympy included, only to ask it whether a graph
+is being compiled. In a process that compiles nothing the answer is known, so a module that answers just those questions
+stands in; any other attribute loads the real one and hands over for good.
+
+What it saves, in processor time with torch 2.13 (medians of three runs with and without it, in turns, on two busy cores): a
+process that makes AdamW and steps once takes 4.6 s and not 8.2; `paceline train digits --steps 1` takes 4.6 s and not 7.7.
 """
 
 from __future__ import annotations
