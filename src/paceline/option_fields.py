@@ -7,6 +7,7 @@ forgotten. Imports no torch.
 
 from __future__ import annotations
 
+import os
 import types
 import typing
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -171,8 +172,11 @@ def folder(name: str, given: Any) -> Path:
     text = str(given)
     if not text or "\0" in text or (isinstance(given, str) and not given.strip()):
         raise InputError(f"{name} is {text!r}, which is no path. Give a folder, or leave it out.")
-    longest = max((len(part.encode("utf-8", "surrogateescape")) for part in text.split("/")), default=0)
-    if longest > NAME_BYTES or len(text.encode("utf-8", "surrogateescape")) > PATH_BYTES:
+    try:
+        longest = max(len(os.fsencode(part)) for part in text.split("/"))
+    except UnicodeEncodeError:
+        raise InputError(f"{name} is {text!r}, which no file system takes. Give another path.") from None
+    if longest > NAME_BYTES or len(os.fsencode(text)) > PATH_BYTES:
         raise InputError(
             f"{name} is a path of {len(text)} characters with a name of {longest} bytes, and Linux takes names up to "
             f"{NAME_BYTES}. Give a shorter one."

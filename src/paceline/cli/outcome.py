@@ -7,7 +7,9 @@ import math
 import sys
 from typing import Any
 
+from paceline.errors import WorkerFailedError
 from paceline.launch.base import Outcome
+from paceline.launch.failures import Failure
 
 
 def report(outcome: Outcome) -> int:
@@ -29,6 +31,12 @@ def report(outcome: Outcome) -> int:
         who = f"\nrank {failure.rank} on {failure.host} {failure.cause()}"
         _say(f"{who}:\n{failure.trace.rstrip()}" if failure.trace else f"{who.rstrip('.')}.")
     return outcome.status
+
+
+def report_error(error: WorkerFailedError) -> int:
+    """Show a failure of the user's own code as that of a run: its traceback, last."""
+    failure = Failure(rank=error.rank, host=error.host, kind="code", message=error.cause, trace=error.trace)
+    return report(Outcome(results=(), failure=failure))
 
 
 def print_json(value: Any) -> None:

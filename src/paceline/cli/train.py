@@ -11,8 +11,8 @@ import typer
 from paceline import option_fields
 from paceline.cli.generated import Given, takes
 from paceline.cli.options import TASK, AsJson, Config, Settings, Threads, settings
-from paceline.cli.outcome import print_json, report
-from paceline.errors import InputError
+from paceline.cli.outcome import print_json, report, report_error
+from paceline.errors import InputError, WorkerFailedError
 from paceline.strategies.tuning import Tuning
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
@@ -40,6 +40,7 @@ def train(
     from paceline.cli.config_file import read_config
     from paceline.launch import api
     from paceline.launch.console import Console
+    from paceline.launch.read_shards import ReadShards
     from paceline.observe.progress import open_progress
     from paceline.training import folder
 
@@ -60,7 +61,13 @@ def train(
         print(f"note: {text}", file=sys.stderr)  # noqa: T201
     call: tuple[Any, ...] = (api.TRAINER, (asked.spec,), {}, asked.options)
     if dry_run:
-        print(api.plan(api.choose(), *call, threads=asked.threads).describe())  # noqa: T201
+        launcher = api.choose()
+        plan = api.plan(launcher, *call, threads=asked.threads)
+        try:
+            launcher.ask(ReadShards(asked.spec))  # a run would refuse what it raises
+        except WorkerFailedError as error:
+            return report_error(error)
+        print(plan.describe())  # noqa: T201
         return 0
     outcome = api.start(
         *call,

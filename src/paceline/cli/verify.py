@@ -13,12 +13,9 @@ from rich.console import Console
 
 from paceline.cli.generated import Given, takes
 from paceline.cli.options import TASK, AsJson, Config, Settings, Threads, settings
-from paceline.cli.outcome import print_json
-from paceline.cli.outcome import report as report_failure
+from paceline.cli.outcome import print_json, report_error
 from paceline.cli.reference import resolve
 from paceline.errors import InputError, WorkerFailedError
-from paceline.launch.base import Outcome
-from paceline.launch.failures import Failure
 from paceline.option_fields import flag, known_options
 from paceline.strategies import several
 from paceline.strategies.tuning import Tuning
@@ -116,7 +113,7 @@ def verify(
             resume=resume,
         )
     except WorkerFailedError as error:
-        return _failed(error)
+        return report_error(error)
 
 
 def _task(
@@ -196,19 +193,13 @@ def _receipt(folder: Path, said: dict[str, Any], *, as_json: bool, **options: An
             )
         )
     except WorkerFailedError as error:
-        return _failed(error)
+        return report_error(error)
     return _end(report.as_json(), "\n".join(report.lines()), holds=report.holds, as_json=as_json)
 
 
 def _was_given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _failed(error: WorkerFailedError) -> int:
-    """Show a failure of the user's own code as `paceline train` does: its traceback, last."""
-    failure = Failure(rank=error.rank, host=error.host, kind="code", message=error.cause, trace=error.trace)
-    return report_failure(Outcome(results=(), failure=failure))
 
 
 def _end(plain: dict[str, Any], shown: Any, *, holds: bool, as_json: bool) -> int:
@@ -221,6 +212,6 @@ def _end(plain: dict[str, Any], shown: Any, *, holds: bool, as_json: bool) -> in
 
 def _numbers(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in text.split(","))
+        return tuple(int(part.encode("ascii")) for part in text.split(","))
     except ValueError:
         raise InputError(f"--workers {text!r} is no list of numbers, such as 1,2,4.") from None

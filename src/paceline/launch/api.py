@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any, Unpack
 
 from paceline import ranges, strategies
-from paceline.errors import InputError
+from paceline.errors import InputError, WorkerFailedError
 from paceline.launch import job, machines
 from paceline.launch.base import Launcher, LaunchPlan, LaunchSpec, Outcome
 from paceline.launch.console import Console
@@ -150,13 +150,16 @@ def _modules(function: Callable[..., Any] | str, options: RunOptions) -> tuple[s
 
 
 def task_shards(spec: TrainSpec | None, launcher: Launcher | None = None) -> int | None:
-    """Return the shards that a task asks for; None where it leaves them to the workers, or cannot be made.
+    """Return the shards that a task asks for; None where it leaves them to the workers, or its own code fails.
 
-    One that cannot be made says why in the workers, which make it again.
+    That code says why in the workers, which make the task again. Raise InputError where its settings cannot be.
     """
     if spec is None:
         return None
-    found: int | None = (launcher or choose()).ask(ReadShards(spec))
+    try:
+        found: int | None = (launcher or choose()).ask(ReadShards(spec))
+    except WorkerFailedError:
+        return None
     return found
 
 

@@ -138,7 +138,7 @@ class Launcher(Protocol):
         """Let the world that is there already have its say about the options."""
 
     def ask(self, call: Call) -> Any:
-        """Return what a call returns in a process that joins no group; None where it fails."""
+        """Return what a call returns in a process that joins no group, or raise what went wrong."""
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Return what would be started, and start nothing."""

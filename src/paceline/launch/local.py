@@ -41,12 +41,10 @@ class LocalLauncher:
         return options
 
     def ask(self, call: Call) -> Any:
-        """Make the call in a worker of its own, silently: what fails here fails in the run's workers again, aloud."""
+        """Make the call in a worker of its own, silently."""
         quiet = LocalLauncher(_Silence())
         outcome = quiet.launch(quiet.plan(LaunchSpec(call=call, workers=1, threads=1)))
-        if outcome.interrupted is not None:
-            raise KeyboardInterrupt
-        return outcome.results[0] if outcome.results else None
+        return outcome.value()[0]
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Lay out one job a worker; ranks and the store's port are filled in when they start."""

@@ -124,11 +124,16 @@ def lay_out(
         smallest = Mesh.of({side: size for side, size in named.sizes if size is not None}).workers
         candidates = (*range(usual, 0, -1), smallest)
         workers = named.workers or next((count for count in candidates if fits(chosen, count)), usual)
-        if before is not None and workers != usual and named.workers is None:
+        if before is not None and workers != usual and "workers" in kept:
             notes.append(f"the run had {usual} workers; --strategy {chosen} goes on with {workers} here.")
     if before is not None and strategy is None and chosen != before:
         notes.append(
             f"the run had --strategy {before}, which {workers} workers do not fit: {chosen} goes on."
+        )
+    left = kept.get("servers")
+    if left is not None and servers is None and not strategies.choice(chosen).servers:
+        notes.append(
+            f"the run had --servers {left}, which --strategy {chosen} has no use for: it is left out."
         )
     return Layout(chosen, workers, served(chosen), tuple(notes))
 

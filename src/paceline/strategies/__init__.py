@@ -199,7 +199,7 @@ def choice(text: str) -> Choice:
         return Choice(text, ((STRATEGIES[text].side, None),), servers=STRATEGIES[text].servers)
     sizes: dict[str, int | None] = {}
     for part in text.split(","):
-        found = re.fullmatch(r"\s*([a-z]+)\s*(?:=\s*(\d+))?\s*", part)
+        found = re.fullmatch(r"\s*([a-z]+)\s*(?:=\s*([0-9]+))?\s*", part)
         if found is None or found[1] not in (*SIDES, SERVERS):
             raise UnknownNameError("strategy", text, STRATEGIES)
         side, size = found[1], None if found[2] is None else int(found[2])

@@ -3,6 +3,7 @@
 import json
 import socket
 
+import pytest
 from safetensors.torch import load_file
 
 from paceline.checkpoint import weights_sha256
@@ -116,6 +117,28 @@ def test_a_dry_run_says_what_would_start_and_starts_nothing(command, folder):
     assert ended.status == 0
     assert ended.out.startswith("local: 2 worker(s)")
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("more", [(), ("--shards", 2)])
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [("self=1", "unknown option of Digits 'self'"), ("lr=", "--set lr=: Digits wants a float like ")],
+)
+def test_a_dry_run_refuses_the_settings_that_the_run_would(command, folder, setting, words, more):
+    ended = command("train", "digits", "--set", setting, "--dry-run", *more)
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err.startswith(f"error: {words}")
+    assert ended.err.count("\n") == 1
+    assert list(folder.iterdir()) == []
+
+
+def test_a_dry_run_shows_an_error_of_the_task(command, folder):
+    (folder / "task.py").write_text(
+        "import paceline\nclass Breaks(paceline.Task):\n    def __init__(self):\n        1 / 0\n"
+    )
+    ended = command("train", "task.py:Breaks", "--dry-run")
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err.splitlines()[-1] == "ZeroDivisionError: division by zero"
 
 
 def test_a_loss_that_is_no_number_names_step_shard_and_samples(command, folder):

@@ -131,6 +131,13 @@ def test_workers_of_a_file_are_fitted_to_the_strategy_of_the_command_line():
     assert (asked.options.workers, len(asked.notes)) == (1, 1)
 
 
+def test_what_is_left_out_of_a_file_is_noted():
+    asked = Asked.together("digits", {"strategy": "ps", "servers": 2}, {"strategy": "ddp"}, {}, OUT)
+    assert asked.notes == ("the file has --servers 2, which --strategy ddp has no use for: it is left out.",)
+    asked = Asked.together("digits", {"workers": 2}, {"strategy": "ddp=2,fsdp=2"}, {}, OUT)
+    assert asked.notes == ("the file has 2 workers; --strategy ddp=2,fsdp=2 goes on with 4 here.",)
+
+
 @pytest.mark.parametrize(
     ("file", "given", "words"),
     [
@@ -139,6 +146,9 @@ def test_workers_of_a_file_are_fitted_to_the_strategy_of_the_command_line():
         (FILE, {"workers": 9}, "9 workers for 4 shards"),
         (FILE, {"strategy": "single", "workers": 2}, "single is one process, but 2 workers"),
         (FILE, {"local_steps": 2}, "--local-steps is an option of local-sgd"),
+        (FILE, {"strategy": ""}, "unknown strategy ''"),
+        ({"strategy": ""}, {}, "unknown strategy ''"),
+        ({}, {"strategy": "ddp=\u0662"}, "unknown strategy"),
     ],
 )
 def test_what_cannot_be_is_refused_whoever_says_it(file, given, words):

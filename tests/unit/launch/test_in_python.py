@@ -57,6 +57,7 @@ def test_values_have_types():
         ({"local_steps": 3}, "local_steps is an option of local-sgd, and strategy='ddp' has no use for it."),
         ({"resume": True}, "resume=True needs the folder of the run to resume. Give out=."),
         ({"strategy": ""}, "unknown strategy ''."),
+        ({"out": "a\ud800"}, "out is 'a\\ud800', which no file system takes. Give another path."),
         ({"strategy": 5}, "strategy is 5, but must be text."),
         ({"workers": None}, "workers is None, but must be a whole number."),
         ({"tuning": None}, "tuning is None, but must be a mapping of names to values, or a Tuning."),

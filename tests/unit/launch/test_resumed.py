@@ -24,6 +24,12 @@ NOBODY = {"strategy": None, "workers": None, "servers": None, "shards": None, "n
         ({"strategy": "pp", "workers": 2, "shards": 4}, {"workers": 3}, ("pp", 3, None)),
         ({"strategy": "single", "workers": 1, "shards": 4}, {"workers": 3}, ("ddp", 3, None)),
         ({"strategy": "ddp", "workers": 4, "shards": 4}, {"nodes": "2"}, ("ddp", 2, None)),
+        (
+            {"strategy": "ddp", "workers": 2, "shards": 4},
+            {"strategy": "ddp=2,fsdp=2"},
+            ("ddp=2,fsdp=2", 4, None),
+        ),
+        ({"strategy": "ddp"}, {"strategy": "ddp=2,fsdp=2"}, ("ddp=2,fsdp=2", 4, None)),
         ({"strategy": "ps", "workers": 2, "shards": 2, "servers": 2}, {}, ("ps", 2, 2)),
         (
             {"strategy": "ps", "workers": 2, "shards": 2, "servers": 2},
@@ -47,7 +53,7 @@ def test_numbers_fit_the_strategy_where_nobody_asks_for_others(kept, said, found
         shards=kept.get("shards"),
         nodes=said.get("nodes", "1"),
     )
-    changed = {"strategy": layout.strategy, "workers": layout.workers}
+    changed = {"strategy": layout.strategy, "workers": layout.workers, "servers": layout.servers}
     assert bool(layout.notes) == any(
         kept.get(name, changed[name]) != changed[name] and said.get(name) is None for name in changed
     )
