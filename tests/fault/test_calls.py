@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import paceline
-from paceline.errors import InputError
+from paceline.errors import InputError, WorkerFailedError
 from tests.fault.survivors import BATCH, Samples, mean_output, set_off
 
 FIRST, SECOND, THIRD = 3, 3, 12
@@ -99,3 +99,26 @@ def test_a_group_that_the_optimizer_was_given_on_the_way_is_resumed_and_handed_o
     (tmp_path / "fault-0-1").unlink()
     with pytest.raises(InputError, match=r"3\.weight was put into the model while the run went on"):
         paceline.launch(grow, str(tmp_path), faults, 9, "new", **two)
+
+
+def killed_before_it_returns(run, folder):
+    model, _ = run.prepare(make, lambda made: torch.optim.SGD(made.parameters(), lr=0.05))
+    for step in run.steps(Samples(), batch_size=BATCH, steps=2):
+        for features, labels in step:
+            step.backward(F.cross_entropy(model(features), labels, reduction="none"))
+        step.apply()
+    found = run.weights_sha256()
+    set_off(run, folder, [("the end", 0, 0, "kill")], "the end")
+    return found
+
+
+def test_a_worker_killed_before_it_returns_is_told_of_and_the_run_resumes(tmp_path):
+    options = {"workers": 2, "strategy": "ddp", "device": "cpu", "threads": 1, "out": tmp_path / "run"}
+    with pytest.raises(
+        WorkerFailedError, match=r"SIGKILL where another worker has returned already.*resume=True"
+    ):
+        paceline.launch(killed_before_it_returns, str(tmp_path), **options)
+    first, second = paceline.launch(
+        killed_before_it_returns, str(tmp_path), out=tmp_path / "run", resume=True
+    )
+    assert first == second

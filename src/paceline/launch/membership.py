@@ -48,6 +48,13 @@ class State(Enum):
     ENDED = auto()
 
 
+_UNRETURNED = (
+    " where another worker has returned already: nobody is left to go on with it, and what it would have returned is lost. "
+    "Where the run has saved, call again with resume=True"
+)
+"""What follows the death of a worker at the end of a function of the user's."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """What may be done about a lost worker."""
@@ -466,8 +473,14 @@ class Membership:
             return self._start_over()
         # Where one has come to the end of the run, those that were lost behind it are not missed; but a function of the
         # user's returns something on each of them.
-        missed = self._failures and not self.policy.trains
-        return [GiveUp(failures.first_cause(self._failures))] if missed else []
+        if not self._failures or self.policy.trains:
+            return []
+        first = failures.first_cause(self._failures)
+        return [
+            GiveUp(
+                replace(first, message=f"{first.message}{_UNRETURNED}") if first.kind == "signal" else first
+            )
+        ]
 
     def _await_replacement(self) -> list[Action]:
         """Wait for whoever takes the place of a worker whose code failed; where nobody comes, that is the end."""

@@ -383,7 +383,13 @@ class TestExceptions:
         for trains in (False, True):
             made, failure = training(2, trains=trains), killed(0)
             made.lost(0, failure)
-            assert made.ended(1) == ([] if trains else [GiveUp(failure)])
+            found = made.ended(1)
+            assert len(found) == (not trains)
+            for end in found:
+                assert end.failure.rank == 0
+                assert end.failure.cause().startswith(
+                    f"{failure.message} where another worker has returned already"
+                )
 
     def test_an_exit_without_a_known_step_counts_for_the_step_of_the_others(self):
         exited = Failure(rank=1, host="here", kind="exit", message="exited with status 0")
