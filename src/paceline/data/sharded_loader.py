@@ -70,12 +70,15 @@ class ShardedLoader:
         self.batch_size = batch_size
         self._running: Generator[StepData] | None = None
         self._source: _Source
+        self._stream: Stream | None = None
+        self.readings = 0
+        """How many epochs were begun with the shards that this worker carries now."""
         self.samples: int | None
         self.order: EpochPermutation | None = None
         """Where each position of an epoch finds its sample; None for a stream, which has its own."""
         if is_stream(dataset):
             self.samples = _stream_length(dataset)
-            stream = Stream(
+            self._stream = Stream(
                 dataset,
                 batch_size=batch_size,
                 shards=shards,
@@ -85,7 +88,7 @@ class ShardedLoader:
                 collate=collate,
             )
             options = LoadingOptions(1, worker_init_fn, prefetch, pin_memory=False)
-            self._source = LoadedStream(stream, options) if num_workers else stream
+            self._source = LoadedStream(self._stream, options) if num_workers else self._stream
         else:
             self.samples = _map_style_length(dataset)
             self.order = EpochPermutation(self.samples, seed, shuffle)
@@ -99,15 +102,19 @@ class ShardedLoader:
             )
         self.steps_per_epoch = None if self.samples is None else steps_per_epoch(self.samples, batch_size)
 
-    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[StepData]:
-        """Go through an epoch from a step on."""
+    def epoch(self, epoch: int, start_step: int = 0, *, contents: bool = False) -> Iterator[StepData]:
+        """Go through an epoch from a step on; with the `contents` of a stream, for workers to compare."""
         self._stop_running()
+        self.readings += 1
+        if self._stream is not None:
+            self._stream.notes_contents = contents
         self._running = self._source.steps(epoch, start_step)
         return map(pinned, self._running) if self._pin else self._running
 
     def own(self, owned: range) -> None:
         """Carry other shards from now on; the epoch being read ends here."""
         self._stop_running()
+        self.readings = 0
         self._source.own(owned)
 
     def close(self) -> None:

@@ -30,6 +30,8 @@ class StepData:
     """Samples of the GLOBAL batch."""
     shards: tuple[ShardData, ...]
     """The shards this worker carries, empty ones included."""
+    contents: str | None = None
+    """What items of a stream's global batch hold, where that was asked for and is looked at in this step."""
 
 
 def split_micro_batches(samples: Indices, micro_batch: int | None) -> list[Indices]:

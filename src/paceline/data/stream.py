@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset, default_collate
 
+from paceline.data.contents import contents_of
 from paceline.data.epochs import epoch_setters, tell_epoch
 from paceline.data.generators import GeneratorsAside, seed_generators
 from paceline.data.loading import LoadingOptions, StreamProcess
@@ -56,6 +57,8 @@ class Stream:
         self._shards, self._owned, self._micro_batch = shards, owned, micro_batch
         self._collate = collate
         self._aside = GeneratorsAside()
+        self.notes_contents = False
+        """Whether a step says what its items hold: the first that is read, and the steps 1, 2, 4, 8 and so on."""
 
     def steps(self, epoch: int, start_step: int) -> Generator[StepData]:
         """Go through an epoch from a step on."""
@@ -71,7 +74,9 @@ class Stream:
                         seek(start_step * self._batch_size)
                     items = iter(self._dataset)
                 batch = self._next_batch(items, epoch, step)
-                data = self._step_data(epoch, step, batch) if batch and step >= start_step else None
+                looks = self.notes_contents and (step == start_step or (step + 1).bit_count() == 1)
+                contents = contents_of(batch) if looks and step >= start_step else None
+                data = self._step_data(epoch, step, batch, contents) if batch and step >= start_step else None
             if not batch and step == 0:
                 raise InputError("the data set is empty: its stream gave no item. Give one with samples.")
             if data is not None:
@@ -100,7 +105,7 @@ class Stream:
             raise
         return batch
 
-    def _step_data(self, epoch: int, step: int, batch: list[Any]) -> StepData:
+    def _step_data(self, epoch: int, step: int, batch: list[Any], contents: str | None) -> StepData:
         parts = []
         for shard in self._owned:
             low, high = shard_bounds(shard, self._shards, len(batch))
@@ -111,7 +116,7 @@ class Stream:
                 for piece in pieces
             ]
             parts.append(ShardData(shard, samples, batches))
-        return StepData(epoch, step, len(batch), tuple(parts))
+        return StepData(epoch, step, len(batch), tuple(parts), contents)
 
     def _collated(self, epoch: int, step: int, items: list[Any], place: int) -> Any:
         first = step * self._batch_size + place

@@ -11,6 +11,7 @@ from paceline.data import ShardedLoader
 from paceline.errors import InputError
 from paceline.strategies.base import MetricsFunction, Replica, Rows, ShardWork, StepWork
 from paceline.task import Mean, as_float
+from paceline.training.same_stream import EVALUATION, read_alike
 from paceline.world import World, all_gather_object, seeds
 
 
@@ -32,7 +33,7 @@ def evaluate(
                 for shard in data.shards
             ],
         )
-        for data in feed.epoch(0)
+        for data in read_alike(feed, world, EVALUATION, 0)
     )
     rows = replica.evaluate(works, _checked(metrics))
     return combine(rows, world)

@@ -19,6 +19,7 @@ from paceline.training.journal import Journal
 from paceline.training.loop import Loop
 from paceline.training.options import SaveEvery
 from paceline.training.recorder import NoRecords
+from paceline.training.same_stream import TRAINING, read_alike
 from paceline.training.saving import Saving
 from paceline.training.state import RunState
 from paceline.training.step import Step
@@ -94,7 +95,9 @@ class Stepping:
             generation, pulse = state.world.generation, state.world.pulse
             pulse.begin(Kind.STEP, state.position.number)
             pulse.enter(Phase.DATA)
-            for data in self.feed.epoch(state.position.epoch, state.position.step):
+            for data in read_alike(
+                self.feed, state.world, TRAINING, state.position.epoch, state.position.step
+            ):
                 hit(DATA)
                 if self.recovery.membership.change_wanted:
                     self.recovery.regroup(STEP)

@@ -66,6 +66,19 @@ def forget(world: World, key: str) -> None:
         store.delete_key(f"{key}/{world.rank}")
 
 
+def leave_first(world: World, key: str, word: str) -> str:
+    """Leave a word where no other has left one yet; return the one that is there."""
+    store = _store(world)
+    return word if store is None else store.compare_set(key, "", word).decode()
+
+
+def take_back(world: World, key: str) -> None:
+    """Delete the word that was left first."""
+    store = _store(world)
+    if store is not None:
+        store.delete_key(key)
+
+
 def _store(world: World) -> Store | None:
     """Return the part of the store that is this group's alone: groups split from one another share the store, not the words."""
     if world.size == 1 or world.store is None:

@@ -1,0 +1,111 @@
+"""Whether all workers read the same stream: one that splits itself by rank would lose the items that paceline deals elsewhere.
+
+Every worker reads the whole stream, so they compare what they read at the same place of it: items of the first step of a
+reading and of the steps 1, 2, 4, 8 and so on of its epoch, and how many there were. That is done in the readings 1, 2, 4, 8 and
+so on of a data set by a group. No worker waits for another: the first that comes to a place leaves word of what it has read
+there, and the others compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from torch.distributed import DistError
+
+from paceline.data import ShardedLoader, StepData
+from paceline.data.contents import compare
+from paceline.errors import InputError
+from paceline.world import World
+from paceline.world.base import Comm
+from paceline.world.words import leave_first, take_back
+
+TRAINING, EVALUATION = "training", "evaluation"
+_KEPT = 2
+"""Readings whose words stay in the store, which lives as long as the launch."""
+_INSTEAD = (
+    "Give the whole stream on every worker, without get_rank(), RANK or split_dataset_by_node: paceline deals it out, and would "
+    "use a part of each part. What a stream draws from a generator of its own needs the same seed on all workers."
+)
+
+
+@dataclass
+class _Readings:
+    """How many readings a group has compared, the same on all of its workers, and the words that this one left in the last."""
+
+    number: int = 0
+    left: list[tuple[int, str]] = field(default_factory=list)
+
+
+_groups: WeakKeyDictionary[Comm, _Readings] = WeakKeyDictionary()
+
+
+def read_alike(
+    feed: ShardedLoader, world: World, which: str, epoch: int, start_step: int = 0
+) -> Iterator[StepData]:
+    """Go through an epoch from a step on; raise where this worker reads another stream than the others."""
+    if feed.order is not None or world.size == 1 or (feed.readings + 1).bit_count() > 1:
+        return feed.epoch(epoch, start_step)
+    return _Comparison(feed, world, which, epoch).read(start_step)
+
+
+class _Comparison:
+    """One reading of a stream, beside those of the other workers."""
+
+    def __init__(self, feed: ShardedLoader, world: World, which: str, epoch: int) -> None:
+        self._feed, self._world, self._which, self._epoch = feed, world, which, epoch
+        self._group = _groups.setdefault(world.comm, _Readings())
+
+    def read(self, start_step: int) -> Iterator[StepData]:
+        """Go through the epoch from a step on, and compare."""
+        self._begin()
+        whole = self._feed.batch_size
+        items, ended = start_step * whole, False
+        for data in self._feed.epoch(self._epoch, start_step, contents=True):
+            if data.contents is not None:
+                self._compare_items(data.step, data.contents)
+            items, ended = data.step * whole + data.size, data.size < whole
+            if ended:
+                self._compare_ends(items)
+            yield data
+        if not ended:
+            self._compare_ends(items)
+
+    def _begin(self) -> None:
+        group = self._group
+        group.number += 1
+        with suppress(DistError):
+            while group.left and group.left[0][0] <= group.number - _KEPT:
+                take_back(self._world, group.left.pop(0)[1])
+
+    def _compare_items(self, step: int, mine: str) -> None:
+        rank, theirs = self._first(str(step), mine)
+        found = None if rank == self._world.rank else compare(mine, theirs)
+        if found is None:
+            return
+        values = f": {found.here} and {found.there}" if found.here != found.there else ""
+        raise InputError(
+            f"the {self._which} stream gives other items on rank {self._world.rank} than on rank {rank}, from item "
+            f"{step * self._feed.batch_size} of epoch {self._epoch} on ({found.place}{values}). {_INSTEAD}"
+        )
+
+    def _compare_ends(self, items: int) -> None:
+        rank, theirs = self._first("end", str(items))
+        if theirs != str(items):
+            raise InputError(
+                f"the {self._which} stream ended behind {items} items on rank {self._world.rank} and behind {theirs} on rank "
+                f"{rank}, in epoch {self._epoch}. {_INSTEAD}"
+            )
+
+    def _first(self, place: str, word: str) -> tuple[int, str]:
+        """Return what the first worker that came to a place said of it, and which it is."""
+        group, rank = self._group, self._world.rank
+        key = f"stream/{group.number}/{self._which}/{self._epoch}/{place}"
+        with suppress(DistError):  # the group breaks, which is noticed where its workers train together
+            said, _, theirs = leave_first(self._world, key, f"{rank} {word}").partition(" ")
+            if int(said) == rank:
+                group.left.append((group.number, key))
+            return int(said), theirs
+        return rank, word
