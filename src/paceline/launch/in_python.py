@@ -19,6 +19,17 @@ from paceline.training.options import RunOptions
 from paceline.training.spec import OVERRIDES, TrainSpec
 
 _FILLED_IN = ("shards_from",)
+_BESIDE = ("threads", "kwargs")
+"""Keywords that are no options of a run."""
+_IN_STEPS = "run.steps(data, {said}) in a loop of your own, or to the Task as an attribute"
+_OF_TRAINING = {
+    "batch_size": _IN_STEPS,
+    "epochs": _IN_STEPS,
+    "max_grad_norm": f"step.apply({{said}}) or {_IN_STEPS}",
+    "steps": "run.steps(data, {said}) in a loop of your own; for a Task it is an option of paceline train",
+    "horizon": "the schedule that a loop of your own makes; for a Task it is an option of paceline train",
+}
+"""Options of `paceline train` that a function has a place of its own for."""
 _VALUE = r"'[^']*'|-?[0-9][\w.:]*|[A-Z][A-Z:]*\b|[\w-]+(?:=[\w,=-]+)|host:port|%s"
 _LETTERS = r"--(no-)?([a-z][a-z-]*[a-z])"
 
@@ -41,7 +52,10 @@ def run_options(given: Mapping[str, Any]) -> tuple[RunOptions, Mapping[str, Any]
     known = keywords()
     for name in given:
         if name not in known:
-            raise UnknownNameError("option", name, known)
+            if name in _OF_TRAINING:
+                place = _OF_TRAINING[name].format(said=f"{name}={given[name]!r:.40}")
+                raise InputError(f"{name} is no option of launch. It belongs to {place}.")
+            raise UnknownNameError("option", name, [*known, *_BESIDE])
     own = {one.name for one in fields(Tuning)}
     said = RunOptions.read({name: value for name, value in given.items() if name not in own})
     out, tuning = said.get("out"), said.pop("tuning", {})

@@ -18,7 +18,7 @@ from paceline.cli.application import app
 from paceline.errors import InputError
 from paceline.launch.base import LaunchSpec
 from paceline.launch.room import check_room, limit
-from paceline.option_fields import Options, ranged
+from paceline.option_fields import Options, ranged, shown
 from paceline.ranges import COUNT, TASK, Range
 from paceline.strategies.tuning import Tuning
 from paceline.training import folder
@@ -113,6 +113,23 @@ def test_no_class_takes_a_number_that_is_none(kind: type[Options]) -> None:
         ({"resume": 1}, "resume is 1, but must be True or False"),
         ({"strategy": None}, "strategy is None, but must be text"),
         ({"worker": 2}, "unknown option 'worker'. Did you mean 'workers'?"),
+        ({"thread": 2}, "unknown option 'thread'. Did you mean 'threads'?"),
+        ({"kwarg": {}}, "unknown option 'kwarg'. Did you mean 'kwargs'?"),
+        ({"reshards": True}, "kwargs"),
+        (
+            {"batch_size": 4},
+            "batch_size is no option of launch. It belongs to run.steps(data, batch_size=4) in a loop of your own, or to",
+        ),
+        ({"epochs": 4}, "It belongs to run.steps(data, epochs=4) in a loop of your own, or to the Task"),
+        (
+            {"steps": 4},
+            "It belongs to run.steps(data, steps=4) in a loop of your own; for a Task it is an option",
+        ),
+        (
+            {"max_grad_norm": 1.0},
+            "It belongs to step.apply(max_grad_norm=1.0) or run.steps(data, max_grad_norm=1.0)",
+        ),
+        ({"horizon": 9}, "It belongs to the schedule that a loop of your own makes; for a Task"),
         ({"shard": 2}, "unknown option 'shard'. Did you mean 'shards'?"),
         ({"tuning": {"compres": "bf16"}}, "unknown option of a strategy 'compres'. Did you mean 'compress'?"),
         ({"tuning": {"compress": "powersgd:\uff19"}}, "is none of bf16"),
@@ -256,3 +273,10 @@ def test_a_default_outside_its_own_range_fails() -> None:
 
     with pytest.raises(InputError, match="the default of many is 0"):
         Wrong()
+
+
+def test_every_option_of_a_task_has_its_place_in_a_loop() -> None:
+    of_task = {one.name for one in fields(TrainSpec) if shown(one)}
+    for name in of_task:
+        with pytest.raises(InputError, match=f"{name} is no option of launch. It belongs to "):
+            paceline.launch(test_numbers_of_other_kinds, **{name: 1})
