@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from paceline import documents
+from paceline.cli.reference import task_of
 from paceline.errors import InputError, UnknownNameError
 from paceline.option_fields import Options, known_options
 from paceline.strategies.tuning import Tuning
-from paceline.tasks import TASKS
 from paceline.training import folder
 from paceline.training.options import RunOptions
 from paceline.training.spec import OVERRIDES, TrainSpec
@@ -154,8 +154,8 @@ def _of_run(spec: Mapping[str, Any]) -> dict[str, Any]:
     told = {name: value for name, value in spec.items() if name not in ("name", "options", "overrides")}
     _once([*run, *tuning, *told])
     said, usual = {**run, **tuning, **told}, {**known_options(*KINDS), **_USUAL}
-    if TASKS.get(spec.get("name", ""), ("",))[0] == spec.get(TASK):
-        said[TASK] = spec["name"]  # a built-in one is known by its short name
+    if TASK in spec:
+        said[TASK] = task_of(spec)
     if options.get("shards_from") == "workers":
         said.pop("shards", None)
     asked = {name: value for name, value in said.items() if name not in usual or value != usual[name]}

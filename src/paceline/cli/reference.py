@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import InputError, UnknownNameError
 from paceline.tasks import GAMES, TASKS
@@ -25,3 +27,10 @@ def resolve(text: str) -> tuple[str, str]:
     if kind and place:
         return text, kind
     raise UnknownNameError("task", text, TASKS)
+
+
+def task_of(spec: Mapping[str, Any]) -> str | None:
+    """Return the task of a run by what a user would type, from its spec.json; None where it has none, as a loop of one's own."""
+    reference: str | None = spec.get("task")
+    short = spec.get("name", "")
+    return short if short in TASKS and TASKS[short][0] == reference else reference

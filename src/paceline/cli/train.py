@@ -12,6 +12,7 @@ from paceline import option_fields
 from paceline.cli.generated import Given, takes
 from paceline.cli.options import TASK, AsJson, Config, Settings, Threads, settings
 from paceline.cli.outcome import print_json, report, report_error
+from paceline.cli.reference import task_of
 from paceline.errors import InputError, WorkerFailedError
 from paceline.strategies.tuning import Tuning
 from paceline.training.options import RunOptions
@@ -49,13 +50,14 @@ def train(
     given |= {"settings": settings(set_)} if set_ else {}
     given |= {"threads": threads} if threads is not None else {}
     said = {**file, **given}
-    task = task if task is not None else file.get("task")
-    if task is None:
-        raise InputError("Missing argument 'task'. See paceline train --help.")
     out = option_fields.folder("--out", said["out"]) if "out" in said else None
     if said.get("resume") and out is None:
         raise InputError("--resume needs the folder of the run to resume. Give --out.")
     before = folder.read_spec(out) if said.get("resume") and out is not None else {}
+    task = task if task is not None else file.get("task", task_of(before))
+    if task is None:
+        looked = f": {out} holds no run of paceline train that has one" if said.get("resume") else ""
+        raise InputError(f"Missing argument 'task'{looked}. See paceline train --help.")
     asked = Asked.together(task, file, given, before, out)
     for text in asked.notes:
         print(f"note: {text}", file=sys.stderr)  # noqa: T201

@@ -80,6 +80,8 @@ BAD = {
     "train tasks.py:Good --out tasks.py/below": "the run folder tasks.py/below cannot be written",
     "train tasks.py:Good --out /proc/run": "the run folder /proc/run cannot be written",
     "train": "Missing argument 'task'. See paceline train --help.",
+    "train --resume": "--resume needs the folder",
+    "train --resume --out nothing": "Missing argument 'task': nothing holds no run of paceline train that has one.",
     "train tasks.py:Good --nonsense": "No such option: --nonsense",
     "run -n 0 tasks.py": "--workers is 0, but must be at least 1.",
     "run nowhere.py": "there is no script nowhere.py.",
@@ -134,6 +136,7 @@ def test_a_run_folder_is_neither_overwritten_nor_resumed_as_something_else(comma
         assert (place / "run" / "spec.json").read_bytes() == spec
         assert (place / "run" / "events.jsonl").read_bytes() == events
     assert command(*resume).status == 0
+    assert command("train", "--steps", 3, "--out", "run", "--resume").status == 0  # the run says which task
 
 
 def test_a_damaged_only_checkpoint_is_no_way_to_resume(command, place):

@@ -82,6 +82,8 @@ def test_dense4096_on_four_workers_is_32_steps_of_32_samples_each(command, folde
 def test_ten_steps_and_ten_more_on_other_workers_are_twenty(command, folder):
     straight = train(command, "--workers", 2, "--steps", 20, "--out", "straight")
     train(command, "--workers", 2, "--steps", 10, "--out", "run")
+    spoken = command("train", "--workers", 1, "--steps", 15, "--out", "run", "--resume")
+    assert (spoken.status, "paceline train dense4096 --resume --out run" in spoken.out) == (0, True)
     resumed = train(command, "--workers", 1, "--steps", 20, "--out", "run", "--resume")
     assert resumed["steps"] == straight["steps"] == 20
     assert resumed["weights_sha256"] == straight["weights_sha256"]
