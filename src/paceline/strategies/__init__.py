@@ -11,7 +11,7 @@ from paceline.errors import InputError, UnknownNameError
 from paceline.world.mesh import SERVERS, SIDES, Mesh
 
 if TYPE_CHECKING:
-    from paceline.strategies.base import Strategy
+    from paceline.strategies.replica import Strategy
 
 
 @dataclass(frozen=True)

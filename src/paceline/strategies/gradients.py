@@ -13,34 +13,33 @@ from paceline.compat.autograd import run_engine
 from paceline.task import Loss
 
 
-def finish(gradients: Sequence[Tensor], factor: Tensor | float, max_grad_norm: float | None) -> Tensor | None:
-    """Multiply by `factor`, clip to a largest norm, and give the norm before clipping (None if nobody asked).
+def total_norm(measured: Sequence[Tensor]) -> Tensor:
+    """Return the norm of some gradients together, the same wherever they lie."""
+    # CUDA's norm adds in an order that depends on where a tensor lies in memory; fresh copies all lie alike.
+    placed = [one.clone() for one in measured] if measured[0].is_cuda else measured
+    return torch.nn.utils.get_total_norm(placed)
 
-    Both happen in one pass over the gradients; nothing is touched when there is nothing to do.
-    """
-    norm, factor = coefficient(gradients, factor, max_grad_norm)
+
+def finish(gradients: Sequence[Tensor], factor: Tensor | float, max_grad_norm: float | None) -> Tensor | None:
+    """Multiply by `factor`, clip to a largest norm, and return the norm before clipping (None if nobody asked)."""
+    norm: Tensor | None = None
+    if max_grad_norm is not None:
+        norm = total_norm(gradients) * factor
+        factor = clipped(norm, factor, max_grad_norm)
     scale(gradients, factor)
     return norm
 
 
-def coefficient(
-    measured: Sequence[Tensor], factor: Tensor | float, max_grad_norm: float | None
-) -> tuple[Tensor | None, Tensor | float]:
-    """Return the norm of what is `measured`, once multiplied by `factor`, and the factor that clips it as well."""
-    norm: Tensor | None = None
-    if max_grad_norm is not None:
-        # CUDA's norm adds in an order that depends on where a tensor lies in memory; fresh copies all lie alike.
-        placed = [one.clone() for one in measured] if measured[0].is_cuda else measured
-        norm = torch.nn.utils.get_total_norm(placed) * factor
-        # The same guard against division by zero as torch's clip_grad_norm_.
-        factor = factor * torch.clamp(max_grad_norm / (norm + 1e-6), max=1.0)
-    if isinstance(factor, Tensor) and factor.device.type == "cpu":
-        factor = factor.item()
-    return norm, factor
+def clipped(norm: Tensor, factor: Tensor | float, max_grad_norm: float) -> Tensor | float:
+    """Return the factor that also brings gradients of this norm, `factor` included, to the largest one allowed."""
+    # The same guard against division by zero as torch's clip_grad_norm_.
+    return factor * torch.clamp(max_grad_norm / (norm + 1e-6), max=1.0)
 
 
 def scale(gradients: Sequence[Tensor], factor: Tensor | float) -> None:
-    """Multiply all by `factor`, in place."""
+    """Multiply all by `factor`, in place; nothing is touched when there is nothing to do."""
+    if isinstance(factor, Tensor) and factor.device.type == "cpu":
+        factor = factor.item()
     # None of them may be here: all that is trained may be tables on servers.
     if gradients and (isinstance(factor, Tensor) or factor != 1.0):
         foreach.mul_(list(gradients), factor)

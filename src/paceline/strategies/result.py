@@ -29,6 +29,8 @@ class StepResult:
         self._entry = entry
         self._read: tuple[float, float] | None = None
         self.norm: Tensor | None = None
+        self.applied_factor: Tensor | float = 1.0
+        """What the summed gradients were multiplied by in the end."""
         self.scaled = False
         """Whether a loss scaler looks after gradients that overflow: it leaves such a step out."""
         self.terms = terms
@@ -74,6 +76,16 @@ class StepResult:
             total, weight = self._arrived(_ENTRY, self._entry).tolist()
             self._read = total, weight
         return self._read
+
+    @property
+    def entry(self) -> Tensor:
+        """The sum of the losses and the sum of the weights."""
+        return self._entry
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether its numbers can be read without waiting for a GPU."""
+        return self._entry.device.type == "cpu"
 
     @property
     def factor(self) -> Tensor | float:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from paceline.errors import InputError
 from paceline.reduce import tree
 from paceline.reduce.tree import Gradients, Subtree
-from paceline.strategies import gradients
 from paceline.world import World, all_gather_object
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
@@ -128,14 +127,6 @@ def norms(gradient: Tensor) -> Tensor:
     values = parts_of(gradient)[1]
     found: Tensor = torch.linalg.vector_norm(values.flatten(1), dim=1)
     return found
-
-
-def finish(held: Sequence[Tensor], factor: Tensor | float, max_grad_norm: float | None) -> Tensor | None:
-    """Do what `gradients.finish` does, where some are rows; these must be coalesced."""
-    measured = [norms(one) if one.is_sparse else one for one in held] if max_grad_norm is not None else held
-    norm, factor = gradients.coefficient(measured, factor, max_grad_norm)
-    gradients.scale([one.values() if one.is_sparse else one for one in held], factor)
-    return norm
 
 
 def check_terms(sparse: Sequence[nn.Parameter]) -> None:

@@ -25,14 +25,17 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.func import functional_call
 
-from paceline.data import to_device
 from paceline.errors import InputError
 from paceline.reduce.tree import Gradients, Subtree
 from paceline.strategies import gradients
-from paceline.strategies.base import Exactness, LossFunction, OpenReplica, ShardWork, StepWork, StrategyInputs
+from paceline.strategies.base import Exactness, LossFunction, ShardWork, StepWork, StrategyInputs
 from paceline.strategies.hooks import HOOKS, share
-from paceline.strategies.result import StepResult
-from paceline.strategies.sequential import SequentialReplica, check_loss
+from paceline.strategies.loss_checks import check_loss
+from paceline.strategies.placement import WholePlacement
+from paceline.strategies.reducer import Reducer
+from paceline.strategies.replica import Replica
+from paceline.strategies.schedule import Passes, Schedule
+from paceline.strategies.step_state import StepState
 from paceline.strategies.tuning import Tuning
 from paceline.strategies.writes import Writes
 from paceline.task import Loss
@@ -50,103 +53,64 @@ class DataParallel:
         """Return its own level: no tuning changes it."""
         return self.exactness
 
-    def prepare(self, parts: StrategyInputs, world: World) -> OpenReplica:
+    def prepare(self, inputs: StrategyInputs, world: World) -> Replica:
         """Return a replica over the threads and devices."""
         if world.size > 1:
             raise InputError(f"--strategy dp is one process, but this is one of {world.size}. Use ddp.")
-        if parts.sync_batchnorm:
+        if inputs.sync_batchnorm:
             raise InputError(
                 "--sync-batchnorm needs workers that can exchange sums in mid-pass: use --strategy ddp."
             )
-        return ThreadedReplica(parts, world)
+        reducer = ThreadedReducer(inputs, world)
+        schedule = ThreadedSchedule(inputs, world, reducer)
+        return Replica(inputs, world, WholePlacement(inputs, world), reducer, schedule)
 
 
-class ThreadedReplica(SequentialReplica):
-    """Takes the shards of a step in their order, and what needs no Python beside one another."""
+class ThreadedReducer(Reducer):
+    """Backward passes that run no Python, on threads beside the forward passes that follow."""
 
-    adapts = True
-    holds_unsaved = True
-
-    def __init__(self, parts: StrategyInputs, world: World) -> None:
-        super().__init__(parts, world)
-        self._others = [_Device(device) for device in other_devices(world.device, parts.threads)]
-        self._here = world.device
-        """Where the shard that is open is computed."""
-        self._threads = parts.threads if world.device.type == "cpu" else 1
-        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="paceline-dp")
-        self._writes = Writes(self.model.named_parameters())
-        self._beside = False
+    def __init__(self, inputs: StrategyInputs, world: World) -> None:
+        super().__init__(world)
+        self.threads = inputs.threads if world.device.type == "cpu" else 1
+        self.beside = False
+        """Whether passes of this step may run on threads."""
+        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="paceline-dp")
         self._running: deque[Future[Gradients]] = deque()
         self._batches: list[Callable[[], Gradients]] = []
         """The batches of the shard that is open whose backward passes run on threads."""
         self._closed: deque[tuple[Subtree, list[Callable[[], Gradients]]]] = deque()
         """Shards whose sums are not in the tree yet; it takes them from left to right."""
 
-    def step(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
-        """Compute all shards, add up, and update the master."""
-        self.begin(work)
-        # A kind of layer that recomputes its forward pass runs Python in the backward pass.
-        self._beside = self._threads > 1 and self._recompute == "none" and only_plain_layers(self.model)
-        # What a pass writes to the weights, another device does not see, and a thread may see too early.
-        watched = [self._writes] if self._beside or self._others else []
-        watched += [other.refresh(self.model) for other in self._others]
-        for writes in watched:
-            writes.begin()
-        for shard, where in zip(work.shards, cycle([None, *self._others]), strict=False):
-            if where is None:
-                self._passes(shard, loss)
-            else:
-                with self._on(where):
-                    where.run(self.model, partial(self._passes, shard, loss))
-                self._check_master()
-        self.combine()
-        for writes in watched:
-            writes.check(work.number)
-        return self.apply(max_grad_norm)
+    def wire(self, step: StepState) -> None:
+        """Take hold of what trains now."""
+        super().wire(step)
+        self.writes = Writes(step.model.named_parameters())
 
-    def _rewire(self) -> None:
-        super()._rewire()
-        self._writes = Writes(self.model.named_parameters())
-
-    def begin(self, work: StepWork) -> None:
-        """Start a step; what ran for one that was given up is waited for and forgotten."""
-        self._forget()
-        super().begin(work)
+    def begin(self, work: StepWork) -> None:  # noqa: ARG002
+        """Wait for what ran for a step that was given up, and forget it."""
+        self.abandon()
 
     def abandon(self) -> None:
-        """Forget the step under way."""
-        self._forget()
-        super().abandon()
-
-    def _forget(self) -> None:
+        """Forget the step in flight."""
         wait(self._running)
         self._running.clear()
         self._batches.clear()
         self._closed.clear()
-        self._beside = False
+        self.beside = False
 
-    def _passes(self, shard: ShardWork, loss: LossFunction) -> None:
-        for batch in self.shard(shard):
-            before = _generators() if self._beside else None
-            with self.precision.autocast():
-                value = loss(self.model, batch)
-            check_loss(value)
-            # A pass that has drawn may draw once more in its backward pass, from generators that all threads share.
-            if before is not None and _same(before, _generators()) and not _runs_python(value):
-                self._start_backward(value)
-            else:
-                self._add_batches()
-                self.backward(value)
+    def backward(self, loss: Loss) -> None:
+        """Add one batch's gradients, on this thread."""
+        self._add_batches()
+        super().backward(loss)
 
-    # Backward passes on threads.
-
-    def _start_backward(self, loss: Loss) -> None:
-        self._enter(loss)
-        self._sent = self._left == 0
-        if len(self._running) == self._threads:
+    def start_backward(self, loss: Loss) -> None:
+        """Add one batch's gradients on another thread."""
+        step = self.step
+        step.enter(loss)
+        if len(self._running) == self.threads:
             wait([self._running.popleft()])  # each holds the activations of its pass
-        start, entry = self._scale(loss.total.dtype), gradients.ledger_entry(loss, self._work.size)
-        running = self._pool.submit(gradients.of_leaves, loss.total, start, self.parameters)
+        start, entry = step.starts(loss)
+        running = self._pool.submit(gradients.of_leaves, loss.total, start, step.parameters)
         self._running.append(running)
         self._batches.append(lambda: [*running.result(), entry])
 
@@ -154,62 +118,97 @@ class ThreadedReplica(SequentialReplica):
         """Add what threads have computed of the open shard to `.grad`: the batch that comes next is added behind it."""
         batches, self._batches = self._batches, []
         for batch in batches:
-            summed = self._adding([parameter.grad for parameter in self.tracked], batch())
-            for parameter, gradient in zip(self.tracked, summed, strict=True):
+            tracked = self.step.tracked
+            summed = self.step.add([parameter.grad for parameter in tracked], batch())
+            for parameter, gradient in zip(tracked, summed, strict=True):
                 parameter.grad = gradient
 
-    def _close_shard(self, work: ShardWork) -> None:
-        if any(parameter.grad is not None for parameter in self.tracked):
+    def close_shard(self, index: int) -> None:
+        """Keep a finished shard's gradients, or what will have them."""
+        if any(parameter.grad is not None for parameter in self.step.tracked):
             self._add_batches()
-        batches, self._batches = self._batches or [partial(list, self._take())], []
-        self._closed.append(((work.index, work.index + 1), batches))
-        while len(self._closed) > (self._threads if self._beside else 0):
+        batches, self._batches = self._batches or [partial(list, self.step.take())], []
+        self._closed.append(((index, index + 1), batches))
+        while len(self._closed) > (self.threads if self.beside else 0):
             self._add_shard()
 
     def _add_shard(self) -> None:
         node, (first, *later) = self._closed.popleft()
-        self._tree.add(node, reduce(self._adding, (batch() for batch in later), first()))
+        self.step.tree.add(node, reduce(self.step.add, (batch() for batch in later), first()))
 
-    def _finish_combination(self) -> None:
+    def finish(self) -> None:
+        """Wait for the threads; `.grad` holds the sums then."""
         while self._closed:
             self._add_shard()
-        super()._finish_combination()
+        super().finish()
 
-    # Shards on other devices.
+
+class ThreadedSchedule(Schedule):
+    """Takes the shards of a step in their order, and what needs no Python beside one another."""
+
+    def __init__(self, inputs: StrategyInputs, world: World, reducer: ThreadedReducer) -> None:
+        self._reducer = reducer
+        self._others = [_Device(device) for device in other_devices(world.device, inputs.threads)]
+        # A kind of layer that recomputes its forward pass runs Python in the backward pass.
+        self._threads = reducer.threads > 1 and inputs.tuning.activation_checkpointing == "none"
+
+    def train(self, passes: Passes, work: StepWork, loss: LossFunction) -> None:
+        """Compute all shards."""
+        model = passes.model
+        self._reducer.beside = self._threads and only_plain_layers(model)
+        # What a pass writes to the weights, another device does not see, and a thread may see too early.
+        watched = [self._reducer.writes] if self._reducer.beside or self._others else []
+        watched += [other.refresh(model) for other in self._others]
+        for writes in watched:
+            writes.begin()
+        for shard, where in zip(work.shards, cycle([None, *self._others]), strict=False):
+            if where is None:
+                self._passes(passes, shard, loss)
+            else:
+                with self._on(where):
+                    where.run(model, partial(self._passes, passes, shard, loss))
+                _check_master(model)
+        for writes in watched:
+            writes.check(work.number)
+
+    def _passes(self, passes: Passes, shard: ShardWork, loss: LossFunction) -> None:
+        beside = self._reducer.beside
+        for batch in passes.shard(shard):
+            before = _generators() if beside else None
+            with passes.precision.autocast():
+                value = loss(passes.model, batch)
+            check_loss(value)
+            # A pass that has drawn may draw once more in its backward pass, from generators that all threads share.
+            if before is not None and _same(before, _generators()) and not _runs_python(value):
+                self._reducer.start_backward(value)
+            else:
+                passes.backward(value)
 
     @contextmanager
     def _on(self, where: _Device) -> Iterator[None]:
-        """Have this replica work with the weights of another device."""
-        mine = self.parameters, self.ledger, self.auxiliary
-        self.parameters, self.ledger = where.parameters, where.ledger
-        self.auxiliary = mine[2].over(where.parameters)
-        self.tracked, self._here = [*self.parameters, self.ledger], where.device
+        """Have the passes work with the weights of another device."""
+        step = self._reducer.step
+        mine = step.parameters, step.loss_stats, step.auxiliary, step.device
+        step.parameters, step.loss_stats, step.device = where.parameters, where.loss_stats, where.device
+        step.auxiliary = mine[2].over(where.parameters)
+        step.tracked = [*step.parameters, step.loss_stats]
         try:
             yield
-            mine[2].names = self.auxiliary.names
+            mine[2].names = step.auxiliary.names
         finally:
-            self.parameters, self.ledger, self.auxiliary = mine
-            self.tracked, self._here = [*self.parameters, self.ledger], self.world.device
+            step.parameters, step.loss_stats, step.auxiliary, step.device = mine
+            step.tracked = [*step.parameters, step.loss_stats]
 
-    def _placed(self, batch: Any) -> Any:
-        return to_device(batch, self._here, non_blocking=self._here.type == "cuda")
 
-    def _scale(self, dtype: torch.dtype) -> Tensor:
-        return super()._scale(dtype).to(self._here)
-
-    def _take(self) -> Gradients:
-        home = self.world.device
-        return [None if one is None else one.to(home) for one in super()._take()]
-
-    def _check_master(self) -> None:
-        """Refuse a pass that came to the master's own weights: their gradients would be lost."""
-        for name, parameter in self.model.named_parameters():
-            if parameter.grad is not None:
-                raise InputError(
-                    f"dp computes with weights on several devices, and the forward pass or loss came to {name} on the first one, "
-                    "by a list, a function or an attribute that keeps it. Reach weights through the modules that own them, or "
-                    "use ddp."
-                )
+def _check_master(model: nn.Module) -> None:
+    """Refuse a pass that came to the master's own weights: their gradients would be lost."""
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            raise InputError(
+                f"dp computes with weights on several devices, and the forward pass or loss came to {name} on the first one, "
+                "by a list, a function or an attribute that keeps it. Reach weights through the modules that own them, or "
+                "use ddp."
+            )
 
 
 class _Device:
@@ -218,12 +217,12 @@ class _Device:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.parameters: list[nn.Parameter] = []
-        self.ledger = nn.Parameter(torch.zeros(2, device=device))
+        self.loss_stats = nn.Parameter(torch.zeros(2, device=device))
         self._held: dict[str, Tensor] = {}
 
     def refresh(self, model: nn.Module) -> Writes:
         """Copy what the master has; returns what watches the weights here."""
-        self._held, self.parameters, self.ledger.grad = {}, [], None
+        self._held, self.parameters, self.loss_stats.grad = {}, [], None
         for name, theirs in model.named_parameters():
             mine = nn.Parameter(theirs.detach().to(self.device, copy=True), theirs.requires_grad)
             share(theirs, mine)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from paceline.errors import InputError
-from paceline.strategies.base import Exactness, OpenReplica, StrategyInputs
+from paceline.strategies.base import Exactness, StrategyInputs
 from paceline.strategies.batchnorm import synchronise
-from paceline.strategies.sequential import SequentialReplica
+from paceline.strategies.placement import WholePlacement
+from paceline.strategies.replica import Replica
 from paceline.strategies.tuning import Tuning
 from paceline.world import World
 
@@ -21,12 +22,12 @@ class Single:
         """Return its own level: no tuning changes it."""
         return self.exactness
 
-    def prepare(self, parts: StrategyInputs, world: World) -> OpenReplica:
+    def prepare(self, inputs: StrategyInputs, world: World) -> Replica:
         """Place the model on the one device."""
         if world.size > 1:
             raise InputError(
                 f"--strategy single is one process, but {world.size} workers were asked for. Use ddp."
             )
-        if parts.sync_batchnorm:
-            synchronise(parts.model, world.comm, parts.shards)
-        return SequentialReplica(parts, world)
+        if inputs.sync_batchnorm:
+            synchronise(inputs.model, world.comm, inputs.shards)
+        return Replica(inputs, world, WholePlacement(inputs, world))

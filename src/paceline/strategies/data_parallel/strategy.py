@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from paceline.strategies import compression
-from paceline.strategies.base import Exactness, OpenReplica, StrategyInputs
+from paceline.strategies.base import Exactness, StrategyInputs
 from paceline.strategies.batchnorm import synchronise
-from paceline.strategies.data_parallel.ddp import DdpReplica
-from paceline.strategies.sequential import SequentialReplica
+from paceline.strategies.data_parallel.ddp_reducer import DdpReducer
+from paceline.strategies.placement import WholePlacement
+from paceline.strategies.replica import Replica
 from paceline.strategies.tuning import Tuning
 from paceline.world import World
 
@@ -22,16 +23,18 @@ class Ddp:
         """Return what is left of the promise when gradients are made smaller on their way."""
         return compression.level(tuning.compress)
 
-    def prepare(self, parts: StrategyInputs, world: World) -> OpenReplica:
+    def prepare(self, inputs: StrategyInputs, world: World) -> Replica:
         """Wrap the model; a world of one has nobody to sum with."""
-        if parts.sync_batchnorm:
-            synchronise(parts.model, world.comm, parts.shards)
+        if inputs.sync_batchnorm:
+            synchronise(inputs.model, world.comm, inputs.shards)
         if world.size == 1:
-            return SequentialReplica(parts, world)
-        if parts.tuning.shard_optimizer:
-            from paceline.strategies.data_parallel.zero import (
-                ZeroReplica,  # loads torch.distributed.checkpoint
-            )
+            return Replica(inputs, world, WholePlacement(inputs, world))
+        equal = inputs.exactness is Exactness.BITWISE
+        if inputs.tuning.shard_optimizer:
+            from paceline.strategies.data_parallel.zero import DealtPlacement
 
-            return ZeroReplica(parts, world)
-        return DdpReplica(parts, world)
+            return Replica(
+                inputs, world, DealtPlacement(inputs, world, equal=equal), DdpReducer(inputs, world)
+            )
+        placement = WholePlacement(inputs, world, equal=equal)
+        return Replica(inputs, world, placement, DdpReducer(inputs, world))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from paceline.errors import InputError
 from paceline.state.chunks import (
@@ -24,14 +25,14 @@ from paceline.state.chunks import (
     LocalState,
     Read,
     assemble,
-    collect,
     split,
-    survey,
 )
 from paceline.strategies.base import StrategyInputs
-from paceline.strategies.data_parallel.ddp import DdpReplica
 from paceline.strategies.partial_update import Scope
-from paceline.strategies.trained import check_held
+from paceline.strategies.placement import Optimize, Placement, load_whole_state, whole_state
+from paceline.strategies.result import StepResult
+from paceline.strategies.trained import check_equal
+from paceline.strategies.unsaved import note_unsaved
 from paceline.world import World
 
 BUCKET = 4 << 20
@@ -48,49 +49,53 @@ def deal(sizes: Sequence[int], workers: int) -> list[int]:
     return owners
 
 
-class ZeroReplica(DdpReplica):
-    """One worker's model, with the optimizer state of its part of the parameters."""
+class DealtPlacement(Placement):
+    """The whole model, with the optimizer state of this worker's part of the parameters."""
 
-    whole = False
     holds_unsaved = True
+    scope = Scope.PARAMETERS
 
-    def __init__(self, parts: StrategyInputs, world: World) -> None:
-        super().__init__(parts, world)
-        check_held(self.model, self.optimizer)
-        dealt = [
-            parameter
-            for group in self.optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.requires_grad
-        ]
-        owners = deal([parameter.numel() * parameter.element_size() for parameter in dealt], world.size)
-        self._others = [
-            parameter for parameter, owner in zip(dealt, owners, strict=True) if owner != world.rank
-        ]
-        others = {id(parameter) for parameter in self._others}
-        self._strange = {name for name, parameter in self.model.named_parameters() if id(parameter) in others}
-        self._rounds = _rounds(dealt, owners, world.size)
+    def __init__(self, inputs: StrategyInputs, world: World, *, equal: bool) -> None:
+        """`equal` promises the same bits on all workers."""
+        self.model = inputs.model.to(world.device)
+        note_unsaved(self.model)
+        self._world, self._equal = world, equal
         self._remains: LocalState | None = None
         """What this worker held when its group broke."""
         self._torn = False
         """Whether parameters were updated that have not reached everybody."""
         self._checked = False
-        self._let_go()
 
-    def _scope(self, parts: StrategyInputs, world: World) -> Scope:  # noqa: ARG002
-        return Scope.PARAMETERS
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Deal the optimizer's parameters out."""
+        super().adopt(optimizer)
+        dealt = [
+            parameter
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.requires_grad
+        ]
+        sizes = [parameter.numel() * parameter.element_size() for parameter in dealt]
+        owners = deal(sizes, self._world.size)
+        self._others = [
+            parameter for parameter, owner in zip(dealt, owners, strict=True) if owner != self._world.rank
+        ]
+        others = {id(parameter) for parameter in self._others}
+        self._strange = {name for name, parameter in self.model.named_parameters() if id(parameter) in others}
+        self._rounds = _rounds(dealt, owners, self._world.size)
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Drop state that others keep: of a group before, or made by the optimizer before its first step."""
         for parameter in self._others:
             self.optimizer.state.pop(parameter, None)
 
-    def _update(self) -> None:
+    def update(self, optimize: Optimize, result: StepResult) -> None:  # noqa: ARG002
         """Update this worker's parameters, then have everybody's."""
         for parameter in self._others:
             parameter.grad = None
         self._torn = True
-        super()._update()
+        optimize()
         self._share()
         self._torn = False
         if not self._checked:
@@ -106,12 +111,12 @@ class ZeroReplica(DdpReplica):
                 flat = (
                     members[0].detach() if alone else torch.cat([one.detach().reshape(-1) for one in members])
                 )
-                work = dist.broadcast(flat, group_src=owner, group=self.world.comm.group, async_op=True)
+                work = dist.broadcast(flat, group_src=owner, group=self._world.comm.group, async_op=True)
                 running.append((work, owner, None if alone else flat, members))
             for work, owner, copied, members in running:
                 if work is not None:
                     work.wait()
-                if copied is not None and owner != self.world.rank:
+                if copied is not None and owner != self._world.rank:
                     for one, values in zip(
                         members, torch.split(copied, [one.numel() for one in members]), strict=True
                     ):
@@ -128,33 +133,24 @@ class ZeroReplica(DdpReplica):
                         f"for a parameter of shape {tuple(parameter.shape)}. Leave --shard-optimizer out."
                     )
 
-    # State.
+    def settle(self) -> None:
+        """Refuse to save or report weights in which the workers have parted, however that came about."""
+        if self._equal:
+            check_equal([*self.model.named_parameters(), *self.model.named_buffers()], self._world)
 
     def abandon(self) -> None:
-        """Let go of the group, but not of what this worker holds.
+        """Release the group, but not what this worker holds.
 
         Where the group broke in the middle of an update some parameters are a step ahead of others: nobody may go on from
         those, so this worker then holds nothing.
         """
         if self._remains is None:
-            self._remains = LocalState({}, self.held().rest) if self._torn else self.held()
-        super().abandon()
+            held = self.held()
+            self._remains = LocalState({}, held.rest) if self._torn else held
 
     def held(self) -> LocalState:
         """Return the whole model and this worker's part of the optimizer state."""
-        return self._remains if self._remains is not None else split(super().state())
-
-    def state(self) -> dict[str, Any]:
-        """Gather the state; all workers ask together."""
-        held = self.held()
-        found = survey(self.world, held.pieces)
-        return assemble(dict(collect(self.world, held.pieces, found)), held.rest)
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over this worker's part of a state."""
-        slots = {name: one for name, one in state[OPTIMIZER]["state"].items() if name not in self._strange}
-        super().load({**state, OPTIMIZER: {**state[OPTIMIZER], "state": slots}})
-        self._let_go()
+        return self._remains if self._remains is not None else split(whole_state(self.model, self.optimizer))
 
     def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Read the model, and of the optimizer's slots only this worker's."""
@@ -166,7 +162,12 @@ class ZeroReplica(DdpReplica):
             elif path.rpartition("/")[0] not in self._strange:
                 # The optimizer goes on with the very tensors it is given.
                 wanted[key] = read(key, ChunkBounds.whole(form.shape)).clone()
-        self.load(assemble(wanted, rest))
+        state = assemble(wanted, rest)
+        slots = {name: one for name, one in state[OPTIMIZER]["state"].items() if name not in self._strange}
+        load_whole_state(
+            self.model, self.optimizer, {**state, OPTIMIZER: {**state[OPTIMIZER], "state": slots}}
+        )
+        self._release()
 
 
 Message = tuple[int, list[nn.Parameter]]

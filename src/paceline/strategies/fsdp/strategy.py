@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from paceline.errors import InputError
-from paceline.strategies.base import Exactness, OpenReplica, StrategyInputs
-from paceline.strategies.batchnorm import synchronise
+from paceline.strategies.base import Exactness, StrategyInputs
 from paceline.strategies.data_parallel.strategy import Ddp
-from paceline.strategies.fsdp.replica import FsdpReplica
-from paceline.strategies.fsdp.unwrapping import unwrap_model
-from paceline.strategies.sequential import SequentialReplica
+from paceline.strategies.fsdp.placement import RowsPlacement
+from paceline.strategies.fsdp.reducer import FsdpReducer, GatheringSchedule, is_exact
+from paceline.strategies.fsdp.reduction import Reduction
+from paceline.strategies.replica import Replica
 from paceline.strategies.tuning import Tuning
 from paceline.strategies.whole_draws import draw_whole
 from paceline.world import World
@@ -25,32 +27,43 @@ class Fsdp:
         """Return the level that these options leave: weights gathered in fewer bits are other weights."""
         return self.exactness if tuning.fsdp_dtype == "fp32" else Exactness.NUMERIC
 
-    def prepare(self, parts: StrategyInputs, world: World) -> OpenReplica:
+    def prepare(self, inputs: StrategyInputs, world: World) -> Replica:
         """Cut the model up; a world of one has nobody to share it with."""
-        if parts.tuning.offload:
-            _check_offload(parts, world)
-        if isinstance(parts.kept, FsdpReplica) and not parts.remakes:
-            if parts.kept.local.host is not None:
-                parts.kept.local.host.release()
-            unwrap_model(parts.kept.model, parts.kept.optimizer, parts.kept.local)
-        if world.size == 1:
-            if parts.sync_batchnorm:
-                synchronise(parts.model, world.comm, parts.shards)
-            return SequentialReplica(parts, world)
-        if world.mesh.sizes and world.mesh.size("fsdp") == 1:
-            return Ddp().prepare(parts, world)
+        if inputs.tuning.offload:
+            _check_offload(inputs, world)
+        if inputs.kept is not None and not inputs.remakes:
+            inputs.kept.placement.restore()
+        if world.size == 1 or (world.mesh.sizes and world.mesh.size("fsdp") == 1):
+            return Ddp().prepare(inputs, world)
         draw_whole()
-        return FsdpReplica(parts, world)
+        placement, reducer, schedule = shard(inputs, world)
+        return Replica(replace(inputs, kept=None, compile=False), world, placement, reducer, schedule)
 
 
-def _check_offload(parts: StrategyInputs, world: World) -> None:
+def shard(inputs: StrategyInputs, world: World) -> tuple[RowsPlacement, FsdpReducer, GatheringSchedule]:
+    """Cut a model up among the workers of a world, and make what computes with it."""
+    data, exact = world.along("ddp", "fsdp"), is_exact(inputs)
+    reduction = Reduction(
+        data,
+        world.along("fsdp"),
+        world.along("ddp"),
+        inputs.shards,
+        exact=exact,
+        transport=inputs.transport,
+    )
+    placement = RowsPlacement(inputs, world, reduction, exact=exact)
+    reducer = FsdpReducer(inputs, world, placement, reduction)
+    return placement, reducer, GatheringSchedule(reduction, reducer.rounds)
+
+
+def _check_offload(inputs: StrategyInputs, world: World) -> None:
     """Refuse to offload where that spares nothing; a run that has lost its other workers goes on without it."""
     if world.device.type == "cpu":
         raise InputError(
             "--offload needs an accelerator whose memory it spares, but the device is the CPU. Use --no-offload."
         )
     alone = world.size == 1 or (bool(world.mesh.sizes) and world.mesh.size("fsdp") == 1)
-    if alone and not parts.agreed:
+    if alone and not inputs.agreed:
         raise InputError(
             "--offload keeps each worker's rows in host memory, but nothing is cut up among one worker. "
             "Use --workers 2 or more, or --no-offload."

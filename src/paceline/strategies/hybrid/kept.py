@@ -8,14 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import InputError
-from paceline.state.chunks import OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read, TensorMeta, split
-from paceline.state.optimizer_state import plain
-from paceline.strategies.parameter_server.state import gathered
+from paceline.state.chunks import OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read, TensorMeta
+from paceline.strategies.placement import Placement
 from paceline.strategies.sharded import Part, ShardedTensors
-from paceline.world import World
 
 
 def bounds(rows: int, servers: int) -> list[int]:
@@ -91,35 +88,18 @@ class KeptState(ShardedTensors):
         self.let_go(optimizer)
 
 
-class KeptReplica:
-    """What trainers and servers do alike: give and take the part of the state that they keep."""
+class KeptPlacement(Placement):
+    """The part of the state that a trainer or a server keeps."""
 
-    optimizer: Optimizer
-    scheduler: LRScheduler | None
-    everybody: World
-    """Trainers and servers."""
-    _kept: KeptState
+    kept: KeptState
 
     def held(self) -> LocalState:
         """Return what this worker keeps; nobody is asked."""
-        schedule = None if self.scheduler is None else plain(self.scheduler.state_dict())
-        return self._kept.held(self.optimizer, {"scheduler": schedule, "scaler": None})
-
-    def state(self) -> dict[str, Any]:
-        """Gather the state; all workers ask together."""
-        return gathered(self.everybody, self.held())
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over this worker's part of a whole state."""
-        whole = split(state)
-        forms = {key: piece.form for key, piece in whole.pieces.items()}
-        self.take(forms, lambda key, box: box.of(whole.pieces[key].values), whole.rest)
+        return self.kept.held(self.optimizer, {})
 
     def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over this worker's part of a state."""
-        self._kept.take(self.optimizer, catalogue, read, rest[OPTIMIZER])
-        if self.scheduler is not None and rest["scheduler"] is not None:
-            self.scheduler.load_state_dict(rest["scheduler"])
+        self.kept.take(self.optimizer, catalogue, read, rest[OPTIMIZER])
 
 
 def check_slots(optimizer: Optimizer, parts: Sequence[Part]) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from torch.optim import Optimizer
+
 from paceline.errors import InputError
 from paceline.strategies import sparse
-from paceline.strategies.base import Exactness, OpenReplica, StrategyInputs
+from paceline.strategies.base import Exactness, StrategyInputs
 from paceline.strategies.batchnorm import synchronise
+from paceline.strategies.data_parallel.ddp_reducer import DdpReducer
 from paceline.strategies.data_parallel.strategy import Ddp
-from paceline.strategies.hybrid.server import ServerReplica
+from paceline.strategies.hybrid.kept import check_optimizer
+from paceline.strategies.hybrid.server import TablesPlacement, TablesUpdate
 from paceline.strategies.hybrid.tables import bring_back, check
-from paceline.strategies.hybrid.trainer import LoneTrainer, Trainer
+from paceline.strategies.hybrid.trainer import DensePlacement, PushedRows, ServedRowsReducer
+from paceline.strategies.reducer import Reducer
+from paceline.strategies.replica import Replica
 from paceline.strategies.tuning import Tuning
 from paceline.world import World
 from paceline.world.world import RPC
@@ -26,24 +34,33 @@ class Hybrid:
         """Return its own level: no tuning changes it."""
         return self.exactness
 
-    def prepare(self, parts: StrategyInputs, world: World) -> OpenReplica:
+    def prepare(self, inputs: StrategyInputs, world: World) -> Replica:
         """Place the tables on the servers and the rest on the trainers."""
-        check(parts.model)
+        check(inputs.model)
         if not world.mesh.servers:  # nobody is left beside this worker, or it has yet to join the others
-            bring_back(parts.model)
-            return Ddp().prepare(parts, world)
-        if parts.compile or parts.precision.scaler() is not None:
-            asked = "--compile" if parts.compile else "--precision fp16"
+            bring_back(inputs.model)
+            return Ddp().prepare(inputs, world)
+        if inputs.compile or inputs.precision.scaler() is not None:
+            asked = "--compile" if inputs.compile else "--precision fp16"
             raise InputError(
                 f"{asked} cannot reach what servers do with a step of --strategy hybrid. Leave it out, or use ddp."
             )
         world.note_transport(RPC)
         group = world.along("ddp")
-        if not parts.agreed:
-            for parameter in sparse.sparse_parameters(parts.model):
+        if not inputs.agreed:
+            for parameter in sparse.sparse_parameters(inputs.model):
                 parameter.data.copy_(world.comm.broadcast(parameter.data.to(world.device)))
         if world.serves:
-            return ServerReplica(parts, world)
-        if parts.sync_batchnorm:
-            synchronise(parts.model, group.comm, parts.shards)
-        return (Trainer if group.size > 1 else LoneTrainer)(parts, world, group)
+            tables = TablesPlacement(inputs, world)
+            checked = replace(inputs, make_optimizer=lambda model: _checked(inputs.make_optimizer(model)))
+            return Replica(checked, world, tables, update=TablesUpdate(tables))
+        if inputs.sync_batchnorm:
+            synchronise(inputs.model, group.comm, inputs.shards)
+        dense = DensePlacement(inputs, world, group)
+        inner = DdpReducer(inputs, group, PushedRows(dense)) if group.size > 1 else Reducer(group)
+        return Replica(inputs, world, dense, ServedRowsReducer(dense, inner))
+
+
+def _checked(optimizer: Optimizer) -> Optimizer:
+    check_optimizer(optimizer)
+    return optimizer

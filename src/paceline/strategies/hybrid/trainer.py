@@ -8,29 +8,30 @@ one is lost in between.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from paceline import remote
-from paceline.errors import NonFiniteLossError, RemoteError
-from paceline.reduce.tree import Gradients, Subtree
+from paceline.errors import RemoteError
+from paceline.reduce.tree import Gradients, Subtree, TreeSum
 from paceline.remote.grouping import open_group
-from paceline.strategies import gradients, sparse
-from paceline.strategies.base import MetricsFunction, Rows, StepWork, StrategyInputs
-from paceline.strategies.data_parallel.ddp import DdpReplica
+from paceline.strategies import sparse
+from paceline.strategies.base import StepWork, StrategyInputs
 from paceline.strategies.hybrid import embedding_service
 from paceline.strategies.hybrid.embedding_service import Norms
-from paceline.strategies.hybrid.kept import KeptReplica, KeptState, bounds
+from paceline.strategies.hybrid.kept import KeptPlacement, KeptState, bounds
 from paceline.strategies.hybrid.tables import send_away
 from paceline.strategies.parameter_server.answers import Answers
 from paceline.strategies.partial_update import Scope
+from paceline.strategies.placement import Optimize
+from paceline.strategies.reducer import AroundReducer, Reducer, norm_of
 from paceline.strategies.result import StepResult
-from paceline.strategies.sequential import SequentialReplica
-from paceline.strategies.trained import check_held
+from paceline.strategies.step_state import StepState
 from paceline.world import World
 from paceline.world.fault_points import REDUCTION, hit
 
@@ -154,116 +155,101 @@ class Servers:
         session.abandon()
 
 
-class _Trainer(KeptReplica, SequentialReplica):
-    """What a trainer does otherwise than a worker that has the tables."""
+class DensePlacement(KeptPlacement):
+    """A trainer's part of the state: all that is dense. The tables are on the servers."""
 
-    whole = False
-    servers: Servers
+    scope = Scope.PARAMETERS
 
-    def _scope(self, parts: StrategyInputs, world: World) -> Scope:  # noqa: ARG002
-        return Scope.PARAMETERS
+    def __init__(self, inputs: StrategyInputs, everybody: World, group: World) -> None:
+        """`everybody` is trainers and servers, `group` the trainers."""
+        self.model = inputs.model.to(group.device)
+        self._everybody, self._group = everybody, group
+        self.servers: Servers
 
-    def _connect(self, everybody: World) -> None:
+    def adopt(self, optimizer: Optimizer) -> None:
         """Send the tables away, and meet the servers."""
-        self.everybody = everybody
-        check_held(self.model, self.optimizer)
+        super().adopt(optimizer)
         tables = sparse.tables(self.model)
         apart = {sparse.weight_of(name) for name in tables}
         dense = [name for name, _ in self.model.named_parameters() if name not in apart]
-        self._kept = KeptState(self.model, dense, {})
-        self._kept.let_go(self.optimizer)
-        for group in self.optimizer.param_groups:
+        self.kept = KeptState(self.model, dense, {})
+        self.kept.let_go(optimizer)
+        for group in optimizer.param_groups:
             # Beside sparse gradients torch updates one tensor after the other; without them it would round otherwise.
             group["foreach"] = False
-        self.servers = Servers(everybody, self.world.rank, self.sparse)
+        self.servers = Servers(self._everybody, self._group.rank, sparse.sparse_parameters(self.model))
         for place, table in enumerate(tables.values()):
-            send_away(table, _fetch(self.servers, place), self.world.device)
+            send_away(table, _fetch(self.servers, place), self._group.device)
         size = self.servers.traffic.table_bytes / 1e6
         self.notes = (f"{', '.join(sorted(apart))} ({size:.3g} MB) on servers, the rest on every trainer.",)
 
-    @property
-    def traffic(self) -> Traffic:
-        """What has travelled between this trainer and the servers."""
-        return self.servers.traffic
-
-    def begin(self, work: StepWork) -> None:
-        """Start a step."""
-        self.servers.turn += 1
-        super().begin(work)
-
-    def apply(self, max_grad_norm: float | None) -> StepResult:
-        """Combine, normalise, clip, update, here and on the servers."""
-        self._told = False
-        try:
-            return super().apply(max_grad_norm)
-        except NonFiniteLossError:
-            # The servers find the same, and say so with everybody.
-            if self.ledger.grad is not None and not self._told:
-                self.servers.norms()
-                self.servers.apply(1.0, self.ledger.grad, None)
-            raise
-
-    def _normalise(
-        self, held: list[Tensor], factor: Tensor | float, max_grad_norm: float | None
-    ) -> Tensor | None:
-        """Do it with the norms of the rows, which the servers know; then give them the word."""
-        far = {id(one): norms for one, norms in zip(self.sparse, self.servers.norms(), strict=False)}
-        measured = [far.get(id(one), one.grad) for one in self.parameters]
-        present = [one for one in measured if one is not None]
-        norm, factor = gradients.coefficient(present, factor, max_grad_norm if present else None)
-        entry = self.ledger.grad
-        if entry is None:
-            raise RuntimeError("the ledger has no sum")
-        self._told = True
-        self.servers.apply(float(factor), entry, norm)
-        gradients.scale(held, factor)
-        return norm
-
-    def _update(self) -> None:
-        super()._update()
+    def refresh(self) -> None:
+        """Begin a turn with the servers."""
         self.servers.turn += 1
 
-    # Evaluation and state.
-
-    def evaluate(self, works: Iterable[StepWork], metrics: MetricsFunction) -> Rows:
-        """Measure this worker's shards."""
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Begin a turn with the servers."""
         self.servers.turn += 1
-        return super().evaluate(works, metrics)
+        yield
+
+    def update(self, optimize: Optimize, result: StepResult) -> None:
+        """Give the servers the word, and update what is dense."""
+        self.servers.apply(float(result.applied_factor), result.entry, result.norm)
+        optimize()
+        self.servers.turn += 1
 
     def abandon(self) -> None:
-        """Let go of the group."""
-        super().abandon()
+        """Release the servers."""
         self.servers.close()
 
 
-class LoneTrainer(_Trainer):
-    """The only trainer beside the servers."""
+class PushedRows:
+    """Gradients that are rows of tables: the servers add them up."""
 
-    def __init__(self, parts: StrategyInputs, everybody: World, group: World) -> None:
-        super().__init__(parts, group)
-        self._connect(everybody)
+    def __init__(self, placement: DensePlacement) -> None:
+        self._placement = placement
 
-    def _finish_combination(self) -> None:
-        super()._finish_combination()
-        self.servers.push([((0, self._shards), sparse.take(self.sparse))])
+    def begin(self, weights: Sequence[nn.Parameter]) -> None:
+        """Send nothing: all have the same already, servers included."""
+
+    def combine(self, sums: TreeSum, step: StepState) -> None:  # noqa: ARG002
+        """Push this trainer's."""
+        self._placement.servers.push(sums.nodes)
 
 
-class Trainer(_Trainer, DdpReplica):
-    """One of several: what is dense is summed among them."""
+class ServedRowsReducer(AroundReducer):
+    """What is dense summed among the trainers; rows, and their norms, by the servers."""
 
-    same_weights = False
+    def __init__(self, placement: DensePlacement, inner: Reducer) -> None:
+        super().__init__(inner)
+        self._placement = placement
+        self._asked = False
 
-    def __init__(self, parts: StrategyInputs, everybody: World, group: World) -> None:
-        super().__init__(parts, group)
-        self._connect(everybody)
+    def begin(self, work: StepWork) -> None:
+        """Start a step."""
+        super().begin(work)
+        self._asked = False
 
-    def _leave_rows_out(self, carried: nn.Module, *, agreed: bool) -> None:  # noqa: ARG002
-        """Leave them out; all have the same already, servers included."""
-        super()._leave_rows_out(carried, agreed=True)
+    def finish(self) -> None:
+        """Make `.grad` of what is dense hold the sums, and have the rows of the only trainer on their way."""
+        super().finish()
+        if self.world.size == 1:
+            self._placement.servers.push([((0, self.step.shards), sparse.take(self.step.sparse))])
 
-    def _combine_rows(self) -> None:
-        """Have the servers add them up."""
-        self.servers.push(self._row_sums.nodes)
+    def norm(self, held: Sequence[Tensor | None], *, wanted: bool) -> Tensor | None:  # noqa: ARG002
+        """Wait until every server has everybody's rows; return the norm with those of the rows, which the servers know."""
+        self._asked = True
+        norms = self._placement.servers.norms()
+        far = {id(one): row for one, row in zip(self.step.sparse, norms, strict=False)}
+        measured = [far.get(id(one), one.grad) for one in self.step.parameters]
+        return norm_of(measured) if wanted else None
+
+    def refused(self, result: StepResult) -> None:
+        """Tell the servers, which find the same, and say so with everybody."""
+        if not self._asked:
+            self._placement.servers.norms()
+        self._placement.servers.apply(1.0, result.entry, result.norm)
 
 
 def _fetch(servers: Servers, table: int) -> Any:

@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 from paceline.errors import InputError
-from paceline.state.chunks import MODEL, OPTIMIZER, LocalState, assemble, collect, survey
+from paceline.state.chunks import MODEL, OPTIMIZER
 from paceline.strategies.base import StrategyInputs
 from paceline.world import World
 
 
 @torch.no_grad()
-def agree_on_weights(model: nn.Module, parts: StrategyInputs, world: World) -> None:
+def agree_on_weights(model: nn.Module, inputs: StrategyInputs, world: World) -> None:
     """Begin with the first worker's weights, where nobody knows yet that all have the same."""
-    if not parts.agreed:
+    if not inputs.agreed:
         for value in model.state_dict().values():
             if isinstance(value, torch.Tensor):
                 value.copy_(world.comm.broadcast(value, 0))
@@ -27,12 +27,6 @@ def rest_of(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is no tensor of a state: groups, schedule."""
     rest = {key: value for key, value in state.items() if key not in (MODEL, OPTIMIZER)}
     return {**rest, OPTIMIZER: {**state[OPTIMIZER], "state": {}}}
-
-
-def gathered(world: World, held: LocalState) -> dict[str, Any]:
-    """Put the whole state together; all workers ask at once."""
-    found = survey(world, held.pieces)
-    return assemble(dict(collect(world, held.pieces, found)), held.rest)
 
 
 def check_slots(slots: Mapping[str, Mapping[str, Any]], kind: str) -> None:

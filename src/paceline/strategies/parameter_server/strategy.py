@@ -16,9 +16,10 @@ of time, so the level is statistical; evaluations and checkpoints see all shares
 from __future__ import annotations
 
 from paceline.errors import InputError
-from paceline.strategies.base import Exactness, OpenReplica, StrategyInputs
+from paceline.strategies.base import Exactness, StrategyInputs
+from paceline.strategies.placement import WholePlacement
 from paceline.strategies.refusals import refuse_sparse
-from paceline.strategies.sequential import SequentialReplica
+from paceline.strategies.replica import Replica
 from paceline.strategies.tuning import Tuning
 from paceline.world import World
 from paceline.world.world import RPC
@@ -35,29 +36,37 @@ class ParameterServer:
         """Return what is left of the promise when trainers do not wait for each other."""
         return Exactness.STATISTICAL if tuning.staleness else Exactness.BITWISE
 
-    def prepare(self, parts: StrategyInputs, world: World) -> OpenReplica:
+    def prepare(self, inputs: StrategyInputs, world: World) -> Replica:
         """Make a trainer or a server; one that is left alone needs no server."""
-        if parts.precision.name == "fp16":
+        if inputs.precision.name == "fp16":
             raise InputError(
                 "--strategy ps has no loss scaler that all workers share, which --precision fp16 needs. Use bf16."
             )
-        if parts.sync_batchnorm:
+        if inputs.sync_batchnorm:
             raise InputError(
                 "--sync-batchnorm needs the workers to meet in the middle of a step, and those of --strategy ps meet at its "
                 "end. Use --strategy ddp."
             )
         if not world.mesh.servers:
-            return SequentialReplica(parts, world)
-        refuse_sparse(parts.model, "ps")
+            return Replica(inputs, world, WholePlacement(inputs, world))
+        refuse_sparse(inputs.model, "ps")
         world.note_transport(RPC)
         if not world.serves:
-            from paceline.strategies.parameter_server.trainer import TrainerReplica
+            from paceline.strategies.parameter_server.trainer import (
+                ServedPlacement,
+                ServedReducer,
+                ServedUpdate,
+            )
 
-            return TrainerReplica(parts, world)
-        if parts.tuning.staleness:
-            from paceline.strategies.parameter_server.async_server import AsyncServer
+            served = ServedPlacement(inputs, world)
+            return Replica(inputs, world, served, ServedReducer(world), update=ServedUpdate(served))
+        from paceline.strategies.parameter_server.server import ServerPlacement
 
-            return AsyncServer(parts, world)
-        from paceline.strategies.parameter_server.sync_server import SyncServer
+        placement = ServerPlacement(inputs, world)
+        if inputs.tuning.staleness:
+            from paceline.strategies.parameter_server.async_server import AsyncUpdate
 
-        return SyncServer(parts, world)
+            return Replica(inputs, world, placement, update=AsyncUpdate(placement))
+        from paceline.strategies.parameter_server.sync_server import SyncReducer
+
+        return Replica(inputs, world, placement, SyncReducer(inputs, world, placement))

@@ -25,6 +25,7 @@ from paceline.strategies.base import (
 )
 from paceline.strategies.buffer_snapshot import BufferSnapshot
 from paceline.strategies.buffers import Buffers, gather_rows
+from paceline.strategies.loss_checks import check_trainable
 from paceline.strategies.partial_update import PartialUpdate, Scope
 from paceline.strategies.pipeline.attributes import StageAttributes
 from paceline.strategies.pipeline.call import Function, call_of
@@ -40,7 +41,6 @@ from paceline.strategies.pipeline.sums import Sums, finish
 from paceline.strategies.recompute import recompute_blocks
 from paceline.strategies.refusals import refuse_sparse
 from paceline.strategies.result import StepResult
-from paceline.strategies.sequential import check_trainable
 from paceline.strategies.trained import Places, Trained, check_equal, check_held
 from paceline.strategies.writes import Writes
 from paceline.task import Loss
@@ -91,8 +91,21 @@ class PipelineReplica:
         """The tensors of each stage of this worker."""
         self._rows = NoRows()
         self.chain: Chain | None = None
-        kept = getattr(parts.kept, "chain", None)
+        kept = None if parts.kept is None else parts.kept.placement.carried.get("chain")
         self._agree_on_cut(kept)
+
+    @property
+    def placement(self) -> PipelineReplica:
+        """What a group that forms anew asks for what it may want to know."""
+        return self
+
+    @property
+    def carried(self) -> dict[str, Any]:
+        """The cut."""
+        return {"chain": self.chain}
+
+    def restore(self) -> None:
+        """Do nothing: the model is made anew."""
 
     @property
     def model(self) -> nn.Module:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from paceline.data import owned_shards
 from paceline.errors import InputError
-from paceline.strategies.base import Exactness, OpenReplica, StrategyInputs
+from paceline.strategies.base import Exactness, StrategyInputs
 from paceline.strategies.pipeline.order import fewest
 from paceline.strategies.pipeline.replica import PipelineReplica
+from paceline.strategies.replica import Replica
 from paceline.strategies.tuning import Tuning
 from paceline.world import World
 
@@ -29,7 +30,7 @@ class Pipeline:
         """Return its own level: the bits are the same in any schedule."""
         return self.exactness
 
-    def prepare(self, parts: StrategyInputs, world: World) -> OpenReplica:
+    def prepare(self, parts: StrategyInputs, world: World) -> Replica:
         """Make one worker's end of a pipeline; a pipeline of one worker is none."""
         if world.mesh.size("pp") == 1:
             from paceline.strategies.fsdp.strategy import Fsdp  # which loads DTensor: 0.8 s
@@ -37,7 +38,7 @@ class Pipeline:
             return Fsdp().prepare(parts, world)  # which is ddp where nobody shares parameters
         _check(parts, world)
         world.note_transport()  # activations
-        return PipelineReplica(parts, world)
+        return PipelineReplica(parts, world)  # type: ignore[return-value]
 
 
 def _check(parts: StrategyInputs, world: World) -> None:

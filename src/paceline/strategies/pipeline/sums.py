@@ -19,9 +19,9 @@ from paceline.reduce.tree import Gradients, TreeSum
 from paceline.strategies.auxiliary import Auxiliary, check_terms
 from paceline.strategies.base import StepWork, StrategyInputs
 from paceline.strategies.gradients import ledger_entry
+from paceline.strategies.loss_checks import check_loss
 from paceline.strategies.pipeline.stage import Micro, Stage
 from paceline.strategies.recompute import check_passes
-from paceline.strategies.sequential import check_loss
 from paceline.task import Loss
 from paceline.world import World
 

@@ -9,7 +9,8 @@ the global batch comes later and once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,15 +25,14 @@ from paceline.reduce.hosts import open_shared_memory
 from paceline.reduce.packing import as_real, dense_strides, memory_shape, nothing_like
 from paceline.reduce.tree import TreeSum
 from paceline.strategies import compression, gradients, sparse
-from paceline.strategies.base import Exactness, ShardWork, StepWork, StrategyInputs
-from paceline.strategies.buffers import Rows as BufferRows
-from paceline.strategies.buffers import gather_rows
+from paceline.strategies.base import Exactness, StepWork, StrategyInputs
 from paceline.strategies.hooks import silenced
+from paceline.strategies.reducer import Reducer, agree_on_terms
 from paceline.strategies.result import StepResult
-from paceline.strategies.sequential import SequentialReplica
-from paceline.strategies.trained import check_equal, refuse_replaced
+from paceline.strategies.step_state import StepState
+from paceline.strategies.trained import refuse_replaced
 from paceline.strategies.tuning import Tuning
-from paceline.strategies.writes import Writes
+from paceline.task import Loss
 from paceline.world import World, all_gather_object
 from paceline.world.fault_points import REDUCTION, hit
 from paceline.world.status_page import Phase
@@ -48,98 +48,131 @@ COMMUNICATION = Phase.COMMUNICATION
 
 
 class _Carried(nn.Module):
-    """What DDP sees: the user's module and the ledger that rides along."""
+    """What DDP sees: the user's module and the loss statistics that ride along."""
 
-    def __init__(self, model: nn.Module, ledger: nn.Parameter) -> None:
+    def __init__(self, model: nn.Module, loss_stats: nn.Parameter) -> None:
         super().__init__()
         self.model = model
-        self.ledger = ledger
+        self.loss_stats = loss_stats
 
 
-class DdpReplica(SequentialReplica):
-    """One worker's model, wired to those of the others."""
+class RowsExchange(Protocol):
+    """Takes gradients that are rows of tables past DDP."""
 
-    adapts = True
-    holds_unsaved = True
-    same_weights = True
-    """Whether every worker of its group has all weights; those that leave some to servers say otherwise."""
+    def begin(self, weights: Sequence[nn.Parameter]) -> None:
+        """Have the same tables everywhere."""
 
-    def __init__(self, parts: StrategyInputs, world: World) -> None:
-        super().__init__(parts, world)
-        self._find_unused_parameters = parts.find_unused_parameters
-        self._equal = parts.exactness is Exactness.BITWISE and self.same_weights
-        self._writes = Writes(self.model.named_parameters())
-        self._walks = parts.find_unused_parameters
-        """Whether the reducer walks the graph for parameters that a pass does not reach."""
+    def combine(self, sums: TreeSum, step: StepState) -> None:
+        """Bring everybody's rows together."""
+
+
+class GatheredRows:
+    """Gradients that are rows of tables: they are few, so each worker sends its own to all."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def begin(self, weights: Sequence[nn.Parameter]) -> None:
+        """Have the first worker's tables."""
+        for weight in weights:
+            weight.data.copy_(self._world.comm.broadcast(weight.data))
+
+    def combine(self, sums: TreeSum, step: StepState) -> None:
+        """Make `.grad` everybody's rows, added along the tree."""
+        summed = sparse.gather(self._world, step.shards, sums.nodes, step.sparse)
+        for parameter, gradient in zip(step.sparse, summed, strict=False):
+            parameter.grad = gradient
+
+
+class DdpReducer(Reducer):
+    """One worker's gradients, summed with those of the others."""
+
+    watches = True
+
+    def __init__(self, inputs: StrategyInputs, world: World, rows: RowsExchange | None = None) -> None:
+        """`rows` takes what goes past DDP: gradients that are rows."""
+        super().__init__(world)
+        self._rows: RowsExchange = GatheredRows(world) if rows is None else rows
+        self._find_unused_parameters = inputs.find_unused_parameters
+        self._walks = inputs.find_unused_parameters
+        """Whether DDP's reducer walks the graph for parameters that a pass does not reach."""
         self._first_terms = False
         """Whether this is the first step with auxiliary terms."""
-        self._compressed = parts.tuning.compress != "none"
-        self._owned = owned_shards(world.rank, world.size, parts.shards, world.shares)
-        self._combination = Combination(TreeSum(parts.shards), self._owned.start, self._owned, parts.shards)
+        self._compress = inputs.tuning.compress
+        self._shards = inputs.shards
+        self._owned = owned_shards(world.rank, world.size, inputs.shards, world.shares)
+        self._combination = Combination(TreeSum(inputs.shards), self._owned.start, self._owned, inputs.shards)
         self._last_bucket_seen = False
-        self.exchange = _open_exchange(parts, world)
-        self._bucket_mb = _bucket_mb(parts.tuning, self.exchange)
-        self._row_sums = TreeSum(parts.shards, sparse.add)
-        """Gradients that are rows: they go past DDP."""
+        self._sent = False
+        """Whether the gradients of this step have gone out."""
+        self.exchange = _open_exchange(inputs, world)
+        self._bucket_mb = _bucket_mb(inputs.tuning, self.exchange)
+        self._row_sums = TreeSum(inputs.shards, sparse.add)
         self._ddp: DistributedDataParallel | None = None
-        self._wire(agreed=parts.agreed)
+        self._agreed = inputs.agreed
+        """Whether all workers are known to hold the same weights."""
 
-    def _wire(self, *, agreed: bool) -> None:
+    def wire(self, step: StepState) -> None:
+        """Have a reducer for what trains now."""
+        if self._ddp is not None:
+            if self._compress != "none":
+                step.trained.check("--compress")  # it remembers what it left out, by the place of a parameter
+            step.auxiliary.settled = (
+                False  # a term may be all that reaches what has begun to train: look once more
+            )
+        super().wire(step)
+        self._wire()
+
+    def _wire(self) -> None:
         """Have torch's reducer sum what trains now; without a message where all workers are known to hold the same weights."""
-        self._places = {id(parameter): place for place, parameter in enumerate(self.tracked)}
-        carried = _Carried(self.model, self.ledger)
-        if self.sparse:
-            self._leave_rows_out(carried, agreed=agreed)
+        step = self.step
+        self._places = {id(parameter): place for place, parameter in enumerate(step.tracked)}
+        carried = _Carried(step.model, step.loss_stats)
+        if step.sparse:
+            self._leave_rows_out(carried)
         self._ddp = None  # the hooks of the reducer before go with it
         self._ddp = DistributedDataParallel(
             carried,
             process_group=self.world.comm.group,
             gradient_as_bucket_view=True,
             find_unused_parameters=self._walks,
-            init_sync=not agreed,
+            init_sync=not self._agreed,
             bucket_cap_mb=self._bucket_mb,
         )
         self._ddp.register_comm_hook(self, _sum_bucket)
+        self._agreed = True
 
-    def _rewire(self) -> None:
-        """Have another reducer, for what trains now."""
-        if self._compressed:
-            self.trained.check("--compress")  # it remembers what it left out, by the place of a parameter
-        super()._rewire()
-        self.auxiliary.settled = (
-            False  # a term may be all that reaches what has begun to train: look once more
-        )
-        self._writes = Writes(self.model.named_parameters())
-        self._wire(agreed=True)
-
-    def _check_unchanged(self) -> None:
-        """Refuse weights that the passes of this step wrote to, too: each worker's samples did so on their own."""
-        super()._check_unchanged()
-        self._writes.check(self._work.number)
-
-    def _leave_rows_out(self, carried: nn.Module, *, agreed: bool) -> None:
-        apart = {id(parameter) for parameter in self.sparse}
+    def _leave_rows_out(self, carried: nn.Module) -> None:
+        apart = {id(parameter) for parameter in self.step.sparse}
         names = [name for name, one in carried.named_parameters(remove_duplicate=False) if id(one) in apart]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(carried, names)  # type: ignore[no-untyped-call]  # noqa: SLF001
-        if not agreed:
-            for parameter in self.sparse:
-                parameter.data.copy_(self.world.comm.broadcast(parameter.data))
+        if not self._agreed:
+            self._rows.begin(self.step.sparse)
 
-    def begin(self, work: StepWork) -> None:
-        """Start a step with no gradients."""
-        super().begin(work)
-        self._writes.begin()
-        if self.sparse:
+    def begin(self, work: StepWork) -> None:  # noqa: ARG002
+        """Start a step with nothing sent."""
+        self._sent = False
+        if self.step.sparse:
             self._row_sums = TreeSum(self._shards, sparse.add)
 
-    def _reduces_now(self) -> bool:
-        """Agree on the terms of the loss before the first reduction: with some, it comes after this pass, by another reducer."""
-        return self.auxiliary.settled or not self._agree_on_terms()
+    def backward(self, loss: Loss) -> None:
+        """Add one batch's gradients; those of the step's last pass go out while it goes on."""
+        step = self.step
+        if loss.auxiliary:
+            step.auxiliary.backward(loss.auxiliary, step.start, step.work.size)
+        roots = [loss.total, step.loss_stats]
+        # With auxiliary terms the first reduction comes after this pass, by another reducer.
+        self._sent = step.left == 0 and (step.auxiliary.settled or not self._agree_on_terms())
+        if self._sent:
+            self._arm(roots, step.open)
+        gradients.run_backward(roots, step.starts(loss))
+        if self._sent:
+            self._check_reduced()
 
     def _arm(self, roots: list[Tensor], last: int | None) -> None:
         """Let the coming backward pass reduce: what DDP.forward does, without going through it."""
-        if self._tree.nodes or not self._combination.trivial:
-            self._combination = Combination(self._tree, last, self._owned, self._shards)
+        if self.step.tree.nodes or not self._combination.trivial:
+            self._combination = Combination(self.step.tree, last, self._owned, self._shards)
         if self._ddp is None:
             raise RuntimeError("a step in a group that is gone")
         reducer = self._ddp.reducer
@@ -154,8 +187,8 @@ class DdpReplica(SequentialReplica):
 
     def _hold_places(self) -> None:
         """Add a gradient to parameters that an earlier pass of this step had one for: the reducer asks for it."""
-        for place, parameter in enumerate(self.parameters):
-            if parameter.grad is None and any(held[place] is not None for _, held in self._tree.nodes):
+        for place, parameter in enumerate(self.step.parameters):
+            if parameter.grad is None and any(held[place] is not None for _, held in self.step.tree.nodes):
                 parameter.grad = nothing_like(parameter)
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -191,23 +224,24 @@ class DdpReplica(SequentialReplica):
                 int(view.storage_offset() - start),
                 memory_shape(view),
                 self._places[id(parameter)],
-                parameter is self.ledger,
+                parameter is self.step.loss_stats,
             )
             for view, parameter in zip(_views(bucket), bucket.parameters(), strict=True)
         ]
 
-    def _combined(self) -> None:
+    def _check_reduced(self) -> None:
         """Refuse to go on with gradients that were never reduced."""
         if not self._last_bucket_seen:
-            self._check_unchanged()
-            known = {id(parameter) for parameter in self.parameters}
-            apart = {id(parameter) for parameter in self.sparse}
-            named = [(name, one) for name, one in self.model.named_parameters() if one.requires_grad]
+            step = self.step
+            step.check_unchanged()
+            known = {id(parameter) for parameter in step.parameters}
+            apart = {id(parameter) for parameter in step.sparse}
+            named = [(name, one) for name, one in step.model.named_parameters() if one.requires_grad]
             replaced = [name for name, one in named if id(one) not in known]
             unused = [name for name, one in named if one.grad is None and id(one) not in apart]
             if replaced or not unused:
                 refuse_replaced(replaced[0] if replaced else "a parameter of the model")
-            self._refuse(unused, "main loss" if self.auxiliary.names else "loss")
+            self._refuse(unused, "main loss" if step.auxiliary.names else "loss")
 
     def _refuse(self, unused: list[str], loss: str = "loss") -> None:
         raise InputError(
@@ -215,74 +249,59 @@ class DdpReplica(SequentialReplica):
             "If that is meant, set find_unused_parameters = True in the task, or give it to paceline.launch."
         )
 
-    def settle(self) -> None:
-        """Refuse to save or report weights in which the workers have parted, however that came about."""
-        if self._equal:
-            check_equal([*self.model.named_parameters(), *self.model.named_buffers()], self.world)
-
     def abandon(self) -> None:
-        """Let go of the reducer: its hooks on the parameters would answer to the next backward pass too.
+        """Release DDP's reducer: its hooks on the parameters would answer to the next backward pass too.
 
-        It holds this replica through torch's C++ side, where no garbage collector sees the circle.
+        It holds this one through torch's C++ side, where no garbage collector sees the circle.
         """
-        super().abandon()
         self._ddp = None
         self.exchange = None  # type: ignore[assignment]
 
-    def _close_shard(self, work: ShardWork) -> None:
+    def close_shard(self, index: int) -> None:
         """Keep a finished shard's gradients; the last one's have gone out to the others already."""
-        if self.sparse:
-            self._row_sums.add((work.index, work.index + 1), sparse.take(self.sparse))
+        if self.step.sparse:
+            self._row_sums.add((index, index + 1), sparse.take(self.step.sparse))
         if not self._sent:
-            super()._close_shard(work)
+            super().close_shard(index)
 
-    def _finish_combination(self) -> None:
+    def finish(self) -> None:
         """Take part with what there is when this worker had no sample, or its loop left some out."""
         if not self._sent:
             self._sent = True
-            if not self.auxiliary.settled:
+            if not self.step.auxiliary.settled:
                 self._agree_on_terms()
-            if self._first_terms and self.auxiliary.names:
+            if self._first_terms and self.step.auxiliary.names:
                 self._look_for_bare()
             roots = self._roots()
             self._arm(roots, None)
             with silenced(roots):
                 gradients.run_backward(roots, [nothing_like(root) for root in roots])
-            self._combined()
-        if self.auxiliary.names:
+            self._check_reduced()
+        if self.step.auxiliary.names:
             self._combine_auxiliary()
-        if self.sparse:
-            self._combine_rows()
+        if self.step.sparse:
+            self._rows.combine(self._row_sums, self.step)
 
     def _roots(self) -> list[Tensor]:
         """Return what a pass without a loss starts from: where parameters may go unused, those that had a gradient before."""
-        apart = {id(parameter) for parameter in self.sparse}
+        step = self.step
+        apart = {id(parameter) for parameter in step.sparse}
         return [
             one
-            for place, one in enumerate(self.tracked)
+            for place, one in enumerate(step.tracked)
             if id(one) not in apart
             and (
                 not self._walks
-                or one is self.ledger
-                or any(held[place] is not None for _, held in self._tree.nodes)
+                or one is step.loss_stats
+                or any(held[place] is not None for _, held in step.tree.nodes)
             )
         ]
 
-    def _combine_rows(self) -> None:
-        """Have everybody's rows, added along the tree: they are few, so each sends its own to all."""
-        summed = sparse.gather(self.world, self._shards, self._row_sums.nodes, self.sparse)
-        for parameter, gradient in zip(self.sparse, summed, strict=False):
-            parameter.grad = gradient
-
     def _agree_on_terms(self) -> bool:
-        """Ask in the first step, and when what trains has changed; return whether there are any terms.
-
-        A worker without a sample has seen none yet.
-        """
-        names = all_gather_object(self.world.comm, self.auxiliary.names)
-        self.auxiliary.names = max(names, key=len)
-        self.auxiliary.settled = self._first_terms = True
-        return bool(self.auxiliary.names)
+        """Ask in the first step, and when what trains has changed; return whether there are any terms."""
+        agree_on_terms(self.world, self.step)
+        self._first_terms = True
+        return bool(self.step.auxiliary.names)
 
     def _look_for_bare(self) -> None:
         """Have a reducer that does not wait for parameters which only an auxiliary term reaches, where there are some.
@@ -290,16 +309,16 @@ class DdpReplica(SequentialReplica):
         Done when the gradients of the step lie in the tree: a new reducer takes hold of those that lie in `.grad`.
         """
         self._first_terms = False
-        places = range(len(self.parameters))
-        held = [node for _, node in self._tree.nodes if any(one is not None for one in node)]
+        places = range(len(self.step.parameters))
+        held = [node for _, node in self.step.tree.nodes if any(one is not None for one in node)]
         mine = [place for place in places if held and any(node[place] is None for node in held)]
         if any(all_gather_object(self.world.comm, mine)) and not self._walks:
             self._walks = True
-            self._wire(agreed=True)
+            self._wire()
 
     def _combine_auxiliary(self) -> None:
         """Send the auxiliary terms the same way, as one flat tensor of each type."""
-        behind, auxiliary = len(self.tracked), self.auxiliary
+        behind, auxiliary = len(self.step.tracked), self.step.auxiliary
         packing = auxiliary.packing()
         mine = auxiliary.take()
         earlier = [held[behind:] for held in self._combination.into_live]
@@ -317,38 +336,34 @@ class DdpReplica(SequentialReplica):
 
     def _check_reached(self) -> None:
         """Refuse a parameter that no term of anybody's loss reaches, unless the task says that this may be."""
-        places = [] if self._find_unused_parameters else self.auxiliary.unreached()
+        places = [] if self._find_unused_parameters else self.step.auxiliary.unreached()
         if places:
-            names = {id(value): name for name, value in self.model.named_parameters()}
-            self._refuse([names[id(self.parameters[place])] for place in places])
+            names = {id(value): name for name, value in self.step.model.named_parameters()}
+            self._refuse([names[id(self.step.parameters[place])] for place in places])
 
-    def _result(self, entry: Tensor) -> StepResult:
+    def result(self) -> StepResult | None:
         """Return what the step came to, apart from its bucket: the next step writes there, and torch lays buckets out anew."""
-        return super()._result(entry.clone())
-
-    def _agree_on_buffers(self, names: list[str]) -> list[str]:
-        every = {name for part in all_gather_object(self.world.comm, names) for name in part}
-        return [name for name, _ in self.model.named_buffers() if name in every]
-
-    def _gather_buffers(self, rows: BufferRows) -> BufferRows:
-        return gather_rows(rows, self.buffers.like(), self.world, self._shards)
+        found = super().result()
+        if found is None:
+            return None
+        return StepResult(found.number, found.size, found.entry.clone(), found.terms)
 
 
-def _open_exchange(parts: StrategyInputs, world: World) -> Exchange:
+def _open_exchange(inputs: StrategyInputs, world: World) -> Exchange:
     """Choose how sums travel; all workers choose alike."""
-    if parts.tuning.compress != "none":
-        return compression.open_compressed(parts, world)
-    if parts.exactness is not Exactness.BITWISE:
+    if inputs.tuning.compress != "none":
+        return compression.open_compressed(inputs, world)
+    if inputs.exactness is not Exactness.BITWISE:
         return TorchExchange(world.comm)
-    made = open_shared_memory(world, parts.shards) if parts.transport != "gloo" else None
+    made = open_shared_memory(world, inputs.shards) if inputs.transport != "gloo" else None
     if made is not None:
         return made
-    if parts.transport == "shm":
+    if inputs.transport == "shm":
         raise InputError(
             "--transport shm needs CPU workers on Linux hosts (x86-64 or aarch64), as many on each. Use --transport gloo."
         )
     world.note_transport()
-    return over_sockets(world.comm, Layout.of_workers(world, parts.shards))
+    return over_sockets(world.comm, Layout.of_workers(world, inputs.shards))
 
 
 def _bucket_mb(tuning: Tuning, exchange: Exchange) -> float | None:
@@ -380,9 +395,9 @@ def _views(bucket: GradBucket) -> list[Tensor]:
     ]
 
 
-def _sum_bucket(replica: DdpReplica, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Hand a bucket to its replica. (torch finds the arguments by name: `bucket` must be called so.)"""
-    return replica.reduce(bucket)
+def _sum_bucket(reducer: DdpReducer, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Hand a bucket to our reducer. (torch finds the arguments by name: `bucket` must be called so.)"""
+    return reducer.reduce(bucket)
 
 
 # torch compares the annotations of a hook with types, and ours are text.

@@ -9,7 +9,7 @@ from torch import nn
 from paceline.strategies.data_parallel.zero import deal
 
 
-class Placement:
+class Dealing:
     """The part of each server, the same on all workers."""
 
     def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], servers: int) -> None:

@@ -1,0 +1,82 @@
+"""This worker's rows of a sharded model; its optimizer works on them as plain tensors (`sharded`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from torch import nn
+from torch.optim import Optimizer
+
+from paceline.state.chunks import OPTIMIZER, Catalogue, LocalState, Read
+from paceline.strategies.base import Leaves, StrategyInputs
+from paceline.strategies.fsdp.model import make_sharded
+from paceline.strategies.fsdp.reduction import Reduction
+from paceline.strategies.fsdp.unwrapping import unwrap_model
+from paceline.strategies.placement import Placement
+from paceline.strategies.refusals import refuse_hooks
+from paceline.strategies.sharded import ShardedTensors
+from paceline.strategies.step_state import StepState
+from paceline.strategies.trained import check_equal, check_held
+from paceline.world import World
+
+
+class RowsPlacement(Placement):
+    """Some rows of every parameter."""
+
+    def __init__(self, inputs: StrategyInputs, world: World, reduction: Reduction, *, exact: bool) -> None:
+        self._data = world.along("ddp", "fsdp")
+        self._exact, self._reduction = exact, reduction
+        self._made = make_sharded(inputs, self._data, world.along("fsdp"), reduction)
+        self.model = self._made.model
+        self.notes = self._made.notes
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Have the optimizer work on this worker's rows."""
+        refuse_hooks(self.model, "fsdp")  # which the optimizer's maker may have put there
+        order = {id(one): place for place, one in enumerate(super().parameters())}
+        self.optimizer, self.local = optimizer, ShardedTensors(self.model)
+        self.local.rewire(optimizer, self._made.originals)
+        check_held(cast(nn.Module, self.local), optimizer)
+        wraps = self._made.wraps
+        places = [[order[id(cut.parameter)] for cut in wrap.cuts] for wrap in wraps]
+        self._reduction.attach(wraps, places, self.parameters())
+        for wrap in wraps:
+            wrap.watch(self.local)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the rows of those that train."""
+        return [value for value in self.local.parameters() if value.requires_grad]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of those that train."""
+        return [name for name, value in self.local.named_parameters() if value.requires_grad]
+
+    def gathered_leaves(self) -> list[nn.Parameter]:
+        """Return the whole parameters of passes, as far as there have been any."""
+        return [one.gathered for one in self._reduction.cuts if one.gathered is not None]
+
+    def leaves(self, step: StepState) -> Leaves:
+        """Return the whole parameters of passes; the rows of them that the model and the optimizer hold are hidden."""
+        return Leaves(self.gathered_leaves(), [*step.trained.parameters, *step.parameters])
+
+    def settle(self) -> None:
+        """Refuse to save or report buffers in which the workers have parted; of weights each has its own rows."""
+        if self._exact:
+            check_equal(self.model.named_buffers(), self._data)
+
+    def held(self) -> LocalState:
+        """Return this worker's rows; nobody is asked."""
+        self._reduction.check_slots()
+        return self.local.held(self.optimizer, {})
+
+    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+        """Take over this worker's rows of a state."""
+        self.local.take(self.optimizer, catalogue, read, rest[OPTIMIZER])
+
+    def restore(self) -> None:
+        """Put whole parameters back into the model, without values."""
+        if self.local.host is not None:
+            self.local.host.release()
+        unwrap_model(self.model, self.optimizer, self.local)

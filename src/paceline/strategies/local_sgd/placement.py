@@ -1,0 +1,202 @@
+"""A worker's own weights, which go their own way for a while and become their mean now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from paceline.state.chunks import OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read, assemble, split
+from paceline.strategies.base import StrategyInputs
+from paceline.strategies.buffers import Buffers, Versions, gather_rows
+from paceline.strategies.local_sgd.averaging import Averaging, wide
+from paceline.strategies.local_sgd.outer import Nesterov
+from paceline.strategies.partial_update import Scope
+from paceline.strategies.placement import Optimize, Placement, load_whole_state, whole_state
+from paceline.strategies.reducer import agreed_names
+from paceline.strategies.result import StepResult
+from paceline.strategies.writes import Writes
+from paceline.world import World, all_gather_object
+
+Progress = tuple[int, float, bool]
+"""Steps since the last average, the weight of what they learned from, and whether optimizers may differ."""
+
+
+class DriftingPlacement(Placement):
+    """All of the state, as this worker has it."""
+
+    whole = True
+    scope = Scope.ALL
+
+    def __init__(self, inputs: StrategyInputs, world: World) -> None:
+        self.model = inputs.model.to(world.device)
+        self.world, self._tuning = world, inputs.tuning
+        self.averaging = Averaging(world, inputs.transport)
+        self._inputs = inputs
+        self._across = Buffers(self.model, inputs.buffer_rules, world.size)
+        self._versions: Versions | None = None
+        """Where the buffers stood when the period began; None before it has."""
+        self.learned = torch.zeros((), device=world.device)
+        """The weight of what this worker has learned from since the last average."""
+        self.total = torch.zeros((), device=world.device)
+        """The same of all workers."""
+        self._steps = 0
+        """Steps since the last average: the same on all workers."""
+        self._stirred = False
+        """Whether optimizers have stepped alone since they last had the same state."""
+        self.outer: Nesterov | None = None
+        self.has_learned = False
+        """Whether this worker had a sample in the step."""
+        self._abandoned = False
+        self._number = 0
+        self._writes = Writes(self.model.named_parameters())
+
+    @property
+    def carried(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """What was learned since the last average, and the outer optimizer."""
+        return {"progress": (self._steps, float(self.learned), self._stirred), "outer": self.outer}
+
+    # A group that forms.
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Start from one state: the first worker's, or the mean of what those hold that trained before."""
+        super().adopt(optimizer)
+        self._parameters = self.parameters()
+        if self._tuning.outer_optimizer == "nesterov":
+            self.outer = Nesterov(self._parameters, self._tuning)
+        before = self._inputs.kept.placement.carried if self._inputs.kept is not None else {}
+        mine: Progress = before.get("progress", (0, 0.0, False))
+        found: list[Progress] = all_gather_object(self.world.comm, mine)
+        # Whoever has taken over another's state in between stands at the beginning of a period, like a newcomer.
+        source = next((rank for rank, (steps, *_) in enumerate(found) if steps), None)
+        self._stirred = any(stirred for *_, stirred in found)
+        self.outer = before.get("outer") or self.outer
+        if not self._inputs.agreed:
+            self.averaging.send_from(0, list(self.model.state_dict().values()))
+        if self.outer is not None:
+            if source is None:
+                self.outer.start()
+            self.averaging.send_from(source or 0, self.outer.tensors())
+        if source is not None:
+            # Each had the buffers of its own shards; rules need a beginning that newcomers do not know.
+            self.averaging.send_from(source, list(self.model.buffers()))
+            self._steps = 1
+            self.learned += mine[1]
+            self.total += sum(learned for _, learned, _ in found)
+            self._average()
+
+    # Steps and averages.
+
+    def is_together(self, number: int) -> bool:
+        """Return whether a step is one of the first, which are taken together."""
+        return number < self._tuning.local_warmup
+
+    def open_period(self) -> None:
+        """Note where the buffers stand when a period begins."""
+        if self._versions is None:
+            self._across.begin()
+            self._versions = self._across.open_shard(self.model)
+
+    def update(self, optimize: Optimize, result: StepResult) -> None:
+        """Step alone; a worker without a sample waits. At the end of a period, average."""
+        self._number = result.number
+        together = self.is_together(result.number)
+        optimize(steps=together or self.has_learned)
+        if together:
+            if self.outer is not None and result.number + 1 == self._tuning.local_warmup:
+                self.outer.start()
+            return
+        self._steps += 1
+        self._stirred = True
+        if (result.number + 1 - self._tuning.local_warmup) % self._tuning.local_steps == 0:
+            self._average()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Make the parameters and buffers of all workers one again, if they have gone their own ways."""
+        if not self._steps or self._abandoned:
+            return
+        share = torch.where(self.total > 0, self.learned / self.total, 1.0 / self.world.size)
+        values = self._parameters if self.outer is None else self.outer.changes(self._parameters)
+        means = self.averaging.sum([wide(value) * share for value in values])
+        self._average_buffers()
+        # Nothing can fail half-way from here on: every sum has arrived.
+        if self.outer is not None:
+            self.outer.step(means)
+            means = self.outer.anchors
+        for parameter, mean in zip(self._parameters, means, strict=True):
+            parameter.copy_(mean)
+        self._begin_period()
+
+    def _average_buffers(self) -> None:
+        if self._versions is None:
+            return
+        across, everybody = self._across, self.averaging.world
+        across.close_shard(self.world.rank, self.model, self._versions)
+        across.combine(
+            lambda names: agreed_names(self.world, names, across),
+            lambda rows: gather_rows(rows, across.like(), everybody, self.world.size),
+        )
+        across.settle()
+        self._versions = None
+
+    def _begin_period(self) -> None:
+        self.learned.zero_()
+        self.total.zero_()
+        self._steps = 0
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Average, then measure."""
+        self._average()
+        self._writes.begin()
+        yield
+        self._writes.check(self._number)
+
+    # State.
+
+    def settle(self) -> None:
+        """Bring all workers to one state; all must call it."""
+        self._average()
+        if self._stirred and not self._abandoned:
+            self.averaging.average_optimizers(self.model, self.optimizer)
+            self._stirred = False
+
+    def align(self) -> None:
+        """Do the same; of a group that is broken the state is this worker's own."""
+        self.settle()
+
+    def gathered(self, held: LocalState, world: World) -> dict[str, Any]:  # noqa: ARG002
+        """Return what this worker has: it is everything."""
+        return assemble({key: piece.values for key, piece in held.pieces.items()}, held.rest)
+
+    def held(self) -> LocalState:
+        """Return this worker's own state as it is."""
+        state = whole_state(self.model, self.optimizer)
+        if self.outer is not None:
+            self.outer.put_into(state[OPTIMIZER]["state"], self._names())
+        return split(state)
+
+    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+        """Take over a state: a new period begins. Whether optimizers differ stays open: it may be this worker's own state."""
+        tensors = {key: read(key, ChunkBounds.whole(form.shape)) for key, form in catalogue.items()}
+        state = assemble(tensors, rest)
+        if self.outer is not None:
+            slots = self.outer.take_from(state[OPTIMIZER]["state"], self._names())
+            state = {**state, OPTIMIZER: {**state[OPTIMIZER], "state": slots}}
+        load_whole_state(self.model, self.optimizer, state)
+        if self.outer is not None:
+            self.outer.start()
+        self._begin_period()
+        self._versions = None
+
+    def _names(self) -> list[str]:
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        return [names[id(parameter)] for parameter in self._parameters]
+
+    def abandon(self) -> None:
+        """Keep what was learned before the step in flight, for the next group's average."""
+        self._abandoned = True

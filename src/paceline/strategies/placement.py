@@ -1,0 +1,179 @@
+"""Which part of which tensor lives on a worker: the model it computes with, what its optimizer updates, what it saves."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from paceline.errors import InputError
+from paceline.state.chunks import (
+    MODEL,
+    OPTIMIZER,
+    Catalogue,
+    ChunkBounds,
+    LocalState,
+    Read,
+    assemble,
+    collect,
+    split,
+    survey,
+)
+from paceline.state.optimizer_state import load_optimizer_state, optimizer_state, plain
+from paceline.strategies.base import Leaves, StrategyInputs
+from paceline.strategies.partial_update import Scope
+from paceline.strategies.result import StepResult
+from paceline.strategies.step_state import StepState
+from paceline.strategies.trained import check_equal, check_held
+from paceline.strategies.unsaved import moved_unsaved, note_unsaved, put_unsaved
+from paceline.world import World
+
+
+class Optimize(Protocol):
+    """Steps this worker's optimizer and its schedule."""
+
+    def __call__(self, *, steps: bool = True) -> None:
+        """Do so; without `steps` only the schedule goes on."""
+
+
+class Placement(ABC):
+    """A worker's part of the state; what a placement has no use for does nothing."""
+
+    model: nn.Module
+    """The user's own module, bare, as it is saved."""
+    whole = False
+    """Whether this worker holds all of the state; else it is cut up among the workers."""
+    reads_whole = False
+    """Whether `take` reads tensors whole of which it keeps a part."""
+    adapts = False
+    """Whether it goes on where other parameters begin to train."""
+    holds_unsaved = False
+    """Whether its state has the buffers that `state_dict` leaves out, where they change."""
+    scope = Scope.ROWS
+    """How much of the model this worker's optimizer updates in one step."""
+    notes: Sequence[str] = ()
+    """What a user should know of how the model was placed."""
+    carried: Mapping[str, Any] = {}
+    """What a group that forms anew may want to know of this one, by name."""
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Take over the optimizer, which was made over the model."""
+        self.optimizer = optimizer
+        check_held(self.model, optimizer)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return those that train, as the optimizer sees them, in the model's order."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def leaves(self, step: StepState) -> Leaves:
+        """Return the tensors that a backward pass of a loop's own would leave gradients in."""
+        return Leaves(step.trained.parameters)
+
+    @abstractmethod
+    def held(self) -> LocalState:
+        """Return what this worker holds of model and optimizer, without asking anybody."""
+
+    @abstractmethod
+    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+        """Take over this worker's part of a state of which all tensors are known and can be read in parts."""
+
+    def gathered(self, held: LocalState, world: World) -> dict[str, Any]:
+        """Put a whole state together of what everybody holds; all workers ask together."""
+        return assemble(dict(collect(world, held.pieces, survey(world, held.pieces))), held.rest)
+
+    def refresh(self) -> None:  # noqa: B027
+        """Have the values that a step begins with."""
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Have the values that an evaluation begins with."""
+        yield
+
+    def update(self, optimize: Optimize, result: StepResult) -> None:  # noqa: ARG002
+        """Have the weights updated; every sum of the step has arrived."""
+        optimize()
+
+    def align(self) -> None:  # noqa: B027
+        """Bring workers that go their own ways to one state before it is put together; all call it."""
+
+    def settle(self) -> None:  # noqa: B027
+        """Bring all workers to one state, or refuse where they have parted; all call it together."""
+
+    def abandon(self) -> None:  # noqa: B027
+        """Release the group: it is broken. What this worker holds stays."""
+
+    def restore(self) -> None:  # noqa: B027
+        """Make the user's own module of the model again, for another placement to begin with."""
+
+
+class WholePlacement(Placement):
+    """All of the state on this worker."""
+
+    whole = True
+    scope = Scope.ALL
+
+    def __init__(
+        self, inputs: StrategyInputs, world: World, *, equal: bool = False, holds_all: bool = True
+    ) -> None:
+        """`equal` promises the same bits on all workers of `world`; `holds_all` allows what grows or is not saved by torch."""
+        self.model = inputs.model.to(world.device)
+        self.adapts = self.holds_unsaved = holds_all
+        self._equal = world if equal else None
+        if holds_all:
+            note_unsaved(self.model)
+
+    def held(self) -> LocalState:
+        """Return everything."""
+        return split(whole_state(self.model, self.optimizer))
+
+    def gathered(self, held: LocalState, world: World) -> dict[str, Any]:  # noqa: ARG002
+        """Return what this worker has: it is everything."""
+        return assemble({key: piece.values for key, piece in held.pieces.items()}, held.rest)
+
+    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+        """Take over the whole of a state."""
+        tensors = {key: read(key, ChunkBounds.whole(form.shape)) for key, form in catalogue.items()}
+        load_whole_state(self.model, self.optimizer, assemble(tensors, rest), grows=self.adapts)
+
+    def settle(self) -> None:
+        """Refuse to save or report weights in which the workers have parted, however that came about."""
+        if self._equal is not None:
+            check_equal([*self.model.named_parameters(), *self.model.named_buffers()], self._equal)
+
+
+def whole_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """Return model and optimizer by name, independent of the strategy."""
+    moved = moved_unsaved(model)
+    return {
+        **({"buffers": moved} if moved else {}),
+        MODEL: model.state_dict(),
+        OPTIMIZER: plain(optimizer_state(model, optimizer)),
+    }
+
+
+def load_whole_state(
+    model: nn.Module, optimizer: Optimizer, state: dict[str, Any], *, grows: bool = False
+) -> None:
+    """Take over what `whole_state` returned; where it `grows`, with the groups that were added to the optimizer since."""
+    known = model.state_dict()
+    made_later = [name for name in state[MODEL] if name not in known]
+    if made_later:
+        raise InputError(
+            f"{made_later[0]} was put into the model while the run went on, and this worker, which has come later, was not "
+            "given it. Have all parts in the model before run.prepare, frozen at first: no worker can be replaced else."
+        )
+    model.load_state_dict(state[MODEL])
+    put_unsaved(model, state.get("buffers", {}))
+    load_optimizer_state(model, optimizer, state[OPTIMIZER], grows=grows)
+
+
+def spread_weights(model: nn.Module, world: World, source: int = 0) -> None:
+    """Send one worker's weights and buffers to all others."""
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data.copy_(world.comm.broadcast(tensor.data.to(world.device), source))

@@ -1,0 +1,348 @@
+"""One worker's model, optimizer and schedule: a step, an evaluation and the state, written once for every strategy.
+
+What strategies do differently they give as objects: a `Placement` (which part of which tensor lives here), a `Reducer` (how
+gradients add up over the workers), a `Schedule` (the order of the passes) and, where weights are
+updated elsewhere, an `Update`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.data import to_device
+from paceline.errors import InputError, NonFiniteLossError
+from paceline.state.chunks import Catalogue, LocalState, Read, split
+from paceline.state.optimizer_state import check_own_entries, plain
+from paceline.strategies import gradients
+from paceline.strategies.base import (
+    Exactness,
+    Leaves,
+    LossFunction,
+    MetricsFunction,
+    Rows,
+    ShardWork,
+    StepWork,
+    StrategyInputs,
+)
+from paceline.strategies.buffers import Buffers
+from paceline.strategies.loss_checks import check_trainable
+from paceline.strategies.partial_update import PartialUpdate
+from paceline.strategies.placement import Placement
+from paceline.strategies.recompute import recompute_blocks
+from paceline.strategies.reducer import Reducer
+from paceline.strategies.result import StepResult
+from paceline.strategies.schedule import Schedule
+from paceline.strategies.step_state import StepState
+from paceline.strategies.trained import agree_on_change, check_held
+from paceline.strategies.tuning import Tuning
+from paceline.task import Loss
+from paceline.world import World, seeds
+from paceline.world.fault_points import FORWARD, OPTIMIZER, hit
+
+
+class Update(Protocol):
+    """What becomes of a step's gradients where this worker's optimizer is not the one to apply them."""
+
+    def apply(self, replica: Replica, max_grad_norm: float | None) -> StepResult:
+        """Have the step applied, and return what it came to."""
+
+
+class Replica:
+    """A model, its optimizer and its schedule, placed and wired up by a strategy."""
+
+    def __init__(
+        self,
+        inputs: StrategyInputs,
+        world: World,
+        placement: Placement,
+        reducer: Reducer | None = None,
+        schedule: Schedule | None = None,
+        update: Update | None = None,
+    ) -> None:
+        """`world` is everybody who holds a part of the state."""
+        self.world, self.placement = world, placement
+        self.reducer = Reducer(world) if reducer is None else reducer
+        self.schedule = Schedule() if schedule is None else schedule
+        self._update = update
+        check_trainable([one for one in self.model.parameters() if one.requires_grad])
+        recompute_blocks(self.model, inputs.structure, inputs.tuning)
+        if inputs.compile and not inputs.carries_on:
+            self.model.compile()  # in place: the module keeps its type and its names
+        self.optimizer: Optimizer = inputs.optimizer(self.model)
+        check_own_entries(self.optimizer, kept=placement.adapts)
+        self.partial_update = PartialUpdate(self.optimizer, placement.scope, world.device)
+        self.scheduler: LRScheduler | None = inputs.scheduler(self.optimizer)
+        self.precision = inputs.precision
+        self.scaler: torch.amp.GradScaler | None = inputs.scaler or inputs.precision.scaler()
+        placement.adopt(self.optimizer)
+        self.step_state = StepState(
+            self.model,
+            self.optimizer,
+            placement.parameters(),
+            inputs,
+            world.device,
+            watched=self.reducer.watches,
+        )
+        self.step_state.scaler = self.scaler
+        self._buffer_rules, self._shards = inputs.buffer_rules, inputs.shards
+        self._make_buffers()
+        self._is_summed = False
+        self.reducer.wire(self.step_state)
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's own module, bare, as it is saved."""
+        return self.placement.model
+
+    @model.setter
+    def model(self, model: nn.Module) -> None:
+        """Work with the modules that a loop holds: they have become the ones that were made for this group."""
+        self.placement.model = model
+
+    @property
+    def whole(self) -> bool:
+        """Whether this worker holds all of the state; else it is cut up among the workers."""
+        return self.placement.whole
+
+    @property
+    def reads_whole(self) -> bool:
+        """Whether `take` reads tensors whole of which it keeps a part."""
+        return self.placement.reads_whole
+
+    @property
+    def totals(self) -> list[tuple[int, Tensor]]:
+        """The loss of each batch of the step with its shard, to find where a bad one came from."""
+        return self.step_state.totals
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of how the model was placed."""
+        return list(self.placement.notes)
+
+    # One step, as the loop of a Task takes it.
+
+    def step(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
+        """Compute one optimizer step over one exact global batch."""
+        self._begin(work)
+        self.schedule.train(self, work, loss)
+        return self.apply(max_grad_norm)
+
+    # The same step piece by piece, for a loop of the user's own.
+
+    def begin(self, work: StepWork) -> None:
+        """Start a step with no gradients, wired up for what trains now."""
+        if not self.schedule.stepwise:
+            raise InputError(
+                "pp needs step.compute(loss): no worker holds the whole model, so a loop cannot call it batch by batch. "
+                "Give the loss as a function, or use another strategy."
+            )
+        self._begin(work)
+
+    def _begin(self, work: StepWork) -> None:
+        self.placement.refresh()
+        self.partial_update.check()
+        self._follow(work)
+        self._is_summed = False
+        self.step_state.begin(work)
+        self.buffers.begin()
+        self.reducer.begin(work)
+
+    def shard(self, work: ShardWork) -> Iterator[Any]:
+        """Return the batches of one shard, on the device, with its random streams set."""
+        self.step_state.open = work.index
+        if work.batches:
+            versions = self.buffers.open_shard(self.model)
+            seeds.seed_everything(work.seed)
+            for batch in work.batches:
+                hit(FORWARD)
+                self.world.pulse.batch()
+                placed = self.placed(batch)
+                self.schedule.open_batch()
+                yield placed
+            self.buffers.close_shard(work.index, self.model, versions)
+        self.reducer.close_shard(work.index)
+
+    def backward(self, loss: Loss) -> None:
+        """Add one batch's gradients; the last one of the step sets off the combination with other workers."""
+        self.step_state.enter(loss)
+        self.reducer.backward(loss)
+
+    def combine(self) -> None:
+        """Make `.grad` hold the sum over the global batch, where it ever does; `apply` does so if nobody has."""
+        if not self._is_summed and self.reducer.shows_sums:
+            self._finish()
+
+    def leaves(self) -> Leaves:
+        """Return the tensors that a backward pass of the user's own would leave gradients in."""
+        return self.placement.leaves(self.step_state)
+
+    def apply(self, max_grad_norm: float | None) -> StepResult:
+        """Combine, normalise, clip, update."""
+        if self._update is not None:
+            return self._update.apply(self, max_grad_norm)
+        self.step_state.check_unchanged()
+        if not self._is_summed:
+            self._finish()
+        result = self.reducer.result()
+        if result is None:
+            raise InputError(
+                f"step {self.step_state.work.number}: step.backward was never called, so there is nothing to apply."
+            )
+        result.scaled = self.scaler is not None
+        try:
+            self._normalise(result, max_grad_norm)
+        except NonFiniteLossError:
+            self.reducer.refused(result)
+            raise
+        hit(OPTIMIZER)
+        self.placement.update(self._optimize, result)
+        return result
+
+    def _finish(self) -> None:
+        self._is_summed = True
+        self.reducer.finish()
+
+    def _normalise(self, result: StepResult, max_grad_norm: float | None) -> None:
+        """Turn summed gradients into those of the optimizer: over the weight of the batch, clipped by the true norm."""
+        # On a GPU the loop asks one step later, so that it need not wait for the question.
+        asks = result.on_cpu
+        if asks:
+            result.check()
+        self.reducer.combine_buffers(self.buffers)
+        factor = self.reducer.factor(result)
+        if self.step_state.auxiliary.names:
+            self.step_state.auxiliary.merge(self.step_state.work.size, factor)
+            factor = 1.0
+        if self.scaler is not None:
+            self.reducer.unscale(self.scaler, self.optimizer)
+        held = [one.grad for one in self.step_state.parameters if one.grad is not None]
+        norm = self.reducer.norm(held, wanted=max_grad_norm is not None)
+        if norm is not None and max_grad_norm is not None:
+            result.norm = norm * factor
+            factor = gradients.clipped(result.norm, factor, max_grad_norm)
+            if asks:
+                result.check_norm()
+        result.applied_factor = factor
+        gradients.scale([one.values() if one.is_sparse else one for one in held], factor)
+
+    def _optimize(self, *, steps: bool = True) -> None:
+        """Update the weights; without `steps` only the schedule goes on."""
+        self.partial_update.check()
+        overflowed = False
+        if steps and self.scaler is None:
+            self.optimizer.step()
+        elif steps and self.scaler is not None:
+            before = self.scaler.get_scale()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            overflowed = (
+                self.scaler.get_scale() < before
+            )  # then no update was made, so the schedule waits too
+        if self.scheduler is not None and not overflowed:
+            self.scheduler.step()
+        self.buffers.settle()
+
+    def placed(self, batch: Any) -> Any:
+        """Return a batch on the device; from pinned memory the copy does not keep this process waiting."""
+        device = self.step_state.device
+        return to_device(batch, device, non_blocking=device.type == "cuda")
+
+    # What trains may change between two steps.
+
+    def _follow(self, work: StepWork) -> None:
+        """Take up what has begun or ceased to train since the last step, or refuse to go on without it."""
+        trained = self.step_state.trained
+        trained.check_hooks()
+        if not trained.changed:
+            return
+        if not self.placement.adapts:
+            trained.check("this strategy")
+        agree_on_change(self.reducer.world, work.number, trained)
+        check_held(self.model, self.optimizer)
+        for parameter in self.model.parameters():
+            parameter.grad = None  # of the step before: nobody else takes it from what has ceased to train
+        self.step_state.rewire()
+        self._make_buffers()
+        self.reducer.wire(self.step_state)
+        trained.renew()
+
+    def _make_buffers(self) -> None:
+        self.buffers = Buffers(self.model, self._buffer_rules, self._shards)
+        self.buffers.refuses_unsaved = not self.placement.holds_unsaved
+
+    # Evaluation and state.
+
+    def evaluate(self, works: Iterable[StepWork], metrics: MetricsFunction) -> Rows:
+        """Measure this worker's shards without touching gradients, buffers or random streams."""
+        with self.placement.measuring():
+            return self.schedule.measure(self, works, metrics)
+
+    def settle(self) -> None:
+        """Bring all workers to one state, or refuse where they have parted: before a checkpoint, all together."""
+        self.placement.settle()
+
+    def held(self) -> LocalState:
+        """Return what this worker holds of the state, without asking anybody."""
+        held = self.placement.held()
+        return LocalState(
+            held.pieces,
+            {
+                **held.rest,
+                "scheduler": None if self.scheduler is None else plain(self.scheduler.state_dict()),
+                "scaler": None if self.scaler is None else plain(self.scaler.state_dict()),
+            },
+        )
+
+    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+        """Take over this worker's part of a state of which all tensors are known and can be read in parts."""
+        self.placement.take(catalogue, read, rest)
+        if self.scheduler is not None and rest["scheduler"] is not None:
+            self.scheduler.load_state_dict(rest["scheduler"])
+        if self.scaler is not None and rest["scaler"] is not None:
+            self.scaler.load_state_dict(rest["scaler"])
+
+    def state(self) -> dict[str, Any]:
+        """Return everything by name, whole, independent of the strategy; where it is cut up all workers ask together."""
+        self.placement.align()
+        return self.placement.gathered(self.held(), self.world)
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over a whole state, of this or another strategy."""
+        held = split(state)
+        forms = {key: piece.form for key, piece in held.pieces.items()}
+        self.take(forms, lambda key, box: box.of(held.pieces[key].values), held.rest)
+
+    def abandon(self) -> None:
+        """Forget the step in flight, as if it had not begun, and release the group: it is broken.
+
+        Weights change only once every sum has arrived; buffers are put back.
+        """
+        self.buffers.put_back()
+        self.step_state.forget()
+        self.placement.abandon()
+        self.reducer.abandon()
+
+
+class Strategy(Protocol):
+    """A name, a promise, and a way to prepare.
+
+    A strategy owns neither launching nor files. It turns the inputs of a task into a `Replica`, and the loop only ever talks to
+    that, so no loop branches by strategy.
+    """
+
+    name: str
+    exactness: Exactness
+    threaded: bool
+    """Whether --workers counts threads of one process instead of processes."""
+
+    def level(self, tuning: Tuning) -> Exactness:
+        """Return the level that it can promise with this tuning: its own, or less."""
+
+    def prepare(self, inputs: StrategyInputs, world: World) -> Replica:
+        """Place the model and wire up its gradients."""

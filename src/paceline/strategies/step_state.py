@@ -1,0 +1,152 @@
+"""One step as one worker takes it: what trains, what the passes have added up, and what must not change meanwhile.
+
+The loss statistics are a parameter of two numbers that rides along: its gradient is the sum of the losses and the sum of
+the weights. Whatever combines the gradients combines it too, so the exact loss and the exact weight of the
+global batch cost no message of their own. Gradients are scaled beforehand by the number of samples, which
+everyone knows; only where the true weight turns out to be another one (tokens, say) are they corrected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.errors import InputError
+from paceline.reduce.tree import Gradients, TreeSum, add
+from paceline.strategies import gradients, sparse
+from paceline.strategies.auxiliary import Auxiliary
+from paceline.strategies.base import StepWork, StrategyInputs
+from paceline.strategies.loss_checks import check_loss, check_trainable
+from paceline.strategies.recompute import check_passes
+from paceline.strategies.trained import Trained
+from paceline.strategies.writes import Writes
+from paceline.task import Loss
+from paceline.world.fault_points import BACKWARD, hit
+
+Add = Callable[[Gradients, Gradients], Gradients]
+
+
+class StepState:
+    """What the passes of one step share with what adds up their gradients."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        parameters: list[nn.Parameter],
+        inputs: StrategyInputs,
+        device: torch.device,
+        *,
+        watched: bool,
+    ) -> None:
+        """`parameters` are those whose gradients the optimizer takes; `watched` refuses passes that write to weights."""
+        self.model = model
+        self.device = self._home = device
+        """Where the open shard is computed."""
+        self.loss_stats = nn.Parameter(torch.zeros(2, device=device))
+        self.trained = Trained(model, optimizer)
+        """What is wired up."""
+        self.shards = inputs.shards
+        self.scaler: torch.amp.GradScaler | None = None
+        self.work = StepWork(0, 0, ())
+        self.open = 0
+        """The shard whose batches are computed."""
+        self.left = 0
+        """Batches of this worker whose backward pass is still to come."""
+        self.totals: list[tuple[int, Tensor]] = []
+        """The loss of each batch of this step with its shard, to find where a bad one came from."""
+        self._watched = watched
+        self._recompute = inputs.tuning.activation_checkpointing
+        self._starts: dict[tuple[int, torch.dtype], Tensor] = {}
+        self.auxiliary = Auxiliary(parameters)
+        self._wire(parameters)
+
+    def _wire(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.tracked = [*parameters, self.loss_stats]
+        self.sparse = sparse.sparse_parameters(self.model)
+        """Those whose gradients are a few rows."""
+        self.add: Add = sparse.add if self.sparse else add
+        self.writes = Writes(self.model.named_parameters()) if self._watched else None
+        self.tree = TreeSum(self.shards, self.add)
+
+    def rewire(self) -> None:
+        """Train what requires gradients now."""
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        check_trainable(parameters)
+        self.auxiliary = self.auxiliary.over(parameters)
+        self._wire(parameters)
+
+    def begin(self, work: StepWork) -> None:
+        """Start a step with no gradients."""
+        self.work = work
+        self.left = sum(len(shard.batches) for shard in work.shards)
+        self.auxiliary.take()
+        self.totals = []
+        self.forget()
+        if self.writes is not None:
+            self.writes.begin()
+
+    def forget(self) -> None:
+        """Drop all gradients of the step."""
+        self.tree = TreeSum(self.shards, self.add)
+        for parameter in self.tracked:
+            parameter.grad = None
+
+    def enter(self, loss: Loss) -> None:
+        """Take note of a loss whose backward pass comes next, or refuse it."""
+        check_loss(loss)
+        hit(BACKWARD)
+        if self.left == 0:
+            raise InputError(
+                f"step {self.work.number}: backward was called more often than batches were given. Call it once for each batch, "
+                "with the sum of what belongs together; to take a batch in smaller pieces say micro_batch= (--micro-batch)."
+            )
+        self.left -= 1
+        self.totals += [(self.open, part.total.detach()) for part in (loss, *loss.auxiliary.values())]
+        if loss.auxiliary:
+            check_passes(self._recompute)
+            sparse.check_terms(self.sparse)
+
+    def start(self, dtype: torch.dtype) -> Tensor:
+        """Return the gradient that a backward pass starts from: one over the samples of the global batch."""
+        key = (self.work.size, dtype)
+        if key not in self._starts:
+            self._starts[key] = torch.tensor(1.0 / self.work.size, dtype=dtype, device=self._home)
+        start = self._starts[key]
+        if self.scaler is not None:
+            start = self.scaler.scale(start)
+        return start if self.device == self._home else start.to(self.device)
+
+    def starts(self, loss: Loss) -> list[Tensor]:
+        """Return the gradients that a pass starts from at the loss and at its statistics."""
+        return [self.start(loss.total.dtype), gradients.ledger_entry(loss, self.work.size)]
+
+    def take(self) -> Gradients:
+        """Return the gradients gathered since the last call, auxiliary ones behind the main ones."""
+        taken: Gradients = [parameter.grad for parameter in self.tracked]
+        for parameter in self.tracked:
+            parameter.grad = None
+        taken += self.auxiliary.take()
+        if self.device == self._home:
+            return taken
+        return [None if one is None else one.to(self._home) for one in taken]
+
+    def give(self, summed: Gradients) -> None:
+        """Set `.grad`, and what the auxiliary terms hold, to summed gradients."""
+        for parameter, gradient in zip(self.tracked, summed, strict=False):
+            parameter.grad = gradient
+        self.auxiliary.give(summed[len(self.tracked) :])
+
+    def check_unchanged(self) -> None:
+        """Refuse what changed since the step began: some of its gradients were never summed."""
+        if self.trained.changed:
+            raise InputError(
+                f"step {self.work.number}: {self.trained.words()} in the middle of a step, when some of its gradients had been "
+                "made. Change what trains between two steps: before `for batch in step`."
+            )
+        if self.writes is not None:
+            self.writes.check(self.work.number)
