@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from paceline.errors import InputError
 from paceline.observe import Event
 from paceline.recovery.position import Position
-from paceline.strategies.base import OpenReplica, Strategy
+from paceline.strategies.replica import Replica, Strategy
 from paceline.world import World
 from paceline.world.world import THREADS
 
@@ -25,7 +25,7 @@ class GroupState:
     workers: int
     """How many the run began with, on all machines; servers are not counted."""
     position: Position = field(default_factory=Position)
-    replica_or_none: OpenReplica | None = None
+    replica_or_none: Replica | None = None
     """What was prepared for this group, once it was."""
     parameters: int = 0
     """Of the model, on all workers together."""
@@ -33,7 +33,7 @@ class GroupState:
     """The call of `run.steps` that has the turn, None outside of them."""
 
     @property
-    def replica(self) -> OpenReplica:
+    def replica(self) -> Replica:
         """What `run.prepare` made."""
         if self.replica_or_none is None:
             raise InputError("run.steps was called before run.prepare(model, optimizer). Prepare first.")

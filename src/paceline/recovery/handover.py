@@ -27,7 +27,7 @@ from paceline.state.chunks import (
     collect_from,
     index_of,
 )
-from paceline.strategies.base import Replica
+from paceline.strategies.replica import Replica
 from paceline.world import World, all_gather_object
 
 WORKERS, SNAPSHOTS, CHECKPOINT, BEGINNING = "workers", "copies", "checkpoint", "beginning"

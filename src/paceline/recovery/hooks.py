@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from paceline.recovery.handover import StateSource
 from paceline.recovery.position import Position
 from paceline.state.chunks import LocalState
-from paceline.strategies.base import OpenReplica
+from paceline.strategies.replica import Replica
 
 
 class GroupHooks(Protocol):
@@ -19,10 +19,10 @@ class GroupHooks(Protocol):
     def break_off(self, *, in_step: bool) -> tuple[bool, bool]:
         """Put back what a body did in a step that broke; return whether it wrote to the model in it, and behind the last."""
 
-    def prepare_group(self, before: OpenReplica | None) -> OpenReplica:
+    def prepare_group(self, before: Replica | None) -> Replica:
         """Prepare for the group that has formed, with what the replica of the one before was made of."""
 
-    def enter_group(self, position: Position, replica: OpenReplica) -> None:
+    def enter_group(self, position: Position, replica: Replica) -> None:
         """Take this worker's place in the group that has formed.
 
         `position` is where the run goes on: behind a step that others finished and this worker has yet to count.
@@ -44,7 +44,7 @@ class StateHooks(Protocol):
     def newest_checkpoint(self) -> int | None:
         """Wait for a checkpoint that is being written, and return the step of the newest on disk."""
 
-    def restore(self, replica: OpenReplica, source: StateSource, held: LocalState | None) -> Position:
+    def restore(self, replica: Replica, source: StateSource, held: LocalState | None) -> Position:
         """Load into a new replica its part of the state from where it is, and return where the run goes on."""
 
     def go_back(self, position: Position) -> None:

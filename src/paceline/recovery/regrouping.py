@@ -26,7 +26,7 @@ from paceline.recovery.position import Position
 from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.state.chunks import LocalState
 from paceline.state.transfer import broadcast_state
-from paceline.strategies.base import OpenReplica
+from paceline.strategies.replica import Replica
 from paceline.world import World, all_gather_object, broadcast_object, connect
 from paceline.world.fault_points import REGROUP, hit
 from paceline.world.interruption import InterruptibleStore, Interruption
@@ -77,7 +77,7 @@ class Regrouping:
     """Whether the group has formed only to save a checkpoint and to end."""
     redone: int = 0
     _source: str = ""
-    _before: OpenReplica | None = None
+    _before: Replica | None = None
     """The replica of the last group that worked, as long as nobody has taken over what it holds."""
     _held: LocalState | None = None
     """What that replica holds, asked for once: preparing another one may take it apart."""
@@ -155,7 +155,7 @@ class Regrouping:
             pulse=group.world.pulse,
         )
 
-    def _agree(self, world: World) -> OpenReplica:
+    def _agree(self, world: World) -> Replica:
         """Bring everybody to where the furthest ahead stands, and return the replica of the new group."""
         group, progress = self.group, self.progress
         inside = group.open_call is not None or group.repeatable or progress.waits_to_join
@@ -205,7 +205,7 @@ class Regrouping:
         else:
             progress.missed = True
 
-    def _assemble(self, world: World, members: Sequence[Member]) -> OpenReplica:
+    def _assemble(self, world: World, members: Sequence[Member]) -> Replica:
         """Prepare for the new group and bring the parts of the state together, from wherever all of them are."""
         group, progress, mine = self.group, self.progress, members[world.rank]
         checkpoint = self.hooks.newest_checkpoint()

@@ -13,7 +13,7 @@ from paceline.recovery.options import RecoveryOptions
 from paceline.recovery.peer_snapshots import PeerSnapshots, Snapshot
 from paceline.recovery.position import Position
 from paceline.state.chunks import MODEL, LocalState, rows_of
-from paceline.strategies.base import Replica
+from paceline.strategies.replica import Replica
 from paceline.world import World, all_gather_object
 
 Numbers = dict[str, float]

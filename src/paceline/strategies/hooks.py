@@ -7,11 +7,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from paceline.compat.modules import HOOKS
 from paceline.compat.tensors import hooks_of
-from paceline.compat.tensors import share_hooks as share
-
-__all__ = ["HOOKS", "share", "silenced"]
 
 
 @contextmanager

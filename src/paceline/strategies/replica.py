@@ -69,7 +69,7 @@ class Replica:
         self.world, self.placement = world, placement
         self.reducer = Reducer(world) if reducer is None else reducer
         self.schedule = Schedule() if schedule is None else schedule
-        self._update = update
+        self.update = update
         check_trainable([one for one in self.model.parameters() if one.requires_grad])
         recompute_blocks(self.model, inputs.structure, inputs.tuning)
         if inputs.compile and not inputs.carries_on:
@@ -184,8 +184,8 @@ class Replica:
 
     def apply(self, max_grad_norm: float | None) -> StepResult:
         """Combine, normalise, clip, update."""
-        if self._update is not None:
-            return self._update.apply(self, max_grad_norm)
+        if self.update is not None:
+            return self.update.apply(self, max_grad_norm)
         self.step_state.check_unchanged()
         if not self._is_summed:
             self._finish()

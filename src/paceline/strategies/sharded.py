@@ -14,9 +14,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
+from paceline.compat import dtensor
 from paceline.errors import CheckpointError
 from paceline.state.chunks import (
     MODEL,
@@ -36,8 +36,7 @@ from paceline.strategies.offload import HostRows, without_memory
 
 def box_of(tensor: DTensor) -> ChunkBounds:
     """Return the part of a distributed tensor that this worker holds."""
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return ChunkBounds(tuple(offset), tuple(shape))
+    return ChunkBounds(*dtensor.local_bounds(tensor))
 
 
 class Part:

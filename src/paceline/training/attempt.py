@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from paceline.compat.tensors import local_part, write_count
 from paceline.state.chunks import LocalState
 from paceline.strategies.absent import is_absent
-from paceline.strategies.base import OpenReplica
+from paceline.strategies.replica import Replica
 from paceline.strategies.writes import checksum
 from paceline.training.loop_state import SMALL, LoopState, Values
 
@@ -35,7 +35,7 @@ LARGE = 1 << 20
 class Body:
     """What is known of the body of a loop of the user's own, from step to step."""
 
-    def __init__(self, replica: Callable[[], OpenReplica], loop_state: LoopState) -> None:
+    def __init__(self, replica: Callable[[], Replica], loop_state: LoopState) -> None:
         """`replica` returns the one of the present group."""
         self.replica, self.loop_state = replica, loop_state
         self.writes_before = self.writes_behind = False
@@ -235,7 +235,7 @@ def put_options(optimizer: Optimizer, then: Options) -> None:
                 group[key] = value
 
 
-def checksums(replica: OpenReplica, *, slots: bool = True) -> list[int]:
+def checksums(replica: Replica, *, slots: bool = True) -> list[int]:
     """Return one number for each tensor of the model that lies here, and of the optimizer's `slots`."""
     kept = [
         value
@@ -257,11 +257,11 @@ def _checksum(tensor: Tensor) -> int:
     return zlib.crc32(raw.numpy().data)  # a tenth of the time for small ones
 
 
-def _tensors(replica: OpenReplica) -> list[Tensor]:
+def _tensors(replica: Replica) -> list[Tensor]:
     return [one for one in (*replica.model.parameters(), *replica.model.buffers()) if not is_absent(one)]
 
 
-def _counted(replica: OpenReplica) -> list[Tensor]:
+def _counted(replica: Replica) -> list[Tensor]:
     """Return those whose writes torch counts."""
     return [one for one in _tensors(replica) if not one.is_inference()]
 

@@ -9,7 +9,8 @@ from paceline import strategies
 from paceline.data import ShardedLoader
 from paceline.errors import InputError
 from paceline.ranges import CLIP, COUNT, STEPS
-from paceline.strategies.base import Exactness, Strategy
+from paceline.strategies.base import Exactness
+from paceline.strategies.replica import Strategy
 from paceline.training.options import OPTION, TASK, RunOptions
 
 

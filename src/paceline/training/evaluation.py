@@ -9,7 +9,8 @@ import torch
 
 from paceline.data import ShardedLoader
 from paceline.errors import InputError
-from paceline.strategies.base import MetricsFunction, Replica, Rows, ShardWork, StepWork
+from paceline.strategies.base import MetricsFunction, Rows, ShardWork, StepWork
+from paceline.strategies.replica import Replica
 from paceline.task import Mean, as_float
 from paceline.training.same_stream import EVALUATION, read_alike
 from paceline.world import World, all_gather_object, seeds

@@ -13,7 +13,7 @@ from paceline.recovery.position import Position
 from paceline.recovery.recovery import Recovery
 from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.state.chunks import LocalState
-from paceline.strategies.base import OpenReplica
+from paceline.strategies.replica import Replica
 from paceline.training import folder, resuming
 from paceline.training.attempt import put_options
 from paceline.training.books import description
@@ -75,11 +75,11 @@ class RunGroup:
         """Put back what a body did in a step that broke; return whether it wrote to the model in it, and behind the last."""
         return self.loop.break_off(in_step=in_step)
 
-    def prepare_group(self, before: OpenReplica | None) -> OpenReplica:
+    def prepare_group(self, before: Replica | None) -> Replica:
         """Prepare for the group that has formed, with what the replica of the one before was made of."""
         return self.preparation.prepare_group(before)
 
-    def enter_group(self, position: Position, replica: OpenReplica) -> None:
+    def enter_group(self, position: Position, replica: Replica) -> None:
         """Take this worker's place in the group that has formed: its shards, its listeners, its records."""
         state = self.state
         state.replica_or_none = replica
@@ -135,7 +135,7 @@ class RunGroup:
         self.saving.wait()
         return folder.newest_step(self.state.options.out)
 
-    def restore(self, replica: OpenReplica, source: StateSource, held: LocalState | None) -> Position:
+    def restore(self, replica: Replica, source: StateSource, held: LocalState | None) -> Position:
         """Load into a new replica its part of the state from where it is, and return where the run goes on."""
         state, inputs = self.state, self.preparation.inputs
         if source.kind == CHECKPOINT:

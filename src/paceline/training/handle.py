@@ -13,8 +13,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from paceline.compat.modules import HOOK_TABLES, children_of
-from paceline.strategies.base import OpenReplica
 from paceline.strategies.precision import Precision
+from paceline.strategies.replica import Replica
 from paceline.training.autocast import autocast_forward
 
 Contents: TypeAlias = dict[str, dict[str, set[int]]]
@@ -24,13 +24,13 @@ Contents: TypeAlias = dict[str, dict[str, set[int]]]
 class Handle:
     """What `run.prepare` gave to the loop."""
 
-    def __init__(self, replica: OpenReplica, precision: Precision) -> None:
+    def __init__(self, replica: Replica, precision: Precision) -> None:
         self.model: nn.Module = replica.model
         self.optimizer: Optimizer = replica.optimizer
         self._precision = precision
         self._known = self._switch(_contents(self.model))
 
-    def adopt(self, replica: OpenReplica) -> None:
+    def adopt(self, replica: Replica) -> None:
         """Have the loop's objects be those of another replica, and the replica work with them."""
         if replica.model is not self.model:
             known = _contents(replica.model)

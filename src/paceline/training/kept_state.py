@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.recovery.peer_snapshots import to_host
 from paceline.state.chunks import ChunkBounds
-from paceline.strategies.base import Replica
+from paceline.strategies.replica import Replica
 from paceline.training.loop_state import LoopState, Values
 
 

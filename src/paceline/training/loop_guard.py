@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from paceline.compat.optim import step_pre_hooks
 from paceline.compat.tensors import write_count
 from paceline.errors import InputError
-from paceline.strategies.base import OpenReplica
+from paceline.strategies.replica import Replica
 from paceline.training.stand_in import StandIn, refuse_use
 
 _GRADIENT = attrgetter("grad")
@@ -34,7 +34,7 @@ class LoopGuard:
         self._thread = threading.get_ident()
         self._updating = False
         self._in_step = False
-        self._replica: OpenReplica | None = None
+        self._replica: Replica | None = None
         self._ticks: int | None = None
         self._leaves: Sequence[Tensor] = ()
         self._gradients: list[Tensor | None] = []
@@ -44,7 +44,7 @@ class LoopGuard:
         """Leaves whose gradient a stand-in hides, because it is a part of the sums or none: work on it would be lost."""
         self._stand_ins: dict[int, tuple[Tensor, StandIn]] = {}
 
-    def watch(self, replica: OpenReplica) -> None:
+    def watch(self, replica: Replica) -> None:
         """Watch this replica from now on."""
         self._replica = replica
         self._stand_ins = {}

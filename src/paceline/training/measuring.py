@@ -12,7 +12,8 @@ from paceline.observe import Note
 from paceline.recovery.membership import EVALUATE, SAVE
 from paceline.recovery.recovery import Recovery
 from paceline.state.chunks import MODEL, collect, survey
-from paceline.strategies.base import MetricsFunction, Replica
+from paceline.strategies.base import MetricsFunction
+from paceline.strategies.replica import Replica
 from paceline.training.call_history import CallHistory
 from paceline.training.evaluation import evaluate
 from paceline.training.feeds import Feeds

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from paceline.errors import NonFiniteLossError
 from paceline.state.chunks import MODEL
-from paceline.strategies.base import Replica, StepWork
+from paceline.strategies.base import StepWork
+from paceline.strategies.replica import Replica
 from paceline.world import World, all_gather_object
 
 _SHOWN = 8

@@ -16,9 +16,10 @@ from paceline.observe import Note
 from paceline.recovery.recovery import Recovery
 from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.state.optimizer_state import drop_groups
-from paceline.strategies.base import Exactness, OpenReplica, StrategyInputs
+from paceline.strategies.base import Exactness, StrategyInputs
 from paceline.strategies.buffers import Rule
 from paceline.strategies.precision import Precision
+from paceline.strategies.replica import Replica
 from paceline.strategies.structure import Structure
 from paceline.training import resuming
 from paceline.training.call_history import CallHistory
@@ -84,7 +85,7 @@ class Preparation:
         scheduler: LRScheduler | MakeScheduler | None = None,
         buffers: Mapping[str, Rule] | None = None,
         structure: Structure | None = None,
-    ) -> OpenReplica:
+    ) -> Replica:
         """Do the same for a loop that hands the strategy its loss function instead of calling backward."""
         state = self.state
         if self.inputs is not None:
@@ -110,7 +111,7 @@ class Preparation:
         self.sharded.note_checkpoint(state.position, self.journal.state)
         return replica
 
-    def prepare_group(self, before: OpenReplica | None) -> OpenReplica:
+    def prepare_group(self, before: Replica | None) -> Replica:
         """Prepare for the group that has formed, with what the replica of the one before was made of."""
         if self.inputs is None:
             raise RuntimeError("a group is entered when the model is prepared")
@@ -123,7 +124,7 @@ class Preparation:
             self._handle.adopt(replica)
         return replica
 
-    def _resume(self, replica: OpenReplica) -> None:
+    def _resume(self, replica: Replica) -> None:
         """Take over the state of a run that is being resumed."""
         state = self.state
         groups = len(replica.optimizer.param_groups)

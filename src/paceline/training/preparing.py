@@ -15,9 +15,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline import strategies
 from paceline.errors import InputError
 from paceline.state.chunks import check_saved
-from paceline.strategies.base import Exactness, Replica, StrategyInputs
+from paceline.strategies.base import Exactness, StrategyInputs
 from paceline.strategies.buffers import Rule
 from paceline.strategies.precision import Precision
+from paceline.strategies.replica import Replica
 from paceline.strategies.structure import Structure
 from paceline.task import Task
 from paceline.training.options import RunOptions

@@ -17,7 +17,7 @@ from paceline.errors import CheckpointError, InputError
 from paceline.observe import CheckpointDamaged, Event
 from paceline.recovery.position import Position
 from paceline.state.chunks import MODEL, ChunkBounds, TensorMeta
-from paceline.strategies.base import Replica
+from paceline.strategies.replica import Replica
 from paceline.training.call_history import KEY as OUTCOMES
 from paceline.training.folder import CHECKPOINTS
 from paceline.training.loop_state import KEY, Values

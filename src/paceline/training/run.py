@@ -19,8 +19,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.data import ShardedLoader
 from paceline.recovery.membership import Membership
-from paceline.strategies.base import MetricsFunction, OpenReplica
+from paceline.strategies.base import MetricsFunction
 from paceline.strategies.buffers import Rule
+from paceline.strategies.replica import Replica
 from paceline.strategies.structure import Structure
 from paceline.training.engine import Engine
 from paceline.training.listeners import Listeners
@@ -127,7 +128,7 @@ class Run:
         return self.engine.state.options
 
     @property
-    def replica(self) -> OpenReplica:
+    def replica(self) -> Replica:
         """What `prepare` made."""
         return self.engine.state.replica
 

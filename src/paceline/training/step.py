@@ -12,7 +12,8 @@ from paceline.compat import python
 from paceline.errors import InputError, NonFiniteLossError
 from paceline.recovery.membership import STEP
 from paceline.recovery.recovery import Recovery
-from paceline.strategies.base import LossFunction, OpenReplica, StepWork
+from paceline.strategies.base import LossFunction, StepWork
+from paceline.strategies.replica import Replica
 from paceline.strategies.result import StepResult
 from paceline.task import Loss, Weight
 from paceline.training.attempt import Attempt
@@ -30,7 +31,7 @@ class Step:
         self,
         work: StepWork,
         epoch: int,
-        replica: OpenReplica,
+        replica: Replica,
         world: World,
         max_grad_norm: float | None,
         applied: Callable[[Step], None],

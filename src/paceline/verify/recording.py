@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.state.chunks import MODEL, TensorChunk, TensorMeta, collect, survey
-from paceline.strategies.base import OpenReplica
+from paceline.strategies.replica import Replica
 from paceline.task import Loss
 from paceline.training.run import Run
 from paceline.training.spec import TrainSpec
@@ -61,7 +61,7 @@ class _Watch:
     """Looks on while steps are computed. The optimizer's own hook is where gradients are final and weights are not."""
 
     def __init__(
-        self, replica: OpenReplica, run: Run, names: set[str], dump: Dump | None, traced: int | None = None
+        self, replica: Replica, run: Run, names: set[str], dump: Dump | None, traced: int | None = None
     ) -> None:
         self._replica, self._run, self._dump, self._traced = replica, run, dump, traced
         self.trace: list[Call] = []
@@ -163,7 +163,7 @@ class _Watch:
         self._gradients = {}
 
 
-def whole_gradients(replica: OpenReplica, world: World) -> dict[str, Tensor]:
+def whole_gradients(replica: Replica, world: World) -> dict[str, Tensor]:
     """Return the gradients that the coming update takes, whole; where they are cut up all workers ask together."""
     if replica.whole:
         named = replica.model.named_parameters()

@@ -10,7 +10,7 @@ from torch.utils.data import Subset
 from paceline import strategies
 from paceline.data import ShardedLoader
 from paceline.data.loaders import is_loader
-from paceline.strategies.base import OpenReplica
+from paceline.strategies.replica import Replica
 from paceline.training.horizon import make_schedule
 from paceline.training.preparing import structure_of
 from paceline.training.reference import load_task
@@ -48,7 +48,7 @@ class TaskHarness:
             **{"collate": self.task.collate, "worker_init_fn": self.task.worker_init_fn, **loading},
         )
 
-    def prepare(self) -> OpenReplica:
+    def prepare(self) -> Replica:
         """Hand model, optimizer and schedule to the strategy."""
         horizon = self._horizon()
         # Several processes make it themselves, each as much of it as it holds; one takes the model that is watched.

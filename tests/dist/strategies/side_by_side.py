@@ -15,8 +15,9 @@ from torch.optim import Optimizer
 import paceline
 from paceline import strategies
 from paceline.data import ShardedLoader
-from paceline.strategies.base import Exactness, Replica, ShardWork, StepWork, StrategyInputs
+from paceline.strategies.base import Exactness, ShardWork, StepWork, StrategyInputs
 from paceline.strategies.precision import Precision
+from paceline.strategies.replica import Replica
 from paceline.strategies.tuning import Tuning
 from paceline.training.preparing import structure_of
 from paceline.world import World, seeds

@@ -93,7 +93,7 @@ def steps(run: paceline.Run, compress: str, scale: float, count: int) -> dict[st
         "magnitudes": magnitudes,
         "losses": losses,
         "sent": sent,
-        "counted": getattr(replica.exchange, "sent", 0),
+        "counted": getattr(replica.reducer.exchange, "sent", 0),
         "exactness": str(own.engine.state.exactness),
     }
 
@@ -214,13 +214,13 @@ def reduced(run: paceline.Run) -> int:
         Wide, lambda made: torch.optim.SGD(made.parameters(), lr=0.01)
     )
     keys: set[int] = set()
-    started = replica.exchange.start
+    started = replica.reducer.exchange.start
 
     def start(key: int, *args: Any) -> None:
         keys.add(key)
         started(key, *args)
 
-    replica.exchange.start = start
+    replica.reducer.exchange.start = start
     for step in run.steps(data(), batch_size=60, steps=3):
         keys.clear()
         step.compute(lambda model, batch: paceline.Loss.mean((model(batch[0]) - batch[1]).square().flatten()))

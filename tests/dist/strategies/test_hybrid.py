@@ -150,7 +150,8 @@ def count(run: paceline.Run, rows: int) -> Any:
         for people, tags, target in step:
             step.backward(F.mse_loss(model(people, tags), target, reduction="sum"), len(target))
         step.apply()
-    traffic = getattr(run.replica, "traffic", None)
+    servers = getattr(run.replica.placement, "servers", None)
+    traffic = None if servers is None else servers.traffic
     return None if traffic is None else (
         traffic.looked_up,
         traffic.pushed,

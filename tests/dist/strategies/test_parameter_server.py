@@ -247,7 +247,7 @@ def race(run: paceline.Run, log: str) -> int:
 
     for step in run.steps(data(), batch_size=13, steps=TAKEN):
         step.compute(noted)
-    return getattr(run.replica, "updates", 0)
+    return getattr(run.replica.update, "updates", 0)
 
 
 def test_a_trainer_is_ahead_of_the_slowest_by_what_was_allowed(tmp_path: Path) -> None:

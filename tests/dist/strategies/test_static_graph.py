@@ -39,14 +39,14 @@ def train(run: Run, passes: int | None) -> tuple[list[list[str]], str]:
     )
     names = {id(value): name for name, value in replica.model.named_parameters()}
     left: list[list[str]] = []
-    if hasattr(replica, "reduce"):
-        reduce = replica.reduce
+    if hasattr(replica.reducer, "reduce"):
+        reduce = replica.reducer.reduce
 
         def noted(bucket: Any) -> Any:
             left[-1].extend(names[id(one)] for one in bucket.parameters() if id(one) in names)
             return reduce(bucket)
 
-        replica.reduce = noted
+        replica.reducer.reduce = noted
     data = TensorDataset(torch.randn(24, 300, generator=torch.Generator().manual_seed(1)))
     for step in run.steps(data, batch_size=8, steps=3):
         left.append([])

@@ -12,18 +12,6 @@ import paceline
 from tests.unit.compat.contracts import CONTRACTS
 
 SOURCE = Path(paceline.__file__).parent
-STILL_OUTSIDE = {
-    "strategies/data_parallel/ddp.py",
-    "strategies/data_parallel/dp.py",
-    "strategies/fsdp/replica.py",
-    "strategies/hybrid/tables.py",
-    "strategies/local_sgd/outer.py",
-    "strategies/parameter_server/sync_server.py",
-    "strategies/parameter_server/trainer.py",
-    "strategies/sharded.py",
-    "strategies/tensor/strategy.py",
-}
-"""Files whose private names are yet to move."""
 OURS = {
     "launch/link.py": {"_break"},
     "remote/proxy.py": {"_owner", "_number", "_lease"},
@@ -52,9 +40,8 @@ def test_private_names_are_in_compat_alone() -> None:
         ]
         if outside:
             found[file] = outside
-    wrong = [one for file, lines in found.items() if file not in STILL_OUTSIDE for one in lines]
+    wrong = [one for lines in found.values() for one in lines]
     assert not wrong, "put them into compat/, with a contract:\n" + "\n".join(wrong)
-    assert found.keys() == STILL_OUTSIDE, f"take out of STILL_OUTSIDE: {STILL_OUTSIDE - found.keys()}"
 
 
 def test_every_private_name_in_compat_has_a_contract() -> None:

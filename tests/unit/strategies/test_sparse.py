@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from paceline.errors import InputError
 from paceline.reduce.tree import TreeSum
-from paceline.strategies import gradients, sparse
+from paceline.strategies import gradients, reducer, sparse
 
 SHAPE = (40, 3)
 
@@ -78,7 +78,12 @@ def test_normalised_and_clipped_as_dense_ones(max_grad_norm: float | None) -> No
     table, bias = rows(3).coalesce(), torch.randn(5, generator=torch.Generator().manual_seed(0))
     dense = [table.to_dense(), bias.clone()]
     expected = gradients.finish(dense, 0.5, max_grad_norm)
-    norm = sparse.finish([table, bias], 0.5, max_grad_norm)
+    norm = reducer.norm_of([table, bias])
+    assert norm is not None
+    norm, factor = norm * 0.5, 0.5
+    if max_grad_norm is not None:
+        factor = gradients.clipped(norm, 0.5, max_grad_norm)
+    gradients.scale([table.values(), bias], factor)
     torch.testing.assert_close(table.to_dense(), dense[0])
     torch.testing.assert_close(bias, dense[1])
     if max_grad_norm is not None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.compat import ddp, foreach
 from paceline.data import owned_shards
 from paceline.errors import InputError
 from paceline.reduce.combination import Combination
@@ -145,7 +146,7 @@ class DdpReducer(Reducer):
     def _leave_rows_out(self, carried: nn.Module) -> None:
         apart = {id(parameter) for parameter in self.step.sparse}
         names = [name for name, one in carried.named_parameters(remove_duplicate=False) if id(one) in apart]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(carried, names)  # type: ignore[no-untyped-call]  # noqa: SLF001
+        ddp.leave_out(carried, names)
         if not self._agreed:
             self._rows.begin(self.step.sparse)
 
@@ -176,7 +177,7 @@ class DdpReducer(Reducer):
         if self._ddp is None:
             raise RuntimeError("a step in a group that is gone")
         reducer = self._ddp.reducer
-        reducer._rebuild_buckets()  # noqa: SLF001  (DDP.forward calls it just here)
+        ddp.rebuild_buckets(reducer)  # DDP.forward calls it just here
         reducer.prepare_for_forward()
         if self._walks:
             self._hold_places()
@@ -326,7 +327,7 @@ class DdpReducer(Reducer):
         doubtful = auxiliary.doubtful([mine, *earlier, *(held for held, _ in nodes)])
         live = packing.pack(mine)
         for held in earlier:
-            torch._foreach_add_(live, packing.pack(held))
+            foreach.add_(live, packing.pack(held))
         packed = [live if is_live else packing.pack(held) for held, is_live in nodes]
         for place, target in enumerate(live):
             self.exchange.start(AUXILIARY_KEY - place, [part[place] for part in packed], target, lambda: None)

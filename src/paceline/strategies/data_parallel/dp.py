@@ -6,7 +6,6 @@ that follow. On several GPUs the shards go round, and the same modules compute w
 given to do it does while the next is given its own. Each shard's gradients are summed along the canonical tree.
 (torch's own DataParallel splits a batch inside forward, and adds gradients in an order of its own.)
 """
-# ruff: noqa: SLF001  (torch has no public name for the hooks of a tensor)
 
 from __future__ import annotations
 
@@ -25,11 +24,12 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.func import functional_call
 
+from paceline.compat.modules import HOOKS
+from paceline.compat.tensors import hooks_of, share_hooks
 from paceline.errors import InputError
 from paceline.reduce.tree import Gradients, Subtree
 from paceline.strategies import gradients
 from paceline.strategies.base import Exactness, LossFunction, ShardWork, StepWork, StrategyInputs
-from paceline.strategies.hooks import HOOKS, share
 from paceline.strategies.loss_checks import check_loss
 from paceline.strategies.placement import WholePlacement
 from paceline.strategies.reducer import Reducer
@@ -225,7 +225,7 @@ class _Device:
         self._held, self.parameters, self.loss_stats.grad = {}, [], None
         for name, theirs in model.named_parameters():
             mine = nn.Parameter(theirs.detach().to(self.device, copy=True), theirs.requires_grad)
-            share(theirs, mine)
+            share_hooks(theirs, mine)
             self._held[f"model.{name}"] = mine
             self.parameters += [mine] if mine.requires_grad else []
         for name, buffer in model.named_buffers():
@@ -268,7 +268,7 @@ def only_plain_layers(model: nn.Module) -> bool:
     """
     return (
         next(model.buffers(), None) is None
-        and not any(parameter._backward_hooks for parameter in model.parameters())
+        and not any(hooks_of(parameter) for parameter in model.parameters())
         and all(
             type(module).__module__.startswith("torch.nn.")
             and "forward" not in vars(module)

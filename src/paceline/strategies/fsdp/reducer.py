@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from paceline.compat import optim
 from paceline.data import owned_shards
 from paceline.errors import InputError
 from paceline.reduce.combination import Combination
@@ -211,7 +212,7 @@ class FsdpReducer(Reducer):
     def unscale(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
         """Undo the scale of fp16 gradients; an overflow in anybody's rows is everybody's."""
         super().unscale(scaler, optimizer)
-        for found in scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():  # noqa: SLF001
+        for found in optim.overflows(scaler, optimizer):
             self._place.comm.all_reduce_(found, "max").wait()
 
     def abandon(self) -> None:

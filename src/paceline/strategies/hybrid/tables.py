@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paceline.compat.tensors import sparse_parts
 from paceline.errors import InputError
 from paceline.strategies import sparse
 from paceline.strategies.offload import without_memory
@@ -34,10 +35,11 @@ class _Fetched(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (numbers,) = context.saved_tensors
         # Not coalesced: what is added first is for the whole table and for a part of it the same.
-        ids = numbers[gradient._indices()[0]]  # noqa: SLF001
+        indices, values = sparse_parts(gradient)
+        ids = numbers[indices[0]]
         made = torch.sparse_coo_tensor(
             ids.unsqueeze(0),
-            gradient._values(),  # noqa: SLF001
+            values,
             context.shape,
             check_invariants=False,
         )

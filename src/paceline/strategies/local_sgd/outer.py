@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.compat import foreach
 from paceline.strategies.tuning import Tuning
 
 SLOT = "outer_momentum"
@@ -25,7 +26,7 @@ class Nesterov:
     @torch.no_grad()
     def start(self) -> None:
         """Begin a period where the parameters stand."""
-        torch._foreach_copy_(self.anchors, [parameter.detach() for parameter in self._parameters])
+        foreach.copy_(self.anchors, [parameter.detach() for parameter in self._parameters])
 
     def tensors(self) -> list[Tensor]:
         """Return what all workers have in common."""
@@ -40,10 +41,10 @@ class Nesterov:
     def step(self, changes: Sequence[Tensor]) -> None:
         """Move the anchors by the mean change of all workers: SGD whose gradient is its opposite."""
         moved = [change.to(anchor.dtype) for change, anchor in zip(changes, self.anchors, strict=True)]
-        torch._foreach_mul_(self.momenta, self._momentum)
-        torch._foreach_add_(self.momenta, moved)
-        torch._foreach_add_(self.anchors, moved, alpha=self._rate)
-        torch._foreach_add_(self.anchors, self.momenta, alpha=self._rate * self._momentum)
+        foreach.mul_(self.momenta, self._momentum)
+        foreach.add_(self.momenta, moved)
+        foreach.add_(self.anchors, moved, alpha=self._rate)
+        foreach.add_(self.anchors, self.momenta, alpha=self._rate * self._momentum)
 
     def put_into(self, slots: dict[str, dict[str, Any]], names: Sequence[str]) -> None:
         """Add the momentum to the slots of an optimizer's state, where there is any.

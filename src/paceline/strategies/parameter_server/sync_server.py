@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.compat import foreach
 from paceline.data import owned_shards
 from paceline.reduce.norms import total_norm
 from paceline.reduce.tree import TreeSum, cover
@@ -75,7 +76,7 @@ class SyncReducer(Reducer):
             }
             # As in one process: fresh copies all lie alike in a GPU's memory.
             placed = [one.clone() if one.is_cuda else one for one in mine.values()]
-            for place, norm in zip(mine, torch._foreach_norm(placed) if placed else (), strict=True):  # noqa: SLF001
+            for place, norm in zip(mine, foreach.norm(placed) if placed else (), strict=True):
                 norms[0, place], norms[1, place] = norm, 1.0
         every = self.world.comm.all_gather(norms) if self.world.size > 1 else [norms]
         if not wanted:

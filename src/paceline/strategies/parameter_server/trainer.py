@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline import remote
+from paceline.compat import foreach, optim
 from paceline.data import owned_shards
 from paceline.errors import InputError, PacelineError, RemoteError
 from paceline.reduce.combination import Combination
@@ -234,7 +235,7 @@ class ServedUpdate:
         for answer, part, packing in zip(answers, placement.parts, placement.packings, strict=True):
             values = [one for one in packing.unpack(answer["weights"], device) if one is not None]
             if part:
-                torch._foreach_copy_([one.detach() for one in part], values)
+                foreach.copy_([one.detach() for one in part], values)
         held = dict(placement.model.named_buffers())
         for name, value in answers[0]["buffers"].items():
             held[name].copy_(value)
@@ -271,8 +272,7 @@ def _pass_over(replica: Replica) -> None:
     for parameter in replica.step_state.tracked:
         parameter.grad = None
     _look_on(replica.optimizer)
-    # torch's schedules warn where no step was taken before theirs.
-    vars(replica.optimizer)["_opt_called"] = True
+    optim.mark_stepped(replica.optimizer)  # torch's schedules warn where no step was taken before theirs
 
 
 @Optimizer.profile_hook_step

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data import to_device
-from paceline.strategies.base import OpenReplica, ShardWork
+from paceline.strategies.base import ShardWork
 from paceline.strategies.gradients import run_backward
+from paceline.strategies.loss_checks import check_loss
 from paceline.strategies.precision import Precision
-from paceline.strategies.sequential import check_loss
+from paceline.strategies.replica import Replica
 from paceline.task import as_float
 from paceline.verify import digests
 from paceline.verify.lab.notes import Attempt
@@ -29,7 +30,7 @@ Gradients = dict[str, Tensor]
 class StepRunner:
     """A replica held still: no attempt leaves a trace on weights, buffers or batches."""
 
-    def __init__(self, subject: TaskHarness, replica: OpenReplica, size: int) -> None:
+    def __init__(self, subject: TaskHarness, replica: Replica, size: int) -> None:
         self._task, self._size = subject.task, size
         self.model, self._optimizer = replica.model, replica.optimizer
         self._device = subject.run.world.device

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from paceline.strategies.base import OpenReplica, StepWork
+from paceline.strategies.base import StepWork
+from paceline.strategies.replica import Replica
 from paceline.training.run import Run
 from paceline.training.spec import TrainSpec
 from paceline.verify import digests
@@ -46,7 +47,7 @@ def _experiment(subject: TaskHarness, run: Run) -> Notes:
 
 def _notes(
     subject: TaskHarness,
-    replica: OpenReplica,
+    replica: Replica,
     run: Run,
     work: StepWork,
     data: dict[int, str],
@@ -106,7 +107,7 @@ def _read(subject: TaskHarness) -> dict[int, str]:
         feed.close()
 
 
-def _same_weights(replica: OpenReplica, run: Run) -> None:
+def _same_weights(replica: Replica, run: Run) -> None:
     """Start every worker from the first one's model, so that a difference has only one cause."""
     with torch.no_grad():
         for tensor in [*replica.model.parameters(), *replica.model.buffers()]:
