@@ -130,7 +130,10 @@ def assemble(tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> dict[str
         if key.startswith(f"{OPTIMIZER}/"):
             name, _, slot = key.partition("/")[2].rpartition("/")
             slots.setdefault(name, {})[slot] = value
-    return {**rest, MODEL: model, OPTIMIZER: {**rest[OPTIMIZER], "state": slots}}
+    behind = {key: rest[key] for key in ("scheduler", "scaler") if key in rest}
+    before = {key: value for key, value in rest.items() if key not in (OPTIMIZER, *behind)}
+    # In the order in which one process has it.
+    return {**before, MODEL: model, OPTIMIZER: {**rest[OPTIMIZER], "state": slots}, **behind}
 
 
 def slots_of(catalogue: Catalogue, name: str) -> dict[str, TensorMeta]:

@@ -24,10 +24,12 @@ from paceline.world import World
 class RowsPlacement(Placement):
     """Some rows of every parameter."""
 
-    def __init__(self, inputs: StrategyInputs, world: World, reduction: Reduction, *, exact: bool) -> None:
-        self._data = world.along("ddp", "fsdp")
-        self._exact, self._reduction = exact, reduction
-        self._made = make_sharded(inputs, self._data, world.along("fsdp"), reduction)
+    def __init__(
+        self, inputs: StrategyInputs, data: World, place: World, reduction: Reduction, *, exact: bool
+    ) -> None:
+        """`data` is everybody that data is dealt to, `place` those who share the model."""
+        self._data, self._exact, self._reduction = data, exact, reduction
+        self._made = make_sharded(inputs, data, place, reduction)
         self.model = self._made.model
         self.notes = self._made.notes
 

@@ -44,14 +44,19 @@ class FsdpReducer(Reducer):
     shows_sums = False
 
     def __init__(
-        self, inputs: StrategyInputs, world: World, placement: RowsPlacement, reduction: Reduction
+        self,
+        inputs: StrategyInputs,
+        data: World,
+        place: World,
+        placement: RowsPlacement,
+        reduction: Reduction,
     ) -> None:
-        super().__init__(world.along("ddp", "fsdp"))
-        self._rank, self._place = world.rank, world.along("fsdp")
+        super().__init__(data)
+        self._place = place
         self._placement, self._reduction = placement, reduction
         self._exact = is_exact(inputs)
         self._find_unused_parameters = inputs.find_unused_parameters
-        self._owned = owned_shards(self.world.rank, self.world.size, inputs.shards, world.shares)
+        self._owned = owned_shards(data.rank, data.size, inputs.shards, data.shares)
         self.rounds = RoundsOfSteps(self.world)
         self._terms: Auxiliary | None = None
         """The auxiliary terms over whole parameters; those of the step are over rows."""
@@ -134,7 +139,7 @@ class FsdpReducer(Reducer):
         if not unused:
             return
         raise InputError(
-            f"no gradient for {', '.join(unused[:5])} on rank {self._rank}: this step's loss does not depend on it. "
+            f"no gradient for {', '.join(unused[:5])} on rank {self.world.rank}: this step's loss does not depend on it. "
             "If that is meant, set find_unused_parameters = True in the task, or give it to paceline.launch."
         )
 

@@ -42,17 +42,11 @@ class Fsdp:
 
 def shard(inputs: StrategyInputs, world: World) -> tuple[RowsPlacement, FsdpReducer, GatheringSchedule]:
     """Cut a model up among the workers of a world, and make what computes with it."""
-    data, exact = world.along("ddp", "fsdp"), is_exact(inputs)
-    reduction = Reduction(
-        data,
-        world.along("fsdp"),
-        world.along("ddp"),
-        inputs.shards,
-        exact=exact,
-        transport=inputs.transport,
-    )
-    placement = RowsPlacement(inputs, world, reduction, exact=exact)
-    reducer = FsdpReducer(inputs, world, placement, reduction)
+    data, place, copies = world.along("ddp", "fsdp"), world.along("fsdp"), world.along("ddp")
+    exact = is_exact(inputs)
+    reduction = Reduction(data, place, copies, inputs.shards, exact=exact, transport=inputs.transport)
+    placement = RowsPlacement(inputs, data, place, reduction, exact=exact)
+    reducer = FsdpReducer(inputs, data, place, placement, reduction)
     return placement, reducer, GatheringSchedule(reduction, reducer.rounds)
 
 

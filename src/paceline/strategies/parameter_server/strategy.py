@@ -59,7 +59,7 @@ class ParameterServer:
             )
 
             served = ServedPlacement(inputs, world)
-            return Replica(inputs, world, served, ServedReducer(world), update=ServedUpdate(served))
+            return Replica(inputs, world, served, ServedReducer(served.peers), update=ServedUpdate(served))
         from paceline.strategies.parameter_server.server import ServerPlacement
 
         placement = ServerPlacement(inputs, world)

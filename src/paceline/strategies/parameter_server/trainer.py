@@ -135,9 +135,6 @@ class ServedReducer(Reducer):
     watches = True
     shows_sums = False
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world.along("ddp"))
-
 
 class ServedUpdate:
     """Pushes this trainer's gradients; the servers combine, normalise, clip and update."""
