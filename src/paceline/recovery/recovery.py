@@ -156,7 +156,8 @@ class Recovery:
         """Note the whole time of a change of the group, if there was one, when a step has been finished after it."""
         progress = self._progress
         if progress.broken_at is not None:
-            progress.recoveries[-1]["seconds"] = round(time.monotonic() - progress.broken_at, 4)
+            if progress.recoveries:  # else the run ends with the step that broke
+                progress.recoveries[-1]["seconds"] = round(time.monotonic() - progress.broken_at, 4)
             progress.broken_at = None
 
     def regroup(self, kind: str) -> tuple[bool, Any]:

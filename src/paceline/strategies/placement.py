@@ -54,6 +54,8 @@ class Placement(ABC):
     """Whether it goes on where other parameters begin to train."""
     holds_unsaved = False
     """Whether its state has the buffers that `state_dict` leaves out, where they change."""
+    computes = True
+    """Whether this worker computes gradients; one that does not is a server to those that do."""
     scope = Scope.ROWS
     """How much of the model this worker's optimizer updates in one step."""
     notes: Sequence[str] = ()

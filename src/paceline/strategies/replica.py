@@ -146,7 +146,8 @@ class Replica:
 
     def _begin(self, work: StepWork) -> None:
         self.placement.refresh()
-        self.partial_update.check()
+        if self.placement.computes:  # else those that do refuse it, before they bring anything
+            self.partial_update.check()
         self._follow(work)
         self._is_summed = False
         self.step_state.begin(work)

@@ -11,7 +11,6 @@ from torch.utils.data import TensorDataset
 
 from paceline import InputError, Loss, Run, launch
 from paceline.checkpoint import weights_sha256
-from paceline.strategies.tuning import Tuning
 
 ORDER = (3, 0, 5, 1, 4, 2)
 
@@ -55,10 +54,10 @@ def train(run: Run, passes: int | None) -> tuple[list[list[str]], str]:
 
 
 def test_sums_leave_in_the_order_of_the_gradients_from_the_second_step_on() -> None:
-    options: dict[str, Any] = {"shards": 2, "threads": 1, "device": "cpu", "tuning": Tuning(bucket_mb=0.7)}
+    options: dict[str, Any] = {"shards": 2, "threads": 1, "device": "cpu"}
     ((_, alone),) = launch(train, None, strategy="single", **options)
     arrival = [f"layers.{layer}.{kind}" for layer in reversed(ORDER) for kind in ("bias", "weight")]
-    for left, weights in launch(train, None, strategy="ddp", workers=2, **options):
+    for left, weights in launch(train, None, strategy="ddp", workers=2, bucket_mb=0.7, **options):
         assert left[0] != arrival
         assert left[1:] == [arrival, arrival]
         assert weights == alone

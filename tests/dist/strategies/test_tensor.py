@@ -93,7 +93,7 @@ def work(run: paceline.Run, jobs: Mapping[str, Job]) -> dict[str, Done]:
         moved = None
         if job.given is not None:
             other = open_run(run, job)
-            other.prepare_replica(task.model, task.optimizer, structure=structure_of(task))
+            other.engine.preparation.prepare_replica(task.model, task.optimizer, structure=structure_of(task))
             other.replica.load(job.given)
             moved = other.replica.state()
         made[name] = Done(own.replica.state(), moved, metrics, own.replica.held().bytes)

@@ -32,6 +32,8 @@ from paceline.world.status_page import Phase
 class TablesPlacement(KeptPlacement):
     """Rows of the tables, and the task's optimizer over them."""
 
+    computes = False
+
     def __init__(self, inputs: StrategyInputs, world: World) -> None:
         self.model, self.world = inputs.model, world
         self.service: EmbeddingService

@@ -29,6 +29,8 @@ from paceline.world.status_page import Phase
 class ServerPlacement(Placement):
     """This server's part of the state, and the way to the trainers."""
 
+    computes = False
+
     def __init__(self, inputs: StrategyInputs, world: World) -> None:
         self.model = inputs.model.to(world.device)
         self.scope = Scope.PARAMETERS if world.mesh.servers > 1 else Scope.ELSEWHERE
