@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.strategies import Choice
+from paceline.strategies import Choice, is_sharded
 from paceline.world import World
 
 
@@ -31,8 +31,4 @@ class RecoveryOptions:
 
     def shards_state(self, world: World) -> bool:
         """Return whether a group's workers will each hold only a part."""
-        return (
-            world.mesh.servers > 0
-            or world.mesh.size("fsdp", "tp", "pp") > 1
-            or (self.shard_optimizer and world.size > 1)
-        )
+        return is_sharded(self.choice, world.mesh) or (self.shard_optimizer and world.size > 1)

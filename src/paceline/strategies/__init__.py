@@ -32,13 +32,16 @@ class Entry:
     """What its workers import beyond torch itself and the module of `reference`."""
     compiles_blocks: bool = False
     """Whether --compile takes the model block by block: other kernels than those of the whole model, and so other bits."""
+    sharded: bool = False
+    """Whether each worker along its side of the mesh holds a part of the state only."""
     servers: int = 0
     """How many servers stand beside its workers where nobody says; 0 where it has none."""
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """Everything that its workers import."""
-        return (*self.modules, self.reference.partition(":")[0])
+        """Everything that its workers import; one from outside is found by the workers, who know where to look."""
+        module = self.reference.partition(":")[0]
+        return (*self.modules, module) if module.startswith("paceline.") else self.modules
 
 
 PARTS = ("torch.distributed.checkpoint.planner_helpers",)
@@ -72,6 +75,7 @@ STRATEGIES = {
         "paceline.strategies.fsdp:Fsdp",
         "weights, gradients and optimizer state cut up among the workers",
         side="fsdp",
+        sharded=True,
         compiles_blocks=True,
         beside=("ddp",),
         modules=_SPLIT,
@@ -80,6 +84,7 @@ STRATEGIES = {
         "paceline.strategies.tensor:TensorParallel",
         "each layer's matrices split among the workers",
         side="tp",
+        sharded=True,
         beside=("ddp", "fsdp"),
         modules=_SPLIT,
     ),
@@ -87,6 +92,7 @@ STRATEGIES = {
         "paceline.strategies.pipeline:Pipeline",
         "the layers split among the workers, shards flowing through as micro-batches",
         side="pp",
+        sharded=True,
         beside=("ddp", "fsdp"),
         modules=_SPLIT,
     ),
@@ -112,6 +118,10 @@ STRATEGIES = {
         modules=_SERVED,
     ),
 }
+
+
+_OUTSIDE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""A strategy of somebody else's, as module:class."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +184,7 @@ class Choice:
 
     def strategy(self, mesh: Mesh) -> str:
         """Return the name of the strategy that computes on such a mesh: another one where too few workers are left."""
-        side = STRATEGIES[self.name].side
+        side = _entry(self.name).side
         if side in dict(mesh.sizes):
             return self.name
         return next(name for name in ("pp", "tp", "fsdp", "ddp") if name in dict(mesh.sizes))
@@ -195,6 +205,8 @@ class Choice:
 
 def choice(text: str) -> Choice:
     """Read a strategy from the command line: a name, or sides of a mesh with their sizes."""
+    if _OUTSIDE.fullmatch(text):
+        return Choice(text, ((_entry(text).side, None),))
     if text in STRATEGIES:
         return Choice(text, ((STRATEGIES[text].side, None),), servers=STRATEGIES[text].servers)
     sizes: dict[str, int | None] = {}
@@ -239,11 +251,29 @@ def several(text: str) -> tuple[str, ...]:
 
 def entry(text: str) -> Entry:
     """Return what is known of a strategy, named or given as a mesh."""
-    return STRATEGIES[choice(text).name]
+    return _entry(choice(text).name)
+
+
+def _entry(name: str) -> Entry:
+    return STRATEGIES.get(name) or Entry(name, "a strategy from outside", sharded=True)
+
+
+def is_sharded(chosen: Choice, mesh: Mesh) -> bool:
+    """Return whether each worker of such a mesh will hold a part of the state only."""
+    sides = {one.side for one in (*STRATEGIES.values(), _entry(chosen.name)) if one.sharded}
+    return mesh.servers > 0 or mesh.size(*sides) > 1
 
 
 def load(text: str) -> Strategy:
     """Return the strategy itself."""
-    module, _, attribute = entry(text).reference.partition(":")
-    strategy: Strategy = getattr(importlib.import_module(module), attribute)()
+    reference = entry(text).reference
+    module, _, attribute = reference.partition(":")
+    try:
+        strategy: Strategy = getattr(importlib.import_module(module), attribute)()
+    except (ModuleNotFoundError, AttributeError) as error:
+        if text in STRATEGIES:
+            raise
+        raise InputError(
+            f"--strategy {reference} was not found: {error}. Give the module as Python imports it, and the class in it."
+        ) from None
     return strategy
