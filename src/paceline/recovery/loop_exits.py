@@ -17,6 +17,14 @@ _ADVICE = (
     "All workers must leave it at the same step: decide by what is the same on all of them (step.result.loss, run.evaluate), "
     "not by a number of one worker's own."
 )
+_CAUGHT = (
+    "All workers must leave it at the same step: where the loop catches an error, raise it again; for `break`, decide by what is "
+    "the same on all of them (step.result.loss, run.evaluate)."
+)
+_ENDED = (
+    "Its data or steps ended there: give the same epochs and steps on all workers, and of a stream the whole on every worker, "
+    "not a part by its rank: paceline deals it out."
+)
 
 
 _runs: WeakKeyDictionary[Comm, int] = WeakKeyDictionary()
@@ -107,8 +115,7 @@ class LoopExits:
                 if theirs <= number:
                     raise InputError(
                         f"rank {rank} left the loop of run.steps {_where(theirs)}, and rank {world.rank} waits for it in "
-                        f"step {number}. All workers must leave it at the same step: where the loop catches an error, raise it "
-                        "again; for `break`, decide by what is the same on all of them (step.result.loss, run.evaluate)."
+                        f"step {number}. {_advice(word, _CAUGHT)}"
                     )
 
     def _forget_before(self, world: World, key: str) -> None:
@@ -132,18 +139,24 @@ def _check_all(world: World, said: str, number: int, mine: str) -> None:
     here = f"rank {world.rank} left the loop of run.steps {_where(number)}"
 
     def late(rank: int, waited_s: float) -> InputError:
-        return InputError(f"{here}, and rank {rank} is still in it {waited_s:g} s later. {_ADVICE}")
+        return InputError(f"{here}, and rank {rank} is still in it {waited_s:g} s later. {_advice(mine)}")
 
     for rank, word in hear(world, said, late):
         theirs, how = word.split()
         if int(theirs) != number:
-            raise InputError(f"{here}, but rank {rank} {_where(int(theirs))}. {_ADVICE}")
+            first = mine if number < int(theirs) else word
+            raise InputError(f"{here}, but rank {rank} {_where(int(theirs))}. {_advice(first)}")
         if word != mine:
             with_break, at_end = (rank, world.rank) if how == _BREAK else (world.rank, rank)
             raise InputError(
                 f"rank {with_break} left the loop of run.steps with break behind its last step, where rank {at_end} came to the "
                 "end of it: what is done at the end, some would do and others not. Leave it alike on all workers."
             )
+
+
+def _advice(word: str, otherwise: str = _ADVICE) -> str:
+    """Return what to do about a worker that left before the others, by its word."""
+    return _ENDED if word.endswith(_END) else otherwise
 
 
 def _where(number: int) -> str:

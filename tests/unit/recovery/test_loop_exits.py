@@ -113,3 +113,19 @@ def test_another_step_is_found_in_the_next_group_too() -> None:
         InputError, match=r"rank 0 left the loop of run\.steps behind step 2, but rank 1 behind step 3"
     ):
         workers[0].check(worlds[0])
+
+
+def test_one_whose_data_ended_before_that_of_the_others_is_told_of_its_data() -> None:
+    early, late = LoopExits(), LoopExits()
+    worlds = enter(2, early, late)
+    early.note(worlds[0], 0, 2, ended=True)
+    whole = "and of a stream the whole on every worker"
+    with pytest.raises(InputError, match=rf"rank 0 left the loop .* and rank 1 is still in it .*{whole}"):
+        early.check(worlds[0])
+    with pytest.raises(
+        InputError, match=rf"rank 1 waits for it in step 2\. Its data or steps ended there: .*{whole}"
+    ):
+        late.check_present(worlds[1], 0, 2)
+    late.note(worlds[1], 0, 3, ended=True)
+    with pytest.raises(InputError, match=whole):
+        late.check(worlds[1])
