@@ -62,37 +62,39 @@ class StrategyInputs:
     find_unused_parameters: bool = False
     scaler: torch.amp.GradScaler | None = None
     """The loss scaler to go on with; None makes a new one where the precision needs one."""
-    agreed: bool = False
+    weights_in_sync: bool = False
     """Whether all workers are known to hold the same weights: those of a group that has formed anew."""
     structure: Structure = field(default_factory=Structure)
     tuning: Tuning = field(default_factory=Tuning)
-    remakes: bool = False
+    can_rebuild: bool = False
     """Whether `make_model` and `make_optimizer` can be called again in a group that has formed anew."""
-    kept: Previous | None = None
+    previous: Previous | None = None
     """The replica of the group before, whose model and optimizer this one goes on with where it can."""
 
     @property
     def carries_on(self) -> bool:
         """Whether model, optimizer and schedule of the group before are whole, and so can be gone on with as they are."""
-        return self.kept is not None and self.kept.whole
+        return self.previous is not None and self.previous.whole
 
     @cached_property
     def model(self) -> nn.Module:
         """The whole model in memory, made on first use."""
-        return self.kept.model if self.kept is not None and self.kept.whole else self.make_model()
+        return self.previous.model if self.previous is not None and self.previous.whole else self.make_model()
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         """Return the optimizer over the model's parameters."""
         made = (
-            self.kept.optimizer if self.kept is not None and self.kept.whole else self.make_optimizer(model)
+            self.previous.optimizer
+            if self.previous is not None and self.previous.whole
+            else self.make_optimizer(model)
         )
         check_optimizer(made)
         return made
 
     def scheduler(self, optimizer: Optimizer) -> LRScheduler | None:
         """Return the schedule over the optimizer."""
-        if self.kept is not None and self.kept.whole:
-            return self.kept.scheduler
+        if self.previous is not None and self.previous.whole:
+            return self.previous.scheduler
         made = self.make_scheduler(optimizer)
         check_scheduler(made, optimizer)
         return made

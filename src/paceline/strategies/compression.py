@@ -16,13 +16,13 @@ def level(compress: str) -> Exactness:
     return Exactness.NUMERIC if compress in TYPES else Exactness.STATISTICAL
 
 
-def open_compressed(parts: StrategyInputs, world: World) -> CompressedExchange:
+def open_compressed(inputs: StrategyInputs, world: World) -> CompressedExchange:
     """Make the exchange that a run asked for."""
-    kind, _, rank = parts.tuning.compress.partition(":")
-    exact = over_sockets(world.comm, Layout.of_workers(world, parts.shards))
+    kind, _, rank = inputs.tuning.compress.partition(":")
+    exact = over_sockets(world.comm, Layout.of_workers(world, inputs.shards))
     if kind in TYPES:
         return CastExchange(world.comm, exact, TYPES[kind])
-    if parts.precision.name == "fp16":
+    if inputs.precision.name == "fp16":
         raise InputError(
             "--compress powersgd adds what one step missed to the next, and the loss scaler of --precision fp16 changes the "
             "scale in between. Use --precision bf16, or --compress bf16."

@@ -148,7 +148,7 @@ class RunGroup:
         elif self.loop.body.beginning_changed:
             # The function does what it did to it once more, when the run starts over.
             raise RolledBackError(0)
-        elif inputs is not None and not inputs.remakes:
+        elif inputs is not None and not inputs.can_rebuild:
             raise InputError(
                 f"{STATE_LOST}, and no copy or checkpoint has it; the beginning cannot be made "
                 "again, because model or optimizer were given ready made. Give run.prepare functions that make them, "

@@ -33,7 +33,7 @@ from paceline.training.preparing import (
     MakeModel,
     MakeOptimizer,
     MakeScheduler,
-    kept_parts,
+    carried_inputs,
     new_parts,
 )
 from paceline.training.state import RunState
@@ -116,7 +116,7 @@ class Preparation:
         if self.inputs is None:
             raise RuntimeError("a group is entered when the model is prepared")
         state = self.state
-        inputs = kept_parts(self.inputs, before) if before is not None else self.inputs
+        inputs = carried_inputs(self.inputs, before) if before is not None else self.inputs
         state.strategy = strategies.load(state.options.choice.strategy(state.world.mesh))
         with seeds.preserved():  # the loop may draw on behind run.evaluate, in which the group broke
             replica = state.strategy.prepare(inputs, state.world)

@@ -52,7 +52,7 @@ def new_parts(
         make_model=(lambda: model)
         if isinstance(model, nn.Module)
         else _seeded(model, options.seed, saved=options.out is not None),
-        remakes=not (given or isinstance(optimizer, Optimizer)),
+        can_rebuild=not (given or isinstance(optimizer, Optimizer)),
         structure=structure or Structure(),
         tuning=options.tuning,
         make_optimizer=(lambda _: optimizer) if isinstance(optimizer, Optimizer) else optimizer,
@@ -148,11 +148,11 @@ def _check_bare(model: nn.Module) -> None:
         )
 
 
-def kept_parts(parts: StrategyInputs, before: Replica) -> StrategyInputs:
+def carried_inputs(inputs: StrategyInputs, before: Replica) -> StrategyInputs:
     """Go on with the very model, optimizer, schedule and scaler of the replica that the group before had."""
     return replace(
-        parts,
-        kept=before,
+        inputs,
+        previous=before,
         scaler=before.scaler,
-        agreed=True,
+        weights_in_sync=True,
     )

@@ -55,7 +55,7 @@ def prepared(
         find_unused_parameters=task.find_unused_parameters,
         structure=structure_of(task),
         tuning=tuning,
-        remakes=True,
+        can_rebuild=True,
     )
     replica = strategies.load(strategy).prepare(parts, world)
     try:

@@ -15,7 +15,7 @@ from paceline.errors import InputError
 from paceline.strategies.base import ShardWork, StepWork
 from paceline.strategies.fsdp.strategy import Fsdp
 from paceline.strategies.tuning import Tuning
-from paceline.training.preparing import kept_parts, new_parts
+from paceline.training.preparing import carried_inputs, new_parts
 from tests.dist.strategies import sharded_runs
 from tests.dist.strategies.sharded_runs import RATE, Model, Outcome, Partly, Shared, Training, train_all
 from tests.dist.strategies.test_special_models import train as train_special
@@ -150,7 +150,7 @@ def regroup(run: paceline.Run) -> tuple[dict[str, Any], dict[str, Any], bool]:
     before = first.state()
     first.abandon()
     held = first.held()
-    second = Fsdp().prepare(kept_parts(parts, first), run.world)
+    second = Fsdp().prepare(carried_inputs(parts, first), run.world)
     second.take(
         {key: piece.form for key, piece in held.pieces.items()},
         lambda key, box: box.of(sharded_runs.whole(before, key)),

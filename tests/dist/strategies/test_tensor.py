@@ -15,7 +15,7 @@ from paceline.errors import InputError
 from paceline.state.chunks import TensorMeta, collect, split, survey
 from paceline.strategies.tuning import Tuning
 from paceline.training import trainer
-from paceline.training.preparing import kept_parts, structure_of
+from paceline.training.preparing import carried_inputs, structure_of
 from paceline.training.reference import load_task
 from paceline.training.spec import TrainSpec
 from tests.contract.distance import bound, distance
@@ -219,7 +219,7 @@ def regroup(run: paceline.Run, job: Job) -> tuple[State, State]:
     own.replica.abandon()
     held = own.replica.held()
     again = own.engine.state.strategy.prepare(
-        kept_parts(own.engine.preparation.inputs, own.replica), own.world
+        carried_inputs(own.engine.preparation.inputs, own.replica), own.world
     )
     whole = dict(collect(own.world, held.pieces, survey(own.world, held.pieces)))
     forms = {key: TensorMeta(tuple(value.shape), value.dtype) for key, value in whole.items()}

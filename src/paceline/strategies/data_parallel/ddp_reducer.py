@@ -110,7 +110,7 @@ class DdpReducer(Reducer):
         self._bucket_mb = _bucket_mb(inputs.tuning, self.exchange)
         self._row_sums = TreeSum(inputs.shards, sparse.add)
         self._ddp: DistributedDataParallel | None = None
-        self._agreed = inputs.agreed
+        self._agreed = inputs.weights_in_sync
         """Whether all workers are known to hold the same weights."""
 
     def wire(self, step: StepState) -> None:

@@ -31,46 +31,46 @@ class Sharded:
     notes: list[str]
 
 
-def make_sharded(parts: StrategyInputs, data: World, place: World, listener: Listener) -> Sharded:
+def make_sharded(inputs: StrategyInputs, data: World, place: World, listener: Listener) -> Sharded:
     """Make the model and cut it up among the workers of `place`; `data` is everybody that data is dealt to."""
-    made, reason = record_init(parts.make_model) if parts.remakes else (None, "")
-    model = made.model if made is not None else parts.make_model().to(data.device)
+    made, reason = record_init(inputs.make_model) if inputs.can_rebuild else (None, "")
+    model = made.model if made is not None else inputs.make_model().to(data.device)
     for refuse in (refuse_sparse, refuse_hooks, refuse_references):
         refuse(model, "fsdp")
     kept = {name: fsdp.notes_on(parameter) for name, parameter in model.named_parameters()}
     notes = [] if not reason else [f"every worker made the whole model before it was cut up: {reason}"]
-    if parts.sync_batchnorm:
-        synchronise(model, data.comm, parts.shards)
-    if made is None and not parts.agreed:
+    if inputs.sync_batchnorm:
+        synchronise(model, data.comm, inputs.shards)
+    if made is None and not inputs.weights_in_sync:
         _spread(model, data)
-    originals = {} if parts.remakes else {id(value): name for name, value in model.named_parameters()}
+    originals = {} if inputs.can_rebuild else {id(value): name for name, value in model.named_parameters()}
     # Where batches may take different ways through a model, only the whole of it is gathered by all workers alike.
     blocks = (
-        find_blocks(model, parts.structure)
-        if not parts.find_unused_parameters or parts.structure.blocks
+        find_blocks(model, inputs.structure)
+        if not inputs.find_unused_parameters or inputs.structure.blocks
         else {}
     )
-    if not blocks and parts.structure.blocks is None:
-        notes.append(_note_of_one_wrap(model, parts))
+    if not blocks and inputs.structure.blocks is None:
+        notes.append(_note_of_one_wrap(model, inputs))
     # Named by generation: torch remembers shapes by mesh, and in the next group this worker may have another rank.
     mesh = DeviceMesh.from_group(_group(place), data.device.type, mesh_dim_names=(f"fsdp-{data.generation}",))
-    wraps = shard_model(model, blocks, mesh, parts.tuning, listener)
+    wraps = shard_model(model, blocks, mesh, inputs.tuning, listener)
     if made is not None:
-        _fill(model, made, data.device, offload=parts.tuning.offload)
+        _fill(model, made, data.device, offload=inputs.tuning.offload)
     for name, parameter in model.named_parameters():
         # What the user has noted there, for the optimizer's groups say; cutting and filling make other objects.
         vars(parameter).update(kept[name])
     # Now, because a worker may have to follow others before its own first pass.
     fsdp.find_root(model)
-    if parts.compile:
+    if inputs.compile:
         for module in blocks.values() or [model]:
             module.compile()
     return Sharded(model, wraps, originals, notes)
 
 
-def _note_of_one_wrap(model: nn.Module, parts: StrategyInputs) -> str:
+def _note_of_one_wrap(model: nn.Module, inputs: StrategyInputs) -> str:
     """Return what a user should know of a model that is gathered whole."""
-    if parts.find_unused_parameters and find_blocks(model, parts.structure):
+    if inputs.find_unused_parameters and find_blocks(model, inputs.structure):
         cause = "with find_unused_parameters batches may take different ways through it"
     else:
         cause = "no block of it repeats"

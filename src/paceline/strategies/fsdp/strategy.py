@@ -31,13 +31,13 @@ class Fsdp:
         """Cut the model up; a world of one has nobody to share it with."""
         if inputs.tuning.offload:
             _check_offload(inputs, world)
-        if inputs.kept is not None and not inputs.remakes:
-            inputs.kept.placement.restore()
+        if inputs.previous is not None and not inputs.can_rebuild:
+            inputs.previous.placement.restore()
         if world.size == 1 or (world.mesh.sizes and world.mesh.size("fsdp") == 1):
             return Ddp().prepare(inputs, world)
         draw_whole()
         placement, reducer, schedule = shard(inputs, world)
-        return Replica(replace(inputs, kept=None, compile=False), world, placement, reducer, schedule)
+        return Replica(replace(inputs, previous=None, compile=False), world, placement, reducer, schedule)
 
 
 def shard(inputs: StrategyInputs, world: World) -> tuple[RowsPlacement, FsdpReducer, GatheringSchedule]:
@@ -57,7 +57,7 @@ def _check_offload(inputs: StrategyInputs, world: World) -> None:
             "--offload needs an accelerator whose memory it spares, but the device is the CPU. Use --no-offload."
         )
     alone = world.size == 1 or (bool(world.mesh.sizes) and world.mesh.size("fsdp") == 1)
-    if alone and not inputs.agreed:
+    if alone and not inputs.weights_in_sync:
         raise InputError(
             "--offload keeps each worker's rows in host memory, but nothing is cut up among one worker. "
             "Use --workers 2 or more, or --no-offload."

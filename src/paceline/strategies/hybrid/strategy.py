@@ -47,7 +47,7 @@ class Hybrid:
             )
         world.note_transport(RPC)
         group = world.along("ddp")
-        if not inputs.agreed:
+        if not inputs.weights_in_sync:
             for parameter in sparse.sparse_parameters(inputs.model):
                 parameter.data.copy_(world.comm.broadcast(parameter.data.to(world.device)))
         if world.serves:

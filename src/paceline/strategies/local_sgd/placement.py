@@ -67,14 +67,14 @@ class DriftingPlacement(Placement):
         self._parameters = self.parameters()
         if self._tuning.outer_optimizer == "nesterov":
             self.outer = Nesterov(self._parameters, self._tuning)
-        before = self._inputs.kept.placement.carried if self._inputs.kept is not None else {}
+        before = self._inputs.previous.placement.carried if self._inputs.previous is not None else {}
         mine: Progress = before.get("progress", (0, 0.0, False))
         found: list[Progress] = all_gather_object(self.world.comm, mine)
         # Whoever has taken over another's state in between stands at the beginning of a period, like a newcomer.
         source = next((rank for rank, (steps, *_) in enumerate(found) if steps), None)
         self._stirred = any(stirred for *_, stirred in found)
         self.outer = before.get("outer") or self.outer
-        if not self._inputs.agreed:
+        if not self._inputs.weights_in_sync:
             self.averaging.send_from(0, list(self.model.state_dict().values()))
         if self.outer is not None:
             if source is None:

@@ -17,7 +17,7 @@ from paceline.world import World
 @torch.no_grad()
 def agree_on_weights(model: nn.Module, inputs: StrategyInputs, world: World) -> None:
     """Begin with the first worker's weights, where nobody knows yet that all have the same."""
-    if not inputs.agreed:
+    if not inputs.weights_in_sync:
         for value in model.state_dict().values():
             if isinstance(value, torch.Tensor):
                 value.copy_(world.comm.broadcast(value, 0))

@@ -54,35 +54,35 @@ class PipelineReplica:
     whole = False
     reads_whole = False
 
-    def __init__(self, parts: StrategyInputs, world: World) -> None:
-        self.world, self._parts = world, parts
+    def __init__(self, inputs: StrategyInputs, world: World) -> None:
+        self.world, self._inputs = world, inputs
         self._pipe = world.along("pp")
         """The workers of this pipeline."""
         self._data = world.along("ddp", "fsdp")
         """Those that hold the same stages in other pipelines."""
         self._place = world.along("fsdp")
         """Those among them that share the parameters."""
-        self._late = PostBackwardReduce(self._data, parts.shards, parts.transport)
-        self._model = parts.model
+        self._late = PostBackwardReduce(self._data, inputs.shards, inputs.transport)
+        self._model = inputs.model
         refuse_sparse(self.model, "pp")
         self._writes: Writes | None = None
         self._trained = {name: one.dtype for name, one in self.model.named_parameters() if one.requires_grad}
         check_trainable(self._trained)
-        recompute_blocks(self.model, parts.structure, parts.tuning)
-        Buffers(self.model, parts.buffer_rules, parts.shards)  # checks the rules against the whole model
-        optimizer = parts.optimizer(self.model)
+        recompute_blocks(self.model, inputs.structure, inputs.tuning)
+        Buffers(self.model, inputs.buffer_rules, inputs.shards)  # checks the rules against the whole model
+        optimizer = inputs.optimizer(self.model)
         check_held(self.model, optimizer)
         check_own_entries(optimizer, kept=False)
         self._partial_update = PartialUpdate(
             optimizer, Scope.ROWS if self._place.size > 1 else Scope.PARAMETERS, world.device
         )
-        self._keeping = StageState(self.model, optimizer, parts.scheduler(optimizer))
+        self._keeping = StageState(self.model, optimizer, inputs.scheduler(optimizer))
         self.optimizer, self.scheduler = self._keeping.optimizer, self._keeping.scheduler
         self.scaler: torch.amp.GradScaler | None = None
         self.totals: list[tuple[int, Tensor]] = []
-        self._schedule = parts.tuning.schedule
+        self._schedule = inputs.tuning.schedule
         self._stage_count = self._pipe.size * (
-            parts.tuning.stages_per_worker or stages_per_worker(self._schedule)
+            inputs.tuning.stages_per_worker or stages_per_worker(self._schedule)
         )
         self._last = (self._stage_count - 1) % self._pipe.size
         """The worker that holds the last stage."""
@@ -91,7 +91,7 @@ class PipelineReplica:
         """The tensors of each stage of this worker."""
         self._rows = NoRows()
         self.chain: Chain | None = None
-        kept = None if parts.kept is None else parts.kept.placement.carried.get("chain")
+        kept = None if inputs.previous is None else inputs.previous.placement.carried.get("chain")
         self._agree_on_cut(kept)
 
     @property
@@ -138,7 +138,7 @@ class PipelineReplica:
                 break
             try:
                 args, kwargs = call_of(function, batch)
-                return chain_of(self.model, self._parts.structure.stages, args, kwargs)
+                return chain_of(self.model, self._inputs.structure.stages, args, kwargs)
             except InputError as error:
                 return error
         return None
@@ -162,17 +162,17 @@ class PipelineReplica:
 
     def _wire(self, chain: Chain) -> None:
         """Make what runs this worker's stages out of the model."""
-        starts, parts = chain.cut(self._stage_count), self._parts
+        starts, inputs = chain.cut(self._stage_count), self._inputs
         bodies = {
             stage: make_stage(self.model, chain, starts, stage, names) for stage, names in self._names.items()
         }
         self._stages = {
-            stage: Stage(stage, self._stage_count, body, self._names[stage], parts, self.world.device)
+            stage: Stage(stage, self._stage_count, body, self._names[stage], inputs, self.world.device)
             for stage, body in bodies.items()
         }
         for stage in self._stages.values():
             stage.attributes = StageAttributes(stage.body, list(bodies.values()))
-        self._sums = Sums(self._stages, self._late, parts, self._trained, self._pipe)
+        self._sums = Sums(self._stages, self._late, inputs, self._trained, self._pipe)
         share = StageParameters(self.model, frozenset().union(*self._names.values()))
         self._wired, self._parameters = Trained(share, self.optimizer), Places(self.model)
         self._writes = Writes(share.named_parameters())
@@ -278,7 +278,7 @@ class PipelineReplica:
         return agree
 
     def _gather_buffers(self, stage: Stage) -> Any:
-        return lambda rows: gather_rows(rows, stage.buffers.like(), self._data, self._parts.shards)
+        return lambda rows: gather_rows(rows, stage.buffers.like(), self._data, self._inputs.shards)
 
     def _on_batch(self) -> None:
         hit(FORWARD)

@@ -89,7 +89,7 @@ class Stage:
         count: int,
         body: Layers | Passage,
         names: frozenset[str],
-        parts: StrategyInputs,
+        inputs: StrategyInputs,
         device: torch.device,
     ) -> None:
         self.index, self.first, self.last = index, index == 0, index == count - 1
@@ -100,8 +100,8 @@ class Stage:
             for name, parameter in body.root.named_parameters()
             if name in names and parameter.requires_grad
         ]
-        self.buffers = Buffers(self.share, _own_rules(parts, body.root, names), parts.shards)
-        self._precision, self._device = parts.precision, device
+        self.buffers = Buffers(self.share, _own_rules(inputs, body.root, names), inputs.shards)
+        self._precision, self._device = inputs.precision, device
         self._watch = Watch()
         self.attributes = StageAttributes(body, [body])
         self._saved: dict[int, _Saved] = {}
@@ -318,10 +318,10 @@ def _unpacked(handed: Handed, tensors: Sequence[Tensor]) -> tuple[Any, Changed]:
     ), changed
 
 
-def _own_rules(parts: StrategyInputs, root: nn.Module, names: frozenset[str]) -> Mapping[str, Any]:
+def _own_rules(inputs: StrategyInputs, root: nn.Module, names: frozenset[str]) -> Mapping[str, Any]:
     """Return the rules for buffers by whole names, as far as they concern this stage; the whole model has checked them."""
     found: dict[str, Any] = {}
-    for pattern, rule in parts.buffer_rules.items():
+    for pattern, rule in inputs.buffer_rules.items():
         found |= {
             name: rule for name, _ in root.named_buffers() if name in names and fnmatchcase(name, pattern)
         }

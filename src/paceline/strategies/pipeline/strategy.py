@@ -30,30 +30,30 @@ class Pipeline:
         """Return its own level: the bits are the same in any schedule."""
         return self.exactness
 
-    def prepare(self, parts: StrategyInputs, world: World) -> Replica:
+    def prepare(self, inputs: StrategyInputs, world: World) -> Replica:
         """Make one worker's end of a pipeline; a pipeline of one worker is none."""
         if world.mesh.size("pp") == 1:
             from paceline.strategies.fsdp.strategy import Fsdp  # which loads DTensor: 0.8 s
 
-            return Fsdp().prepare(parts, world)  # which is ddp where nobody shares parameters
-        _check(parts, world)
+            return Fsdp().prepare(inputs, world)  # which is ddp where nobody shares parameters
+        _check(inputs, world)
         world.note_transport()  # activations
-        return PipelineReplica(parts, world)  # type: ignore[return-value]
+        return PipelineReplica(inputs, world)  # type: ignore[return-value]
 
 
-def _check(parts: StrategyInputs, world: World) -> None:
+def _check(inputs: StrategyInputs, world: World) -> None:
     """Refuse what a pipeline cannot do, before anything is computed."""
-    tuning, workers = parts.tuning, world.mesh.size("pp")
-    if parts.kept is not None and not parts.kept.whole and not parts.remakes:
+    tuning, workers = inputs.tuning, world.mesh.size("pp")
+    if inputs.previous is not None and not inputs.previous.whole and not inputs.can_rebuild:
         raise InputError(
             "pp cannot form a new group with a model that was handed over ready made, for its other stages are lost. "
             "Give run.prepare_replica functions that make model and optimizer, or use --no-elastic."
         )
-    if parts.precision.name == "fp16":
+    if inputs.precision.name == "fp16":
         raise InputError("--precision fp16 needs one scale for all stages, which pp does not keep. Use bf16.")
-    if parts.compile:
+    if inputs.compile:
         raise InputError("--compile takes a model in one piece, and pp cuts it. Leave --compile out.")
-    if parts.sync_batchnorm:
+    if inputs.sync_batchnorm:
         raise InputError(
             "--sync-batchnorm needs all shards at once, and pp takes one after the other. Leave it out."
         )
@@ -67,10 +67,10 @@ def _check(parts: StrategyInputs, world: World) -> None:
             f"--schedule 1f1b holds one stage a worker, not {tuning.stages_per_worker}. Use --schedule interleaved."
         )
     places = world.dp_size
-    shards = min(len(owned_shards(place, places, parts.shards)) for place in range(places))
+    shards = min(len(owned_shards(place, places, inputs.shards)) for place in range(places))
     needed = fewest(tuning.schedule, workers)
-    if parts.kept is None and shards < needed:
+    if inputs.previous is None and shards < needed:
         raise InputError(
             f"--schedule {tuning.schedule} needs at least {needed} micro-batches for {workers} workers in a row, but a pipeline "
-            f"has {shards} of the {parts.shards} shards. Use --shards {needed * places} or more, or --schedule gpipe."
+            f"has {shards} of the {inputs.shards} shards. Use --shards {needed * places} or more, or --schedule gpipe."
         )

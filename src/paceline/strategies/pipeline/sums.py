@@ -33,7 +33,7 @@ class Sums:
         self,
         stages: Mapping[int, Stage],
         late: PostBackwardReduce,
-        parts: StrategyInputs,
+        inputs: StrategyInputs,
         trained: Mapping[str, torch.dtype],
         pipe: World,
     ) -> None:
@@ -43,8 +43,8 @@ class Sums:
         """The auxiliary terms of the loss, once seen."""
         self.settled = False
         """Whether all workers have agreed on the terms."""
-        self._late, self._shards, self._pipe, self._device = late, parts.shards, pipe, pipe.device
-        self._recompute = parts.tuning.activation_checkpointing
+        self._late, self._shards, self._pipe, self._device = late, inputs.shards, pipe, pipe.device
+        self._recompute = inputs.tuning.activation_checkpointing
         self._stages = len(stages)
         self._offsets: dict[int, int] = {}
         offset = 0

@@ -87,9 +87,9 @@ class TensorParallel:
             # A model that was whole in the group before is made anew as well; its state comes by `take`.
             make_model=lambda: split.model,
             make_optimizer=lambda model: split.adopted(inputs.make_optimizer(model)),
-            kept=None,
-            remakes=False,
-            agreed=True,
+            previous=None,
+            can_rebuild=False,
+            weights_in_sync=True,
             sync_batchnorm=False,
             exactness=Exactness.BITWISE,
         )
@@ -123,7 +123,7 @@ class SplitModel:
         model, tuning = inputs.make_model().to(world.device), inputs.tuning
         for refuse in (refuse_sparse, refuse_hooks, refuse_references):
             refuse(model, "tp")
-        if not inputs.agreed:
+        if not inputs.weights_in_sync:
             spread_weights(model, world)
         if inputs.sync_batchnorm:
             synchronise(model, data.comm, inputs.shards)
@@ -134,7 +134,7 @@ class SplitModel:
             sequence=tuning.sequence_parallel,
             loss=tuning.loss_parallel,
         )
-        self._before: dict[str, nn.Parameter] = {} if inputs.remakes else dict(model.named_parameters())
+        self._before: dict[str, nn.Parameter] = {} if inputs.can_rebuild else dict(model.named_parameters())
         self.proofs = proofs_of(model, _unseen(model, plan), inputs.precision.name)
         self._guard = ReadGuard()
         self.cuts = apply_tensor_parallel(model, _mesh(self.beside), plan, self._guard)
@@ -273,7 +273,7 @@ def _check(inputs: StrategyInputs, rows: int) -> None:
     """Refuse what does not go with split layers."""
     if inputs.precision.name == "fp16":
         raise InputError("--strategy tp has no loss scaling for --precision fp16. Use bf16.")
-    if inputs.kept is not None and not inputs.kept.whole and not inputs.remakes:
+    if inputs.previous is not None and not inputs.previous.whole and not inputs.can_rebuild:
         raise InputError(
             "a split model cannot be made anew in another group of workers, because it was given ready-made. "
             "Give run.prepare functions that make model and optimizer."
