@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from difflib import get_close_matches
 from typing import Any
 
 from paceline import strategies
@@ -11,6 +12,7 @@ from paceline.errors import InputError
 from paceline.ranges import CLIP, COUNT, STEPS
 from paceline.strategies.base import Exactness
 from paceline.strategies.replica import Strategy
+from paceline.task import Task
 from paceline.training.options import OPTION, TASK, RunOptions
 
 
@@ -87,3 +89,22 @@ def check_clip(max_grad_norm: float | None) -> None:
     """Raise for a largest norm outside of its range."""
     if max_grad_norm is not None:
         CLIP.read("max_grad_norm", max_grad_norm)
+
+
+def near_names(task: Task) -> list[str]:
+    """Return notes on names of a task's class that are so near to one of `Task` that it may have been meant."""
+    known = {name.replace("_", ""): name for name in dir(Task) if not name.startswith("_")}
+    written = {
+        name
+        for kind in type(task).__mro__
+        if issubclass(kind, Task) and kind is not Task
+        for name in vars(kind)
+    }
+    notes = []
+    for name in sorted(written):
+        near = get_close_matches(name.replace("_", "").lower(), known, n=1, cutoff=0.9)
+        if near and known[near[0]] != name and not name.startswith("_"):
+            notes.append(
+                f"paceline does not read {type(task).__name__}.{name}; {known[near[0]]} is what it reads."
+            )
+    return notes

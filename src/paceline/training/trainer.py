@@ -13,7 +13,7 @@ from paceline.data.loaders import is_loader
 from paceline.observe import Evaluated, Note, RunFinished
 from paceline.recovery.agreement import RolledBackError
 from paceline.task import Task
-from paceline.training.checks import check_shards
+from paceline.training.checks import check_shards, near_names
 from paceline.training.counters import Modes, note_of_changes, numbers_of
 from paceline.training.horizon import choose_horizon, is_forgotten, make_schedule, refuse_forgotten
 from paceline.training.preparing import structure_of
@@ -66,6 +66,8 @@ class Trainer:
 
     def train(self) -> dict[str, Any]:
         """Take every step, measure after every epoch and at the end."""
+        for text in near_names(self.task):
+            self._state.emit(Note(text=text))
         self.prepare()
         while True:
             self._steps()
