@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
 import paceline
-from tests.fault.survivors import BATCH, Samples, hashed, set_off
+from paceline.world import fault_points
+from tests.fault.survivors import BATCH, Samples, hashed, mean_output, once, set_off
 
 STEPS = 9
 Faults = list[tuple[str, int, int, str]]
@@ -160,6 +163,225 @@ def test_so_is_what_is_hard_to_put_back(what: str, where: str, tmp_path: Path) -
     found = launch(tmp_path / "killed", [("loop", 5, 1, "kill")], kind, strategy="ddp")
     assert set(tmp_path.glob("killed/fault-*"))
     assert list(found) == [quiet[0]] * len(found)
+
+
+def change_of(what: str, model: Any, optimizer: Any, large: Any, copies: Any) -> None:
+    """Change one thing, as a loop may."""
+    first = optimizer.param_groups[0]
+    if what == "slots":
+        for entry in optimizer.state.values():
+            entry["momentum_buffer"].mul_(0.5)
+    elif what == "replaced":
+        for entry in optimizer.state.values():
+            entry["momentum_buffer"] = entry["momentum_buffer"] * 0.5
+    elif what == "key":
+        first["times"] = first.get("times", 0) + 1
+        first["lr"] = 0.05 / (1 + first["times"])
+    elif what == "list":
+        first["seen"].append(1)
+        first["lr"] = 0.05 / (1 + len(first["seen"]))
+    elif what == "group":
+        model[2].requires_grad_(True)
+        optimizer.add_param_group({"params": list(model[2].parameters()), "lr": 0.02})
+    elif what == "freezing":
+        model[0].weight.requires_grad_(not model[0].weight.requires_grad)
+    elif what == "assigned":
+        model.centre = model.centre * 0.9
+    else:
+        changes: dict[str, Any] = {
+            "cleared": optimizer.state.clear,
+            "large": lambda: large["sums"].add_(1.0),
+            "numbers": lambda: large["losses"].append(1.0),
+            "copies": lambda: copies.seen.add_(1.0),
+        }
+        changes[what]()
+
+
+def train_once(run: paceline.Run, folder: str, faults: Faults, kind: str) -> list[Any]:
+    """Change one thing in step 5 alone, in which no body is looked at, or in each."""
+    what, where, when = kind.split()
+
+    def optimizer_of(made: Any) -> torch.optim.Optimizer:
+        made[2].requires_grad_(what != "group")
+        trained = [one for one in made.parameters() if one.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=0.05, momentum=0.9)
+        optimizer.param_groups[0]["seen"] = []
+        return optimizer
+
+    model: Any
+    model, optimizer = run.prepare(Centred, optimizer_of)
+    large = run.register_state("large", {"sums": torch.zeros(5_000), "losses": [0.0] * 5_000})
+    copies = run.register_state("copies", Copies())
+
+    def change(here: str, number: int) -> None:
+        if here == where and (when == "always" or number == 5):
+            with torch.no_grad():
+                change_of(what, model, optimizer, large, copies)
+
+    for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS):
+        change("before", step.number)
+        for features, labels in step:
+            set_off(run, folder, faults, "batch")
+            step.backward(F.cross_entropy(model(features), labels, reduction="none"))
+        step.apply()
+        change("behind", step.number)
+    recovered = any("was killed" in one["reason"] for one in run.recoveries)
+    sums = float(large["sums"].sum()), len(large["losses"]), float(copies.seen.sum())
+    rates = [group["lr"] for group in optimizer.param_groups]
+    return [[run.weights_sha256(), model.centre.tolist(), rates, sums], recovered]
+
+
+class Copies(Meter):
+    """What it returns of itself is made anew each time."""
+
+    def __init__(self) -> None:
+        super().__init__(5_000)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen.clone()}
+
+
+PUT_BACK = ("key", "list", "group", "freezing")
+"""What is put back exactly, so that the survivors go on at once."""
+ONCE = (
+    *(f"{what} {where} once" for where in ("before", "behind") for what in PUT_BACK),
+    *(
+        f"{what} before once"
+        for what in ("slots", "replaced", "cleared", "assigned", "large", "numbers", "copies")
+    ),
+    "slots before always",
+    "slots behind always",
+    "cleared behind always",
+    "assigned behind once",
+    "large behind once",
+)
+
+
+@pytest.mark.parametrize("kind", ONCE)
+def test_so_is_what_is_done_in_one_step_alone(kind: str, tmp_path: Path) -> None:
+    found = {}
+    for name, faults in (("quiet", []), ("killed", [("batch", 5, 1, "kill")])):
+        (tmp_path / name).mkdir()
+        some: Any = {"strategy": "ddp", "workers": 2} if faults else {"strategy": "single"}
+        found[name] = paceline.launch(
+            train_once, str(tmp_path / name), faults, kind, shards=2, threads=1, device="cpu", **some
+        )
+    assert set(tmp_path.glob("killed/fault-*"))
+    (quiet,) = found["quiet"]
+    what, where, _ = kind.split()
+    for one in found["killed"]:
+        assert one[0] == quiet[0]
+        # What was written before the batches and cannot be put back takes the run back; nothing else does.
+        assert one[1] == (what in PUT_BACK or where == "behind")
+
+
+def miss_the_end(run: paceline.Run, folder: str, faulty: bool, kind: str) -> list[Any]:
+    """Rank 2 dies behind the sums of step 4, in which rank 1 stops; rank 0 applies them and goes on with its body."""
+    model: Any
+    model, optimizer = run.prepare(
+        Centred, lambda made: torch.optim.SGD(made.parameters(), lr=0.05, momentum=0.9)
+    )
+    first = optimizer.param_groups[0]
+
+    def fault(point: str) -> None:
+        rank, interruption = run.world.rank, run.world.interruption
+        here = point == fault_points.OPTIMIZER and run.engine.state.position.number == 4
+        if not here or run.world.size < 3 or not once(folder, f"fault-{rank}"):
+            return
+        if rank == 2:
+            time.sleep(1.0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        until = time.monotonic() + 30
+        while rank == 1 and not interruption.raised and time.monotonic() < until:
+            time.sleep(0.01)
+        if rank == 1:
+            interruption.check()
+
+    fault_points.set_fault(fault if faulty else None)
+    for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS):
+        for features, labels in step:
+            step.backward(F.cross_entropy(model(features), labels, reduction="none"))
+        step.apply()
+        with torch.no_grad():
+            if kind == "slots":
+                for entry in optimizer.state.values():
+                    entry["momentum_buffer"].mul_(0.5)
+            elif kind == "assigned" and step.number == 4:
+                model.centre = model.centre * 0.5
+            elif kind == "key" and step.number == 4:
+                first["times"] = first.get("times", 0) + 1
+                first["lr"] = 0.05 / (1 + first["times"])
+    fault_points.set_fault(None)
+    own = [value.tolist() for value in model.state_dict().values()]
+    return [own, first["lr"], [one["reason"] for one in run.recoveries]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "goes_on"), [("none", True), ("key", True), ("slots", False), ("assigned", False)]
+)
+def test_a_worker_that_missed_the_end_of_a_step_is_not_given_a_state_with_more(
+    kind: str, goes_on: bool, tmp_path: Path
+) -> None:
+    """The one ahead has done the rest of its body to it, and this worker would do so once more: the workers would part."""
+    (quiet,) = paceline.launch(
+        miss_the_end, str(tmp_path), False, kind, strategy="single", shards=6, threads=1, device="cpu"
+    )
+    found = paceline.launch(
+        miss_the_end, str(tmp_path), True, kind, strategy="ddp", workers=3, shards=6, threads=1, device="cpu"
+    )
+    assert (tmp_path / "fault-2").exists()
+    assert [one[:2] for one in found] == [quiet[:2]] * len(found)
+    assert all(("rank 2 was killed by SIGKILL" in one[2]) == goes_on for one in found)
+
+
+def ask_in_body(run: paceline.Run, folder: str, faults: Faults, kind: str) -> list[Any]:
+    """Have all workers find something out inside a step, before `step.apply`."""
+    model, optimizer = run.prepare(
+        make, lambda made: torch.optim.SGD(made.parameters(), lr=0.05, momentum=0.9)
+    )
+    seen = run.register_state("seen", {"sum": 0.0})
+    what, where = kind.split()
+
+    def ask(here: str, number: int) -> None:
+        if here != where or number not in (2, 5):
+            return
+        set_off(run, folder, faults, "ask")
+        if what == "save":
+            run.save()
+        elif what == "hash":
+            run.weights_sha256()
+        else:
+            seen["sum"] += run.evaluate(Samples(), mean_output)["mean"]
+        if what == "writes":
+            shrink(model)
+
+    for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS):
+        ask("top", step.number)
+        for features, labels in step:
+            ask("batch", step.number)
+            step.backward(F.cross_entropy(model(features), labels, reduction="none"))
+        ask("behind", step.number)
+        step.apply()
+    recovered = any("was killed" in one["reason"] for one in run.recoveries)
+    return [[run.weights_sha256(), seen["sum"], optimizer.param_groups[0]["lr"]], recovered]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize(
+    "kind", ["evaluate top", "hash top", "save top", "evaluate behind", "save behind", "writes top"]
+)
+def test_a_worker_is_lost_where_the_body_asks_for_something(kind: str, workers: int, tmp_path: Path) -> None:
+    found = {}
+    for name, faults in (("quiet", []), ("killed", [("ask", 5, 1, "kill")])):
+        (tmp_path / name).mkdir()
+        some: Any = {"strategy": "ddp", "workers": workers} if faults else {"strategy": "single"}
+        found[name] = paceline.launch(
+            ask_in_body, str(tmp_path / name), faults, kind, shards=6, threads=1, device="cpu",
+            out=tmp_path / name / "run", **some,
+        )  # fmt: skip
+    assert set(tmp_path.glob("killed/fault-*"))
+    assert [one[0] for one in found["killed"]] == [found["quiet"][0][0]] * len(found["killed"])
+    assert {one[1] for one in found["killed"]} == {kind != "writes top"}
 
 
 @pytest.mark.parametrize("kind", ["states", "weights before"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from functools import partial
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.compat.optim import mark_stepped
 from paceline.errors import CheckpointError, InputError
 
 
@@ -61,6 +61,7 @@ def load_optimizer_state(
         )
     numbers = {name: number for number, name in enumerate(_names(model, optimizer))}
     places = [group["params"] for group in optimizer.state_dict()["param_groups"]]
+    groups = list(optimizer.param_groups)
     optimizer.load_state_dict(
         {
             "state": {numbers[name]: dict(entry) for name, entry in saved["state"].items()}
@@ -71,6 +72,11 @@ def load_optimizer_state(
             ],
         }
     )
+    # torch puts other dicts in their place, and a loop may hold one: group = optimizer.param_groups[0].
+    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+        group.clear()
+        group.update(loaded)
+    optimizer.param_groups[:] = groups
 
 
 def drop_groups(optimizer: Optimizer, count: int) -> bool:
@@ -85,21 +91,55 @@ def drop_groups(optimizer: Optimizer, count: int) -> bool:
     return bool(dropped)
 
 
-def options_of(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the plain options of each group: rates, decays."""
-    return {
-        "options": [
-            {key: value for key, value in group.items() if isinstance(value, bool | int | float | tuple)}
-            for group in optimizer.param_groups
-        ]
-    }
+Options = list[dict[str, Any]]
+"""What each group of an optimizer holds beside its parameters."""
 
 
-def set_options(optimizer: Optimizer, then: Mapping[str, Any]) -> None:
-    """Set the groups to what `options_of` returned for them."""
-    mark_stepped(optimizer)  # steps were taken by then
-    for group, options in zip(optimizer.param_groups, then["options"], strict=False):
-        group.update({key: value for key, value in options.items() if not isinstance(group.get(key), Tensor)})
+def options_of(optimizer: Optimizer) -> Options:
+    """Return the options of each group, in memory of their own where they can be written to."""
+    return [
+        {key: _copied(value) for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def saved_options_of(optimizer: Optimizer) -> Options:
+    """Return those that a checkpoint can hold."""
+    return [
+        {key: value for key, value in group.items() if _is_plain(value)} for group in options_of(optimizer)
+    ]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, bool | int | float | str | Tensor)
+
+
+def set_options(optimizer: Optimizer, then: Options, *, removes: bool = False) -> None:
+    """Set the groups to what `options_of` returned for them; what is in none of it stays unless this `removes` it."""
+    for group, options in zip(optimizer.param_groups, then, strict=False):
+        if removes:
+            for key in group.keys() - options.keys() - {"params"}:
+                del group[key]
+        for key, value in options.items():
+            here = group.get(key)
+            if isinstance(here, Tensor) and isinstance(value, Tensor) and here.shape == value.shape:
+                with torch.no_grad():
+                    here.copy_(value)
+            elif isinstance(here, list) and isinstance(value, list):
+                here[:] = copy.deepcopy(value)  # the loop may hold it
+            else:
+                group[key] = _copied(value)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, bool | int | float | str) or callable(value):
+        return value
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    plain_tuple = isinstance(value, tuple) and all(isinstance(one, int | float) for one in value)
+    return value if plain_tuple or value is None else copy.deepcopy(value)
 
 
 def _named_groups(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:

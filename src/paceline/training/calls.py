@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.compat.optim import mark_stepped
 from paceline.data import ShardedLoader
 from paceline.errors import InputError
 from paceline.observe import Note
@@ -13,7 +14,7 @@ from paceline.recovery.agreement import RolledBackError
 from paceline.recovery.membership import SAVE
 from paceline.recovery.recovery import Recovery
 from paceline.recovery.sharded_recovery import ShardedRecovery
-from paceline.state.optimizer_state import options_of, set_options
+from paceline.state.optimizer_state import saved_options_of, set_options
 from paceline.training.books import announcement, description
 from paceline.training.call_history import LEFT, CallHistory
 from paceline.training.checks import (
@@ -118,7 +119,7 @@ class Calls:
                 then = {
                     "early": not state.ended,
                     **self.loop.registered.small(),
-                    **options_of(state.replica.optimizer),
+                    "options": saved_options_of(state.replica.optimizer),
                 }
                 history.behind.note(phase, LEFT, then)
             if phase == history.call:
@@ -232,7 +233,9 @@ class Calls:
         if self.history.behind.holds(phase, LEFT):
             then = self.history.behind.next(phase, LEFT)
             self.loop.registered.give_known(then)
-            set_options(self.state.replica.optimizer, then)
+            optimizer = self.state.replica.optimizer
+            mark_stepped(optimizer)  # steps were taken by then
+            set_options(optimizer, then["options"])
 
     def _find_place(self, call: Call) -> bool:
         """Take up the state of a resumed run where its call of `steps` begins, or return that it was saved behind this call.

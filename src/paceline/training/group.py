@@ -13,9 +13,9 @@ from paceline.recovery.position import Position
 from paceline.recovery.recovery import Recovery
 from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.state.chunks import LocalState
+from paceline.state.optimizer_state import set_options
 from paceline.strategies.replica import Replica
 from paceline.training import folder, resuming
-from paceline.training.attempt import put_options
 from paceline.training.books import description
 from paceline.training.call_history import CallHistory
 from paceline.training.feeds import Feeds
@@ -67,6 +67,7 @@ class RunGroup:
         state.world.interruption.interrupt()
         self.sharded.detach()
         self.saving.abandon()
+        self.loop.guard.leave_group()
         if state.replica_or_none is not None:
             state.replica_or_none.abandon()
         state.world.close()
@@ -126,7 +127,7 @@ class RunGroup:
     def finish_step(self, shared: dict[str, Any]) -> None:
         """Take over the optimizer's options of right behind a step that others have finished, not those of further on."""
         if shared["options"] is not None:
-            put_options(self.state.replica.optimizer, shared["options"])
+            set_options(self.state.replica.optimizer, shared["options"], removes=True)
 
     # A sharded state.
 

@@ -116,6 +116,11 @@ class LoopGuard:
                 "optimizer.register_step_pre_hook under single, dp or ddp, where it sees the gradient that the update takes."
             )
 
+    def leave_group(self) -> None:
+        """Know that the gradients of a step count for nothing, and have the loop see none of them."""
+        self._unhide()
+        self._leaves, self._gradients = (), []
+
     def _hide(self, leaves: Sequence[Tensor]) -> None:
         for leaf in leaves:
             if leaf.requires_grad:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
-from torch import Tensor
+import numpy as np
+from torch import Tensor, nn
 
 from paceline.checkpoint.fingerprint import raw_bytes
 from paceline.checkpoint.tensors import plain
 from paceline.errors import CheckpointError, InputError
+from paceline.training.marks import ModuleMarks, StateMarks
 from paceline.world import World, all_gather_object
 
 KEY = "loop"
@@ -42,7 +44,10 @@ class LoopState:
         self._saved: Values | None = None
         """What the checkpoint held that this process resumed from, less what has been taken over."""
         self._beginning: Values | None = None
-        self._is_small: dict[str, bool] = {}
+        self._modules: dict[str, ModuleMarks] = {}
+        """Of the objects whose state is the tensors of a module."""
+        self._made_anew: dict[str, bool] = {}
+        """Whether an object returns its state in memory of its own, each time it is asked."""
         self._given: dict[str, str] = {}
         """What each object held right after it took over its state of a checkpoint."""
 
@@ -58,6 +63,8 @@ class LoopState:
                 f"run.register_state({name!r}) was called before. Give each state a name of its own."
             )
         self._objects[name] = value
+        if _holds_tensors_alone(value):
+            self._modules[name] = ModuleMarks(value)
         if self._saved is not None and name in self._saved:
             self._take_over(name, self._saved.pop(name))
             return True
@@ -121,21 +128,40 @@ class LoopState:
         for name in self._objects:
             with suppress(CheckpointError):  # what no checkpoint can hold is refused where one is written
                 value = self._value(name)
-                if _weight(value) <= SMALL:
+                if _left(value, SMALL) >= 0:
                     kept[name] = copy.deepcopy(value)
         return {"states": kept}
 
-    def small_known(self) -> dict[str, Values]:
-        """Return copies of the states that were small when they were first looked at: cheap enough for each step."""
-        if self._is_small.keys() != self._objects.keys():
-            self._is_small = {name: name in self.small()["states"] for name in self._objects}
-        known = (name for name, small in self._is_small.items() if small)
-        return {"states": {name: copy.deepcopy(self._value(name)) for name in known}}
+    def small_now(self) -> dict[str, Values]:
+        """Return copies of the states that are small now: cheap enough for each step."""
+        small = [name for name in self._objects if not self._is_large(name)]
+        return {"states": {name: copy.deepcopy(self._value(name)) for name in small}}
 
     def large_digests(self) -> dict[str, str]:
         """Return one number for each of the others."""
-        self.small_known()
-        return {name: _digest(self._value(name)) for name, small in self._is_small.items() if not small}
+        return {name: _digest(self._value(name)) for name in self._objects if self._is_large(name)}
+
+    def large_marks(self) -> dict[str, Any]:
+        """Return marks of each of the others, which tell later whether it was written to."""
+        return {name: self.marks_of(name) for name in self._objects if self._is_large(name)}
+
+    def marks_of(self, name: str) -> Any:
+        """Return marks of one state."""
+        value = self._objects[name]
+        if name in self._modules:
+            return self._modules[name].note()
+        if isinstance(value, dict):
+            return StateMarks(value, anew=False)
+        if name not in self._made_anew:
+            first, second = (StateMarks(value.state_dict(), anew=False) for _ in range(2))
+            self._made_anew[name] = first != second
+        return StateMarks(value.state_dict(), anew=self._made_anew[name])
+
+    def _is_large(self, name: str) -> bool:
+        value = self._objects[name]
+        if isinstance(value, nn.Module) and _left(value.parameters(), SMALL) < 0:
+            return True
+        return _left(value if isinstance(value, dict) else value.state_dict(), SMALL) < 0
 
     def objects(self) -> list[Any]:
         """Return what was registered."""
@@ -174,15 +200,32 @@ class LoopState:
         return bool(self._objects)
 
 
-def _weight(value: Any) -> int:
-    """Return how many numbers and letters a state holds."""
+def _left(value: Any, room: int) -> int:
+    """Return how many numbers and letters there is room for beside a state; less than none as soon as that is known."""
     if isinstance(value, Tensor):
-        return value.numel()
+        return room - value.numel()
+    if isinstance(value, np.ndarray):
+        return room - value.size
     if isinstance(value, str):
-        return len(value)
+        return room - len(value)
     if isinstance(value, Mapping):
-        return sum(_weight(item) for item in value.values())
-    return sum(map(_weight, value)) if isinstance(value, list | tuple) else 1
+        value = value.values()
+    elif not isinstance(value, list | tuple | Iterator):
+        return room - 1
+    for item in value:
+        room = _left(item, room)
+        if room < 0:
+            break
+    return room
+
+
+def _holds_tensors_alone(value: Any) -> TypeGuard[nn.Module]:
+    """Return whether the state of an object is the tensors of a module."""
+    return (
+        isinstance(value, nn.Module)
+        and type(value).state_dict is nn.Module.state_dict
+        and not any(type(one).get_extra_state is not nn.Module.get_extra_state for one in value.modules())
+    )
 
 
 def _digest(value: Any) -> str:

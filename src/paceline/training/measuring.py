@@ -72,13 +72,17 @@ class Measuring:
             return found
         # Apart from what follows: what saves is waited for ten times as long.
         self.recovery.together(EVALUATE, lambda: None, called=name)
-        self.recovery.together(SAVE, lambda: state.replica.settle())  # noqa: PLW0108  (the replica of the day)
+        self.recovery.together(SAVE, self._settle)
         if state.replica.whole:
             found = weights_sha256(state.replica.state()["model"])
         else:
             found = self.recovery.together(EVALUATE, lambda: _sharded_sha256(state.world, state.replica))
         self._note(name, found)
         return found
+
+    def _settle(self) -> None:
+        with self.loop.body.left_out():
+            self.state.replica.settle()
 
     def _asked_before(self, asked: str) -> bool:
         """Return whether the others came by here before this worker joined them, or the run before it was resumed."""

@@ -168,7 +168,8 @@ class Saving:
         with self._loop.guard.updating():  # workers that have gone their own ways are brought to one state
             replica, world = state.replica, state.world
             self._records.before_save()
-            replica.settle()
+            with self._loop.body.left_out():
+                replica.settle()
             check_weights(replica, world, state.position.number)
             facts = {
                 "seed": options.seed,

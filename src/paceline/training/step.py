@@ -54,7 +54,8 @@ class Step:
         self._hidden = hidden
         self._attempt = attempt
         self._generation = world.generation
-        self._broken = False
+        self._lost = False
+        """Whether a worker was lost in this step where the loop has its turn."""
         self.again = False
         """Whether the group broke in the middle: the run gives this step once more, over another share."""
         self._totals: list[tuple[int, Tensor]] = []
@@ -79,6 +80,11 @@ class Step:
         return self._attempt
 
     @property
+    def _broken(self) -> bool:
+        """Whether nothing comes of this attempt: the group broke in it, or in an evaluation or a save of its body."""
+        return self._lost or self._recovery.generation != self._generation
+
+    @property
     def left_open(self) -> bool:
         """Whether batches have gone through the model, and nothing came of them."""
         return self.result is None and (self._out or self._read or self._added > 0)
@@ -95,7 +101,8 @@ class Step:
         if self._attempt is not None:
             self._attempt.begin_batches()
         try:
-            self._surviving(lambda: self._replica.begin(self.work))
+            if not self._broken:
+                self._surviving(lambda: self._replica.begin(self.work))
             with self._hidden.passes(
                 python.frame(1)
             ):  # the loop, whose variables passes may be computed with
@@ -129,7 +136,7 @@ class Step:
     def _discards(self, error: Exception) -> bool:
         """Return whether the group broke, and note it: the loop goes on to `apply`, and is given the step once more."""
         if not self._broken and self._recovery.survives(error):
-            self._broken = True
+            self._lost = True
             self._world.interruption.interrupt()  # whatever else the loop waits for in this step
         return self._broken
 
@@ -206,7 +213,7 @@ class Step:
         return result
 
     def _applied_or_again(self, action: Callable[[], StepResult]) -> StepResult:
-        if self._broken or self._recovery.generation != self._generation:
+        if self._broken:
             return self._recover()
         interruption = self._world.interruption
         interruption.forsaken = self._check_present
@@ -255,7 +262,7 @@ class Step:
                     self._attempt.put_forward()
                 self._applied(self)
                 return self.result
-        elif self._attempt is not None:  # the group broke in an evaluation before the batches, say
+        elif self._attempt is not None:  # the group broke in an evaluation or a save of the body
             self._attempt.put_back()
             if self._attempt.dirty:
                 self._recovery.start_over()
