@@ -31,26 +31,26 @@ LARGE = 1 << 20
 class Marks:
     """Which objects there were, and how often each of the tensors among them had been written to."""
 
-    __slots__ = ("_counts", "_others", "tensors")
+    __slots__ = ("counts", "others", "tensors")
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, tensors: list[Any], others: Sequence[Any] = ()) -> None:
         """`tensors` may hold what is none; `others` are known by their identity alone."""
         # The objects are held, so that no other one comes to be where they were.
-        self.tensors, self._others = tensors, others
-        self._counts: list[Any]
+        self.tensors, self.others = tensors, others
+        self.counts: list[Any]
         try:
-            self._counts = list(map(write_count, tensors))
+            self.counts = list(map(write_count, tensors))
         except (AttributeError, RuntimeError):
-            self._counts = list(map(_count, tensors))
+            self.counts = list(map(_count, tensors))
 
     def __eq__(self, other: object) -> bool:
         """Return whether nothing was written or replaced from one to the other."""
         return (
             isinstance(other, Marks)
-            and self._counts == other._counts
+            and self.counts == other.counts
             and are_same(self.tensors, other.tensors)
-            and are_same(self._others, other._others)
+            and are_same(self.others, other.others)
         )
 
 
@@ -112,7 +112,7 @@ def _values(tables: Iterable[dict[str, Any]]) -> list[Any]:
 class StateMarks:
     """Marks of a state that was registered: of its tensors, and of all else its value."""
 
-    __slots__ = ("_structure", "_tensors", "_told")
+    __slots__ = ("_tensors", "structure", "told")
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, state: Any, *, anew: bool) -> None:
@@ -120,16 +120,12 @@ class StateMarks:
         written = io.BytesIO()
         pickler = _Pickler(written)
         pickler.dump(state)
-        self._structure, self._tensors = written.getvalue(), pickler.tensors
-        self._told = list(map(checksum if anew else _place, pickler.tensors))
+        self.structure, self._tensors = written.getvalue(), pickler.tensors
+        self.told = list(map(checksum if anew else _place, pickler.tensors))
 
     def __eq__(self, other: object) -> bool:
         """Return whether nothing was written or replaced from one to the other."""
-        return (
-            isinstance(other, StateMarks)
-            and self._told == other._told
-            and self._structure == other._structure
-        )
+        return isinstance(other, StateMarks) and self.told == other.told and self.structure == other.structure
 
 
 class _Pickler(pickle.Pickler):

@@ -21,24 +21,24 @@ class Settings:
         """`tensors` are those of the model."""
         optimizer = replica.optimizer
         self.options = options_of(optimizer)
-        self._groups = [(group, list(group["params"])) for group in optimizer.param_groups]
+        self.groups = [(group, list(group["params"])) for group in optimizer.param_groups]
         self._tensors, self._trained = tensors, list(map(_TRAINS, tensors))
 
     def has_groups_of(self, other: Settings) -> bool:
         """Return whether the optimizer had the same groups then, of the same parameters."""
-        mine, others = ([one for _, one in these] for these in (self._groups, other._groups))
+        mine, others = ([one for _, one in these] for these in (self.groups, other.groups))
         return len(mine) == len(others) and all(map(are_same, mine, others))
 
     def put_back(self, replica: Replica) -> None:
         """Have it be so again."""
         optimizer = replica.optimizer
         if replica.whole:  # else the parameters may be others, and nothing is added to their groups
-            known = {id(one) for _, parameters in self._groups for one in parameters}
+            known = {id(one) for _, parameters in self.groups for one in parameters}
             for parameter in [one for group in optimizer.param_groups for one in group["params"]]:
                 if id(parameter) not in known:
                     optimizer.state.pop(parameter, None)
-            optimizer.param_groups[:] = [group for group, _ in self._groups]
-            for group, parameters in self._groups:
+            optimizer.param_groups[:] = [group for group, _ in self.groups]
+            for group, parameters in self.groups:
                 group["params"][:] = parameters
         set_options(optimizer, self.options, removes=True)
         self.put_training_back()
