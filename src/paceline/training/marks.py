@@ -87,14 +87,18 @@ class ModuleMarks:
 
     def _find(self) -> None:
         modules = list(self._module.modules())
-        self._children = list(map(children_of, modules))
-        self._tables = [table(one) for one in modules for table in _TENSORS]
+        children = list(map(children_of, modules))
+        tables = [table(one) for one in modules for table in _TENSORS]
+        self._all = [*children, *tables]
+        self._sizes = sum(map(len, self._all))
+        self._children, self._tables = list(filter(None, children)), list(filter(None, tables))
         self._known = _values(self._children)
         self._some_absent = any(map(is_absent, _values(self._tables)))
 
     def note(self) -> Marks:
         """Return marks of every parameter, buffer and module that is there now."""
-        if not are_same(self._known, _values(self._children)):
+        # What was empty is gone through only when it no longer is.
+        if sum(map(len, self._all)) != self._sizes or not are_same(self._known, _values(self._children)):
             self._find()
         tensors = [one for one in _values(self._tables) if one is not None]
         if self._some_absent:
