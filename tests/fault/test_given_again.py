@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 import paceline
 from paceline.world import fault_points
 from tests.fault.survivors import BATCH, Samples, hashed, mean_output, once, set_off
+from tests.patience import HANG_S
 
 STEPS = 9
 Faults = list[tuple[str, int, int, str]]
@@ -187,6 +188,8 @@ def change_of(what: str, model: Any, optimizer: Any, large: Any, copies: Any) ->
         model[0].weight.requires_grad_(not model[0].weight.requires_grad)
     elif what == "assigned":
         model.centre = model.centre * 0.9
+    elif what == "moved":
+        model.centre.mul_(0.9)
     else:
         changes: dict[str, Any] = {
             "cleared": optimizer.state.clear,
@@ -220,9 +223,12 @@ def train_once(run: paceline.Run, folder: str, faults: Faults, kind: str) -> lis
 
     for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS):
         change("before", step.number)
-        for features, labels in step:
+        for index, (features, labels) in enumerate(step):
             set_off(run, folder, faults, "batch")
             step.backward(F.cross_entropy(model(features), labels, reduction="none"))
+            if not index:
+                change("within", step.number)
+        change("between", step.number)
         step.apply()
         change("behind", step.number)
     recovered = any("was killed" in one["reason"] for one in run.recoveries)
@@ -249,6 +255,11 @@ ONCE = (
         f"{what} before once"
         for what in ("slots", "replaced", "cleared", "assigned", "large", "numbers", "copies")
     ),
+    *(
+        f"{what} between once"
+        for what in ("slots", "cleared", "assigned", "moved", "large", "numbers", "copies", *PUT_BACK[:2])
+    ),
+    *(f"{what} within once" for what in ("slots", "large", "numbers")),
     "slots before always",
     "slots behind always",
     "cleared behind always",
@@ -271,7 +282,7 @@ def test_so_is_what_is_done_in_one_step_alone(kind: str, tmp_path: Path) -> None
     what, where, _ = kind.split()
     for one in found["killed"]:
         assert one[0] == quiet[0]
-        # What was written before the batches and cannot be put back takes the run back; nothing else does.
+        # What was written before `apply` and cannot be put back takes the run back; nothing else does.
         assert one[1] == (what in PUT_BACK or where == "behind")
 
 
@@ -291,7 +302,7 @@ def miss_the_end(run: paceline.Run, folder: str, faulty: bool, kind: str) -> lis
         if rank == 2:
             time.sleep(1.0)
             os.kill(os.getpid(), signal.SIGKILL)
-        until = time.monotonic() + 30
+        until = time.monotonic() + HANG_S
         while rank == 1 and not interruption.raised and time.monotonic() < until:
             time.sleep(0.01)
         if rank == 1:

@@ -181,6 +181,10 @@ class Buffers:
             held[name].copy_(before)
         self.settle()
 
+    def known(self) -> list[Tensor]:
+        """Return those of which it is known what they were before the step."""
+        return [one for name, one in self.model.named_buffers() if name in self._before]
+
     def settle(self) -> None:
         """Forget where the step started from: it is finished, or undone."""
         self._before = {}

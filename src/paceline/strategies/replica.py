@@ -93,6 +93,8 @@ class Replica:
         self._buffer_rules, self._shards = inputs.buffer_rules, inputs.shards
         self._make_buffers()
         self._is_summed = False
+        self.has_updated = False
+        """Whether the step in flight has begun to change what the optimizer keeps."""
         self.reducer.wire(self.step_state)
 
     @property
@@ -149,7 +151,7 @@ class Replica:
         if self.placement.computes:  # else those that do refuse it, before they bring anything
             self.partial_update.check()
         self._follow(work)
-        self._is_summed = False
+        self._is_summed = self.has_updated = False
         self.step_state.begin(work)
         self.buffers.begin()
         self.reducer.begin(work)
@@ -186,6 +188,7 @@ class Replica:
     def apply(self, max_grad_norm: float | None) -> StepResult:
         """Combine, normalise, clip, update."""
         if self.update is not None:
+            self.has_updated = True
             return self.update.apply(self, max_grad_norm)
         self.step_state.check_unchanged()
         if not self._is_summed:
@@ -235,6 +238,7 @@ class Replica:
     def _optimize(self, *, steps: bool = True) -> None:
         """Update the weights; without `steps` only the schedule goes on."""
         self.partial_update.check()
+        self.has_updated = True
         overflowed = False
         if steps and self.scaler is None:
             self.optimizer.step()
@@ -318,6 +322,10 @@ class Replica:
         held = split(state)
         forms = {key: piece.form for key, piece in held.pieces.items()}
         self.take(forms, lambda key, box: box.of(held.pieces[key].values), held.rest)
+
+    def buffers_put_back(self) -> list[Tensor]:
+        """Return the buffers of which `abandon` undoes whatever was done to them in the step."""
+        return self.buffers.known()
 
     def abandon(self) -> None:
         """Forget the step in flight, as if it had not begun, and release the group: it is broken.

@@ -130,7 +130,9 @@ class Attempt:
         self._small = body.loop_state.small_now()
         self._note_begun()
         self._begun_with = Settings(body.replica(), self._begun.tensors)
-        self._wrote = self._in_batches = self._slots_differ = False
+        self._wrote = self._in_batches = self._slots_differ = self._left = False
+        self._in_hand: tuple[Marks, Marks] | None = None
+        """What model and slots were where the batches began, or where the group was entered behind that."""
         self._done_before: tuple[Values, Settings] | None = None
         self.then: tuple[Marks, Marks] | None = None
         self.settings_then = self._begun_with
@@ -160,11 +162,10 @@ class Attempt:
         """Take what was written from one moment to another for nothing; look at an `unchanged` model once more."""
         self._begun = after[0] if self._begun == before[0] else self._begun
         self._slots = after[1] if self._slots == before[1] else self._slots
+        if self._in_hand is not None:
+            self._in_hand = _moved_on(self._in_hand, before, after)
         if self.then is not None:
-            model, slots = (
-                new if one == old else one for one, old, new in zip(self.then, before, after, strict=True)
-            )
-            self.then = model, slots
+            self.then = _moved_on(self.then, before, after)
         if unchanged and self._held is not None:
             self._held = (*self._held[:2], checksums(self._body.replica()), self._held[3])
         elif unchanged:
@@ -188,32 +189,51 @@ class Attempt:
 
     def note_writes(self) -> None:
         """Note whether the body has written to the state since the step began, or since the group was entered."""
-        if self._in_batches:
+        if self._left:
             return
         body = self._body
-        slots = self._slots or (
+        self._wrote |= any(body.loop_state.marks_of(name) != then for name, then in self._large.items())
+        if self._in_batches:
+            self._wrote |= self._wrote_in_hand()
+            return
+        self._in_hand = model, slots = body.model_marks(), body.slot_marks()
+        slots_then = self._slots or (
             body.done.then[1] if body.done is not None and body.done.then is not None else None
         )
-        self._slots_differ |= slots is not None and body.slot_marks() != slots
+        self._slots_differ |= slots_then is not None and slots != slots_then
         body.writes_slots |= self._slots_differ
-        self._wrote |= (
-            self._slots_differ
-            or body.model_marks() != self._begun
-            or any(body.loop_state.marks_of(name) != then for name, then in self._large.items())
-        )
+        self._wrote |= self._slots_differ or model != self._begun
         if self._values is not None:
             same = self._look() == self._values and body.loop_state.large_digests() == self._digests
             body.writes_before |= not same
 
+    def _wrote_in_hand(self) -> bool:
+        """Return whether the body has written, since its batches began, to what giving the step up does not put back."""
+        body, replica = self._body, self._body.replica()
+        if self._in_hand is None or replica.has_updated:
+            return False
+        model, slots = self._in_hand
+        put_back = {id(one) for one in replica.buffers_put_back()}
+        return slots != body.slot_marks() or model.buffers_differ(body.model_marks(), but=put_back)
+
+    def leave_group(self) -> None:
+        """See what the body has written by now; what giving the step up writes is not the body's."""
+        if not self._left:
+            self.note_writes()
+            self._left = True
+
     def enter_group(self) -> None:
-        """Go on in another group, in which an evaluation before the batches has ended."""
-        if not self._in_batches:
+        """Go on in another group, in which an evaluation before the batches, or behind them, has ended."""
+        self._left = False
+        if self._in_batches:
+            self._large = self._body.loop_state.large_marks()
+            self._in_hand = self._body.model_marks(), self._body.slot_marks()
+        else:
             self._note_begun()
 
     @property
     def dirty(self) -> bool:
         """Whether the body has written to the state, so that the step cannot be given once more."""
-        self.begin_batches()
         return self._wrote or self._body.writes_before
 
     def put_back(self) -> None:
@@ -268,6 +288,13 @@ class Attempt:
             replica.take(forms, lambda key, box: box.of(pieces[key].values), state.rest)
         self._body.loop_state.load(states)
         return state is not None or not changed
+
+
+def _moved_on(
+    noted: tuple[Marks, Marks], before: tuple[Marks, Marks], after: tuple[Marks, Marks]
+) -> tuple[Marks, Marks]:
+    model, slots = (new if one == old else one for one, old, new in zip(noted, before, after, strict=True))
+    return model, slots
 
 
 def checksums(replica: Replica, *, slots: bool = True) -> list[int]:

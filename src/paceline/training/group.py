@@ -67,7 +67,7 @@ class RunGroup:
         state.world.interruption.interrupt()
         self.sharded.detach()
         self.saving.abandon()
-        self.loop.guard.leave_group()
+        self.loop.leave_group()
         if state.replica_or_none is not None:
             state.replica_or_none.abandon()
         state.world.close()

@@ -29,11 +29,16 @@ class Loop:
             return None
         return self.body.begin()
 
+    def leave_group(self) -> None:
+        """See what the body has done by now, before the step in flight is given up."""
+        self.guard.leave_group()
+        attempt = self.body.attempt
+        if attempt is not None and self._state.replica_or_none is not None:
+            attempt.leave_group()
+
     def break_off(self, *, in_step: bool) -> tuple[bool, bool]:
         """Put back what a body did in a step that broke; return whether it wrote to the model in it, and behind the last."""
         attempt, prepared = self.body.attempt, self._state.replica_or_none is not None
-        if prepared and attempt is not None:
-            attempt.note_writes()  # in the tensors of the group that is left
         if not prepared or attempt is None or not in_step:
             return False, prepared and self.body.moved
         attempt.put_back()

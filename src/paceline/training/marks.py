@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from itertools import chain
 from operator import is_
 from typing import Any
@@ -51,6 +51,18 @@ class Marks:
             and self.counts == other.counts
             and are_same(self.tensors, other.tensors)
             and are_same(self.others, other.others)
+        )
+
+    def buffers_differ(self, later: Marks, *, but: Set[int]) -> bool:
+        """Return whether a buffer was written to, replaced or taken away since; those with one of the ids `but` may be."""
+        now = [
+            (one, count)
+            for one, count in zip(later.tensors, later.counts, strict=True)
+            if id(one) not in but and not isinstance(one, nn.Parameter)
+        ]
+        then = {id(one): count for one, count in zip(self.tensors, self.counts, strict=True)}
+        return len(self.tensors) != len(later.tensors) or any(
+            then.get(id(one)) != count for one, count in now
         )
 
 

@@ -263,6 +263,7 @@ class Step:
                 self._applied(self)
                 return self.result
         elif self._attempt is not None:  # the group broke in an evaluation or a save of the body
+            self._attempt.note_writes()
             self._attempt.put_back()
             if self._attempt.dirty:
                 self._recovery.start_over()

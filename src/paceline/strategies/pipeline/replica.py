@@ -80,6 +80,8 @@ class PipelineReplica:
         self.optimizer, self.scheduler = self._keeping.optimizer, self._keeping.scheduler
         self.scaler: torch.amp.GradScaler | None = None
         self.totals: list[tuple[int, Tensor]] = []
+        self.has_updated = False
+        """Whether the step in flight has begun to change what the optimizer keeps."""
         self._schedule = inputs.tuning.schedule
         self._stage_count = self._pipe.size * (
             inputs.tuning.stages_per_worker or stages_per_worker(self._schedule)
@@ -182,6 +184,9 @@ class PipelineReplica:
 
     def step(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
         """Compute one optimizer step over one exact global batch."""
+        self.has_updated = (
+            self.chain is None
+        )  # the cut takes from the model and the optimizer what others hold
         if self.chain is None:
             self._agree_on_cut(
                 self._propose((batch for shard in work.shards for batch in shard.batches), loss)
@@ -262,6 +267,7 @@ class PipelineReplica:
         self._partial_update.check()
         self._rows.hand_over()
         hit(OPTIMIZER)
+        self.has_updated = True
         self.optimizer.step()
         self._rows.let_go()
         if self.scheduler is not None:
@@ -358,6 +364,10 @@ class PipelineReplica:
     def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over this worker's part of a whole state."""
         self._keeping.take(catalogue, read, rest)
+
+    def buffers_put_back(self) -> list[Tensor]:
+        """Return all of them: a loop never holds them while a step is in flight."""
+        return list(self.model.buffers())
 
     def abandon(self) -> None:
         """Forget the step under way: weights change only once every sum has arrived, buffers are put back."""
