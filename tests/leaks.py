@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-GRACE_S = 2.0
+GRACE_S = 20.0
 """How long an ending process or thread, or a shared-memory file of somebody else, may take to go."""
 FORKED_WITHOUT_EXEC = 0x40
 LONG_LIVED_COMMANDS = (

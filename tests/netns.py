@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 
+from tests.patience import HANG_S
+
 PREFIX = "paceline"
 IP = shutil.which("ip") or "ip"
-LIMIT_S = 20.0
 _serial = itertools.count()
 
 
@@ -61,7 +62,7 @@ class Machine:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
         for process in self.started:
-            process.wait(LIMIT_S)
+            process.wait(HANG_S)
 
     def end(self) -> None:
         """Kill what is left and close what was held open."""
@@ -160,5 +161,5 @@ def _namespaces() -> list[str]:
 
 
 def _ip(*arguments: str) -> str:
-    done = subprocess.run([IP, *arguments], check=True, capture_output=True, text=True, timeout=LIMIT_S)
+    done = subprocess.run([IP, *arguments], check=True, capture_output=True, text=True, timeout=HANG_S)
     return done.stdout

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import paceline
+from tests.patience import HANG_S
 
-LIMIT_S = 60.0
 """A worker that takes longer hangs: it prints where every thread stands, and exits."""
 
 
@@ -34,7 +34,7 @@ def run_workers(
 def _work(
     run: paceline.Run, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+    faulthandler.dump_traceback_later(HANG_S, exit=True)
     try:
         return function(run.world, *args, **kwargs)
     finally:

@@ -5,8 +5,9 @@ import subprocess
 
 import pytest
 
-from tests.fault.machines import COMMAND, LIMIT_S, TASK, Trial
+from tests.fault.machines import COMMAND, TASK, Trial
 from tests.netns import network
+from tests.patience import HANG_S
 
 
 @pytest.fixture
@@ -22,5 +23,5 @@ def bits(tmp_path_factory):
     (folder / "task.py").write_text(TASK)
     (folder / "hurry").touch()
     command = [*COMMAND, "--strategy", "single", "--shards", "4", "--out", "run"]
-    done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=LIMIT_S)
+    done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=HANG_S)
     return json.loads(done.stdout.splitlines()[-1])["weights_sha256"]

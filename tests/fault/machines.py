@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.netns import Machine
+from tests.patience import HANG_S, Stopwatch
 
-LIMIT_S = 90.0
 TIMEOUT_S = 4
 STEPS = 400
 TASK = """
@@ -46,7 +46,7 @@ class Agent:
 
     def end(self):
         """Wait for the end: the status, the JSON object, the last line of standard error."""
-        out, _ = self.process.communicate(timeout=LIMIT_S)
+        out, _ = self.process.communicate(timeout=HANG_S)
         lines = out.splitlines()
         said = self.err.read_text().splitlines()
         return self.process.returncode, json.loads(lines[-1]) if lines else None, said[-1] if said else ""
@@ -105,11 +105,16 @@ class Trial:
         return [[one["pid"] in pids for pids in machines].index(True) for one in self.roster()]
 
     def wait_until(self, condition):
-        started = time.monotonic()
+        watch = Stopwatch()
         while not condition():
-            said = "\n".join(path.read_text() for path in sorted(self.folder.glob("err-*")))
-            assert time.monotonic() - started < LIMIT_S, said
+            assert watch.seconds() < HANG_S, self.told()
             time.sleep(0.05)
+
+    def told(self) -> str:
+        """Give what was said and done so far: the commands' messages, the logs of the workers, the last events."""
+        run = self.folder / "run"
+        kept = (*sorted(self.folder.glob("err-*")), *sorted(run.glob("logs/*")), run / "events.jsonl")
+        return "\n".join(f"{path.name}: {path.read_text()[-2000:]}" for path in kept if path.exists())
 
     def hurry(self):
         """Let the steps be fast from here on."""

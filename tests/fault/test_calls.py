@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import paceline
 from paceline.errors import InputError, WorkerFailedError
 from tests.fault.survivors import BATCH, Samples, mean_output, set_off
+from tests.patience import HANG_S
 
 FIRST, SECOND, THIRD = 3, 3, 12
 
@@ -20,7 +21,7 @@ def make():
 
 def await_newcomer(run):
     """Hold a step back until the one that is missing wants to join."""
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + HANG_S
     while not run.engine.recovery.membership.change_wanted and time.monotonic() < limit:
         time.sleep(0.02)
 

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tests.fault.machines import LIMIT_S, TIMEOUT_S
+from tests.patience import HANG_S
 
 ROLES = """
 import paceline
@@ -60,7 +60,7 @@ def test_trainers_of_a_second_machine_come_to_the_server_and_go(trial, bits):
     assert (status, result["weights_sha256"]) == (0, bits)
     assert [one["workers"] for one in result["recoveries"]][-1] == 3
     assert "warning: calls are taken on eth0" in leading.err.read_text()
-    following.process.wait(TIMEOUT_S)
+    following.process.wait(HANG_S)
 
 
 def both(trial, *command):
@@ -76,7 +76,7 @@ def both(trial, *command):
         )
         for one in trial.net.machines
     ]
-    printed = [one.communicate(timeout=LIMIT_S)[0] for one in started]
+    printed = [one.communicate(timeout=HANG_S)[0] for one in started]
     assert [one.returncode for one in started] == [0, 0], printed
     return printed
 

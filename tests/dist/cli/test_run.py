@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.launch import forkserver
 from tests.dist.launch.processes import PACELINE, started
+from tests.patience import HANG_S
 
 TELL = """
 import json, os, pathlib, sys
@@ -98,7 +99,7 @@ def test_the_installed_command_runs_a_module_of_the_folder_one_is_in(folder):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (0, "out of rank 0\n"), ended.stderr
@@ -138,6 +139,6 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(folder):
     with started(*PACELINE, "run", "-n", "1", "talk.py", folder=folder) as command:
         assert command.process.stdout.readline() == "again\n"
         command.process.stdout.close()
-        assert command.process.wait(timeout=20) == 1
+        assert command.process.wait(timeout=HANG_S) == 1
         assert command.process.stderr.read() == ""
         assert command.left() == {}

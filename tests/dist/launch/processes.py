@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.patience import HANG_S, Stopwatch
+
 MARK = "PACELINE_TEST_MARK"
 PACELINE = (sys.executable, "-m", "paceline")
-LIMIT_S = 60.0
 
 
 class Started:
@@ -49,14 +50,13 @@ class Started:
         """Give the fork server itself: the one child of the command."""
         return next(pid for pid in self.forked() if parent(pid) == self.process.pid)
 
-    def wait_until(self, condition: Callable[[], object], seconds: float = LIMIT_S) -> float:
+    def wait_until(self, condition: Callable[[], object], seconds: float = HANG_S) -> float:
         """Wait for a condition and give how long it took."""
-        started = time.monotonic()
+        watch = Stopwatch()
         while not condition():
-            waited = time.monotonic() - started
-            assert waited < seconds, f"not after {seconds} s; still there: {self.left()}"
+            assert watch.seconds() < seconds, f"not after {seconds} s; still there: {self.left()}"
             time.sleep(0.02)
-        return time.monotonic() - started
+        return watch.seconds()
 
     def interrupt(self) -> None:
         """Press Ctrl-C: a terminal sends it to the whole process group."""
@@ -64,7 +64,7 @@ class Started:
 
     def end(self) -> tuple[int, str, str]:
         """Wait for the end: status, standard output, standard error."""
-        out, err = self.process.communicate(timeout=LIMIT_S)
+        out, err = self.process.communicate(timeout=HANG_S)
         return self.process.returncode, out, err
 
     def _is_ours(self, path: Path) -> bool:

@@ -9,6 +9,7 @@ import pytest
 import paceline
 from paceline.training import trainer
 from paceline.training.spec import TrainSpec
+from tests.patience import HANG_S
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 LAUNCH = ("-m", "torch.distributed.launch", "--nproc-per-node=2", "--master-port=0", "--rdzv-backend=c10d")
@@ -30,7 +31,7 @@ pathlib.Path(f"told-{told['rank']}.json").write_text(json.dumps(told))
 
 def start(folder, *arguments):
     ended = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=90, check=False
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert ended.returncode == 0, ended.stderr
     return ended

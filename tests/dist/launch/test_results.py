@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import paceline
+from tests.patience import HANG_S
 
 
 def describe(run, *args, **kwargs):
@@ -104,7 +105,7 @@ def test_a_script_needs_no_main_guard(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

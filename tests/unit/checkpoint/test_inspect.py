@@ -15,6 +15,7 @@ from paceline.checkpoint import Checkpoints, load, weights_sha256
 from paceline.checkpoint.manifest import _digest
 from paceline.cli.inspect import inspect
 from paceline.errors import CheckpointError
+from tests.patience import HANG_S
 from tests.unit.checkpoint.states import MANIFEST, PART, REST, run_state
 
 
@@ -131,4 +132,4 @@ def test_nonsense(tmp_path: Path) -> None:
 
 def test_it_loads_no_torch() -> None:
     code = "import sys, paceline.cli.inspect; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=HANG_S).returncode == 0

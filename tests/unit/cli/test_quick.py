@@ -9,6 +9,7 @@ import pytest
 from paceline import __version__
 from paceline.strategies import STRATEGIES
 from paceline.tasks import TASKS
+from tests.patience import HANG_S
 
 # Ends like the command itself, but with 77 when torch was loaded on the way.
 WATCHED = """
@@ -24,7 +25,11 @@ except SystemExit as end:
 
 def paceline(*arguments):
     return subprocess.run(
-        [sys.executable, "-c", WATCHED, *arguments], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", WATCHED, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
     )
 
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+from tests.patience import HANG_S
 from tests.unit.compat.contracts import leans_on
 
 BEGIN = """
@@ -48,7 +49,7 @@ def test_the_compiler_is_loaded_only_when_it_is_needed():
         [sys.executable, "-c", BEGIN + QUIET + NEEDED],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

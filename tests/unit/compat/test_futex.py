@@ -18,6 +18,7 @@ import pytest
 
 from paceline.compat import futex
 from paceline.world.status_page import Kind, StatusPage, StatusPageReader
+from tests.patience import HANG_S
 
 ROUNDS, WORDS = 5_000, 64
 SIZE = 1 << 14
@@ -73,7 +74,7 @@ def test_messages_behind_a_flag_arrive_whole(barrier: str) -> None:
                 futex.wait(address + 8 * answer, seen & futex.LOW, 0.02)
                 assert partner.poll() is None
             fence()
-        told, _ = partner.communicate(timeout=60)
+        told, _ = partner.communicate(timeout=HANG_S)
     finally:
         partner.kill()
         partner.wait()
@@ -101,7 +102,7 @@ def test_a_status_page_is_read_in_one_piece() -> None:
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(page)], pass_fds=[page])
     reader = StatusPageReader(page)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG_S
         while reader.read().operation < 100:
             assert time.monotonic() < deadline
         whole = 0

@@ -19,6 +19,7 @@ from torch.utils.data import get_worker_info
 from paceline.data import StepData
 from paceline.data.failures import Failure
 from paceline.errors import PacelineError
+from tests.patience import Stopwatch
 from tests.unit.data.sources import (
     Faulty,
     Noisy,
@@ -150,7 +151,7 @@ def test_loading_processes_die_with_a_killed_worker() -> None:
         worker.wait()
         worker.stdout.close()
     # torch's own watch over the parent looks only every 5 seconds.
-    deadline = time.monotonic() + 3
-    while any(alive(pid) for pid in loaders) and time.monotonic() < deadline:
+    watch = Stopwatch()
+    while any(alive(pid) for pid in loaders) and watch.seconds() < 3:
         time.sleep(0.02)
     assert not any(alive(pid) for pid in loaders)

@@ -18,8 +18,8 @@ from paceline.launch.diagnosis import HangWatch, Member, look, process_state
 from paceline.observe.verdict import Collective, judge
 from paceline.world import stacks
 from paceline.world.status_page import Kind, Phase, Reading, StatusPage, StatusPageReader
+from tests.patience import HANG_S
 
-LIMIT_S = 60.0
 NEVER_S = 600
 DIGITS = f"""\
 import ctypes, sys, time
@@ -99,7 +99,7 @@ def started(rank: int, script: Path, *arguments: str) -> Iterator[Member]:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

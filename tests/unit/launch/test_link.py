@@ -16,9 +16,9 @@ from paceline.launch import link as links
 from paceline.launch.handshake import Handshake
 from paceline.launch.link import Link, Listener, connect
 from tests.netns import network
+from tests.patience import HANG_S
 
 SECRET = b"a secret of the run"
-LIMIT_S = 30.0
 
 
 class Pair:
@@ -30,7 +30,7 @@ class Pair:
         self.leader = None
         self.said = {"leader": [], "follower": []}
 
-    def turn_until(self, condition, seconds=LIMIT_S):
+    def turn_until(self, condition, seconds=HANG_S):
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline
@@ -78,7 +78,7 @@ def pair():
 
 
 def stranger(port):
-    return socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S)
+    return socket.create_connection(("127.0.0.1", port), timeout=HANG_S)
 
 
 def frame(body):
@@ -119,7 +119,7 @@ def test_silence_is_filled_with_heartbeats_that_nobody_sees(pair):
     made.turn()
     before = time.monotonic()
     made.follower.tick(before + links.HEARTBEAT_S)
-    select.select([made.leader], [], [], LIMIT_S)
+    select.select([made.leader], [], [], HANG_S)
     assert made.leader.on_readable() == []
     assert made.leader.lost(before + links.TIMEOUT_S) is None
     assert made.follower.lost(before + links.TIMEOUT_S) is not None
@@ -137,7 +137,7 @@ def test_an_end_that_says_nothing_is_given_up_by_the_other(pair):
 def test_an_end_that_was_stopped_itself_reads_before_it_judges(pair):
     made = pair(timeout_s=0.5).open()
     made.follower.send({"still": "here"})
-    select.select([made.leader], [], [], LIMIT_S)
+    select.select([made.leader], [], [], HANG_S)
     assert made.leader.lost(time.monotonic() + 60) is None
     assert made.leader.on_readable() == [{"still": "here"}]
 
@@ -154,14 +154,14 @@ def test_a_follower_tells_a_leader_that_does_not_know_the_secret(pair):
     with socket.create_server(("127.0.0.1", 0)) as listening:
         follower = connect("127.0.0.1", listening.getsockname()[1], SECRET)
         with listening.accept()[0] as false_leader:
-            false_leader.settimeout(LIMIT_S)
+            false_leader.settimeout(HANG_S)
             false_leader.sendall(frame(json.dumps({"challenge": "0" * 32}).encode()))
-            select.select([follower], [], [], LIMIT_S)
+            select.select([follower], [], [], HANG_S)
             follower.on_readable()
             said = false_leader.recv(1000)
             answer = json.loads(said[4:])["answer"]
             false_leader.sendall(frame(json.dumps({"answer": answer}).encode()))  # its own words, played back
-            select.select([follower], [], [], LIMIT_S)
+            select.select([follower], [], [], HANG_S)
             follower.on_readable()
     assert SECRET not in said
     assert "does not know this run's secret" in follower.lost(time.monotonic())
@@ -230,7 +230,7 @@ def test_nobody_there(pair):
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     follower = connect("127.0.0.1", port, SECRET)
-    select.select([follower], [follower], [], LIMIT_S)
+    select.select([follower], [follower], [], HANG_S)
     follower.on_readable()
     assert follower.lost(time.monotonic()) == f"the connection to 127.0.0.1:{port} broke: Connection refused"
 
@@ -298,7 +298,7 @@ class End:
         os.write(self.process.stdin.fileno(), line.encode())
 
     def next(self):
-        assert select.select([self.process.stdout], [], [], LIMIT_S)[0], "nothing was said"
+        assert select.select([self.process.stdout], [], [], HANG_S)[0], "nothing was said"
         return json.loads(self.process.stdout.readline())
 
     def says_nothing_for(self, seconds):
@@ -356,9 +356,9 @@ def test_an_end_that_is_stopped_beyond_the_time_out_is_given_up_and_learns_of_it
 def test_a_listener_is_reached_at_its_own_address_only():
     listener = Listener("127.0.0.2", SECRET)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", listener.port), timeout=LIMIT_S)
+        socket.create_connection(("127.0.0.1", listener.port), timeout=HANG_S)
     link: Link = connect("127.0.0.2", listener.port, SECRET)
-    select.select([listener], [], [], LIMIT_S)
+    select.select([listener], [], [], HANG_S)
     taken = listener.accept()
     assert taken is not None
     for one in (link, taken, listener):

@@ -29,8 +29,8 @@ from paceline.launch.rendezvous_process import RendezvousAgent
 from paceline.world import env
 from paceline.world.env import Identity
 from tests.netns import network
+from tests.patience import HANG_S
 
-LIMIT_S = 60.0
 OFFER = Offer(control_port=4001, store_port=4002)
 QUICK = {"last_call_s": 1.0, "keep_alive_s": 1, "keep_alive_attempts": 4, "poll_s": 0.2}
 SPEC = {"task": "digits", "lr": "0.1"}
@@ -170,7 +170,7 @@ def free_port():
 def wait_for(keepers, keeper, kind):
     """Give the next report of a kind; others that come with it, in any order, are there for the next call."""
     unread = keepers.unread.setdefault(keeper, [])
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + HANG_S
     while time.monotonic() < deadline:
         for report in unread:
             if isinstance(report, kind):
@@ -285,7 +285,7 @@ class Agent:
 
     def meeting(self):
         while True:
-            assert select.select([self.process.stdout], [], [], LIMIT_S)[0], "nothing was said"
+            assert select.select([self.process.stdout], [], [], HANG_S)[0], "nothing was said"
             report = read_report(self.process.stdout.readline())
             assert not isinstance(report, Failed), report
             if isinstance(report, Met):

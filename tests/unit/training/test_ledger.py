@@ -21,6 +21,7 @@ from paceline.data.shards import owned_shards
 from paceline.errors import InputError, RecordsError
 from paceline.records import ledger
 from paceline.records.receipt import FIRST_LINK
+from tests.patience import HANG_S
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def test_records_outlive_a_kill_at_any_moment(tmp_path: Path, records: int) -> N
     """5,000 records do not fit into the room that is reserved first."""
     path = tmp_path / ledger.FOLDER / "rank-0-from-0.bin"
     with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)]) as process:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG_S
         while not path.exists() or (seen := len(ledger.read(path))) < records:
             assert time.monotonic() < deadline
             assert process.poll() is None

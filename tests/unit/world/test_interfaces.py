@@ -11,6 +11,7 @@ from paceline.errors import InputError
 from paceline.world import interfaces
 from paceline.world.interfaces import LocalEnd
 from tests.netns import IP, network
+from tests.patience import HANG_S
 
 ASK = """
 import json, sys
@@ -65,7 +66,7 @@ def test_a_machine_with_two_networks_answers_with_the_interface_that_reaches_the
             second.run([IP, *command.split()]).wait(20)
         hosts = [first.address, first.address_v6, second.address, "10.77.0.9", "10.88.0.77", "8.8.8.8"]
         asked = second.run([sys.executable, "-c", ASK, *hosts], stdout=subprocess.PIPE, text=True)
-        answer = json.loads(asked.communicate(timeout=30)[0])
+        answer = json.loads(asked.communicate(timeout=HANG_S)[0])
     assert answer["here"] == [second.address, "10.77.0.9"]
     assert answer["ends"] == {
         first.address: [second.address, "eth0"],
@@ -85,7 +86,7 @@ def test_a_machine_that_knows_its_own_name_only_as_a_loopback_address_gives_the_
     with network(1) as made:
         (machine,) = made.machines
         asked = machine.run([sys.executable, "-c", ASK, name], stdout=subprocess.PIPE, text=True)
-        answer = json.loads(asked.communicate(timeout=30)[0])
+        answer = json.loads(asked.communicate(timeout=HANG_S)[0])
     assert answer == {
         "here": [name],
         "ends": {name: [machine.address, "eth0"]},

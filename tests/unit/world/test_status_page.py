@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from paceline.world.status_page import SIZE, Kind, NoStatusPage, Phase, Reading, StatusPage, StatusPageReader
+from tests.patience import HANG_S
 
-LIMIT_S = 60.0
 WRITER = """
 import sys, time
 from paceline.world.status_page import Kind, Phase, StatusPage
@@ -35,7 +35,7 @@ def page() -> Iterator[int]:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -131,11 +131,11 @@ def test_the_launcher_reads_and_asks_another_process(page: int) -> None:
             wait_until(lambda: reader.answer(question) is not None)
             answer, next_answer = reader.answer(question), reader.answer(question + 1)
             reader.ask()
-            assert process.wait(LIMIT_S) == 0
+            assert process.wait(HANG_S) == 0
         finally:
             process.kill()
     assert (reading.kind, reading.step, reading.batches) == (Kind.STEP, 41, 3)
-    assert reading.silence_s(time.monotonic()) < LIMIT_S, "both processes have one clock"
+    assert reading.silence_s(time.monotonic()) < HANG_S, "both processes have one clock"
     assert (answer, next_answer) == (b"collective 12", None)
 
 
