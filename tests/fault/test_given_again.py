@@ -166,6 +166,26 @@ def test_so_is_what_is_hard_to_put_back(what: str, where: str, tmp_path: Path) -
     assert list(found) == [quiet[0]] * len(found)
 
 
+SAVED: list[tuple[int, dict[str, Any]]] = [
+    (4, {"strategy": "fsdp", "save_every": 2}),
+    (4, {"strategy": "ddp", "shard_optimizer": True, "save_every": 2}),
+    (4, {"strategy": "fsdp", "peer_snapshots": 1, "snapshot_every": 1}),
+    (0, {"strategy": "fsdp"}),
+]
+
+
+@pytest.mark.parametrize(("number", "options"), SAVED)
+@pytest.mark.parametrize("what", ["large", "small"])
+def test_so_it_is_where_the_state_comes_from_the_very_step_that_broke(
+    what: str, number: int, options: dict[str, Any], tmp_path: Path
+) -> None:
+    kind = f"{what} before"
+    quiet = launch(tmp_path / "quiet", [], kind, strategy="single", workers=1)
+    found = launch(tmp_path / "killed", [("loop", number, 1, "kill")], kind, **options)
+    assert set(tmp_path.glob("killed/fault-*"))
+    assert list(found) == [quiet[0]] * len(found)
+
+
 def change_of(what: str, model: Any, optimizer: Any, large: Any, copies: Any) -> None:
     """Change one thing, as a loop may."""
     first = optimizer.param_groups[0]
@@ -195,6 +215,7 @@ def change_of(what: str, model: Any, optimizer: Any, large: Any, copies: Any) ->
             "cleared": optimizer.state.clear,
             "large": lambda: large["sums"].add_(1.0),
             "numbers": lambda: large["losses"].append(1.0),
+            "few": lambda: large["seen"].add_(1.0),
             "copies": lambda: copies.seen.add_(1.0),
         }
         changes[what]()
@@ -213,13 +234,14 @@ def train_once(run: paceline.Run, folder: str, faults: Faults, kind: str) -> lis
 
     model: Any
     model, optimizer = run.prepare(Centred, optimizer_of)
-    large = run.register_state("large", {"sums": torch.zeros(5_000), "losses": [0.0] * 5_000})
+    large: Any = run.register_state("large", {"sums": torch.zeros(5_000), "losses": [0.0] * 5_000})
+    few = run.register_state("few", {"seen": torch.zeros(3)})
     copies = run.register_state("copies", Copies())
 
     def change(here: str, number: int) -> None:
         if here == where and (when == "always" or number == 5):
             with torch.no_grad():
-                change_of(what, model, optimizer, large, copies)
+                change_of(what, model, optimizer, {**large, **few}, copies)
 
     for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS):
         change("before", step.number)
@@ -232,7 +254,12 @@ def train_once(run: paceline.Run, folder: str, faults: Faults, kind: str) -> lis
         step.apply()
         change("behind", step.number)
     recovered = any("was killed" in one["reason"] for one in run.recoveries)
-    sums = float(large["sums"].sum()), len(large["losses"]), float(copies.seen.sum())
+    sums = (
+        float(large["sums"].sum()),
+        len(large["losses"]),
+        float(copies.seen.sum()),
+        float(few["seen"].sum()),
+    )
     rates = [group["lr"] for group in optimizer.param_groups]
     return [[run.weights_sha256(), model.centre.tolist(), rates, sums], recovered]
 
@@ -284,6 +311,28 @@ def test_so_is_what_is_done_in_one_step_alone(kind: str, tmp_path: Path) -> None
         assert one[0] == quiet[0]
         # What was written before `apply` and cannot be put back takes the run back; nothing else does.
         assert one[1] == (what in PUT_BACK or where == "behind")
+
+
+@pytest.mark.parametrize("what", ["numbers", "few"])
+def test_servers_hand_on_no_state_that_only_trainers_change(what: str, tmp_path: Path) -> None:
+    kind = f"{what} within always"
+    found = {}
+    for name, faults in (("quiet", []), ("killed", [("batch", 5, 0, "kill")])):
+        (tmp_path / name).mkdir()
+        some: Any = {"strategy": "ps", "servers": 1} if faults else {"strategy": "single"}
+        found[name] = paceline.launch(
+            train_once,
+            str(tmp_path / name),
+            faults,
+            kind,
+            workers=1,
+            shards=2,
+            threads=1,
+            device="cpu",
+            **some,
+        )
+    assert set(tmp_path.glob("killed/fault-*"))
+    assert found["killed"][0][0] == found["quiet"][0][0]
 
 
 def miss_the_end(run: paceline.Run, folder: str, faulty: bool, kind: str) -> list[Any]:

@@ -41,6 +41,11 @@ class Member:
     outside: bool
     """Whether it is between two calls of `run.steps`, or behind the last: nothing there can be done once more."""
 
+    serves: bool
+    """Whether it holds weights for others, and never had a batch in its loop."""
+    registers: bool
+    """Whether its loop has registered states of its own."""
+
     @property
     def number(self) -> int:
         """Steps taken, from the beginning of the run."""
@@ -60,3 +65,10 @@ def check_intact(members: Sequence[Member]) -> None:
     missed = len(ahead) < len(before)
     if any(member.dirty or (missed and member.moved) for member in ahead):
         raise RolledBackError(ahead[0].number)
+
+
+def check_computed(members: Sequence[Member]) -> None:
+    """Raise where only servers are left: what a loop does with its batches to what it has registered was never done there."""
+    before = [member for member in members if member.finished != NEWCOMER]
+    if before and all(member.serves and member.registers for member in before):
+        raise RolledBackError(max(member.number for member in before))

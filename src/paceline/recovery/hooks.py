@@ -47,6 +47,13 @@ class StateHooks(Protocol):
     def restore(self, replica: Replica, source: StateSource, held: LocalState | None) -> Position:
         """Load into a new replica its part of the state from where it is, and return where the run goes on."""
 
+    @property
+    def registers_states(self) -> bool:
+        """Whether the loop has registered states of its own."""
+
+    def put_states_back(self) -> None:
+        """Have the loop's own states be what they were where the state comes from that `restore` has loaded."""
+
     def go_back(self, position: Position) -> None:
         """Stand at an earlier step again."""
 

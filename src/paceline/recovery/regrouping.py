@@ -16,7 +16,14 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from paceline.observe import Regrouped
-from paceline.recovery.agreement import NEWCOMER, Member, RolledBackError, check_intact, furthest
+from paceline.recovery.agreement import (
+    NEWCOMER,
+    Member,
+    RolledBackError,
+    check_computed,
+    check_intact,
+    furthest,
+)
 from paceline.recovery.group_state import GroupState
 from paceline.recovery.handover import WORKERS, StateInventory, StateSource, choose
 from paceline.recovery.hooks import RunHooks
@@ -168,8 +175,11 @@ class Regrouping:
             dirty=self._dirty,
             moved=self._moved,
             outside=not inside,
+            serves=self._before is not None and not self._before.placement.computes,
+            registers=self.hooks.registers_states,
         )
         members: list[Member] = all_gather_object(world.comm, mine)
+        check_computed(members)
         if self.options.shards_state(world) or any(member.sharded for member in members):
             return self._assemble(world, members)
         check_intact(members)
@@ -268,6 +278,8 @@ class Regrouping:
             self.went_back = True
             progress.missed, progress.finished = False, finished + 1
         else:
+            if source.kind != WORKERS and any(member.dirty for member in before):
+                self.hooks.put_states_back()
             # It stays so when the group breaks again before this worker could count what it missed.
             progress.missed |= NEWCOMER != mine.finished < finished
             progress.outcome, progress.finished = outcome, finished

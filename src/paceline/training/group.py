@@ -170,6 +170,16 @@ class RunGroup:
         everybody: list[Values | None] = all_gather_object(self.state.world.comm, mine)
         return next((states for states in everybody if states is not None), {})
 
+    @property
+    def registers_states(self) -> bool:
+        """Whether the loop has registered states of its own."""
+        return bool(self.loop.registered)
+
+    def put_states_back(self) -> None:
+        """Have them be what they were where the state comes from that was loaded last."""
+        if self.loop.registered:
+            self.loop.registered.load(self._states)
+
     def go_back(self, position: Position) -> None:
         """Stand at an earlier step again."""
         if position.phase < self.state.position.phase:
@@ -178,8 +188,7 @@ class RunGroup:
         self.journal.load(self.sharded.go_back(position) or Journal.BEGINNING)
         self.state.stand_at(position)
         self.history.went_back, self.history.adopted = True, self._states
-        if self.loop.registered:
-            self.loop.registered.load(self._states)
+        self.put_states_back()
         self.saving.go_back(position.number)
         self.history.behind.drop(position.phase)
         self.recovery.exits.go_back(position.phase)

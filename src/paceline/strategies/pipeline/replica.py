@@ -53,6 +53,7 @@ class PipelineReplica:
 
     whole = False
     reads_whole = False
+    computes = True
 
     def __init__(self, inputs: StrategyInputs, world: World) -> None:
         self.world, self._inputs = world, inputs
