@@ -30,7 +30,7 @@ _OF_TRAINING = {
     "horizon": "the schedule that a loop of your own makes; for a Task it is an option of paceline train",
 }
 """Options of `paceline train` that a function has a place of its own for."""
-_VALUE = r"'[^']*'|-?[0-9][\w.:]*|[A-Z][A-Z:]*\b|[\w-]+(?:=[\w,=-]+)|host:port|%s"
+_VALUE = r"'[^']*'|-?[0-9][\w.:]*|[A-Z][A-Z:]*\b|[\w-]+=[\w=-]+(?:,[\w-]+=[\w=-]+)*|host:port|%s"
 _LETTERS = r"--(no-)?([a-z][a-z-]*[a-z])"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from paceline.training.spec import OVERRIDES
 from paceline.world import env
 from paceline.world.mesh import Mesh
 
+MOST = 1 << 16
+"""More workers than a run ever had."""
 _LAYOUT = ("strategy", "workers", "servers", "shards", "out", "resume")
 """What is not simply kept: it is fitted, looked up, or said each time."""
 
@@ -122,7 +125,7 @@ def lay_out(
         named = strategies.choice(chosen)
         usual = kept.get("workers", 1)
         smallest = Mesh.of({side: size for side, size in named.sizes if size is not None}).workers
-        candidates = (*range(usual, 0, -1), smallest)
+        candidates = chain(range(min(usual, MOST), 0, -1), [smallest])
         workers = named.workers or next((count for count in candidates if fits(chosen, count)), usual)
         if before is not None and workers != usual and "workers" in kept:
             notes.append(f"the run had {usual} workers; --strategy {chosen} goes on with {workers} here.")
@@ -147,6 +150,14 @@ def _refitted(before: str, workers: int) -> str:
     return ",".join(f"{side}={size}" for side, size in mesh.sizes)
 
 
+def _as_said(name: str, value: Any) -> str:
+    """Return an option as the command line has it."""
+    option = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{option}" if value else f"--no-{option}"
+    return f"--{option} {value}"
+
+
 def usable(strategy: str, before: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the tuning of a run's beginning that a strategy has a use for, and a note for each option it has not."""
     choice = strategies.choice(strategy)
@@ -154,7 +165,7 @@ def usable(strategy: str, before: Mapping[str, Any]) -> tuple[dict[str, Any], tu
     defaults = {one.name: one.default for one in fields(Tuning)}
     idle = {name for name in before if name in defaults and not serves(name, choice.name, sides)}
     notes = tuple(
-        f"the run had --{name.replace('_', '-')} {before[name]}, which --strategy {strategy} has no use for: it is left out."
+        f"the run had {_as_said(name, before[name])}, which --strategy {strategy} has no use for: it is left out."
         for name in before
         if name in idle and before[name] != defaults[name]
     )

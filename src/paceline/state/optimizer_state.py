@@ -116,6 +116,31 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, bool | int | float | str | Tensor)
 
 
+def changed_options(optimizer: Optimizer, then: Options) -> Options:
+    """Return, for each group, what is other than `then`, of what `saved_options_of` returned; nothing at all where nothing is."""
+    changed = [
+        {key: value for key, value in group.items() if key not in before or not _same(value, before[key])}
+        for group, before in zip(saved_options_of(optimizer), then, strict=False)
+    ]
+    return changed if any(changed) else []
+
+
+def same_options(these: Options, those: Options) -> bool:
+    """Return whether two lists of options are the same."""
+    return len(these) == len(those) and all(
+        one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+        for one, other in zip(these, those, strict=True)
+    )
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)
+
+
 def set_options(optimizer: Optimizer, then: Options, *, removes: bool = False) -> None:
     """Set the groups to what `options_of` returned for them; what is in none of it stays unless this `removes` it."""
     for group, options in zip(optimizer.param_groups, then, strict=False):

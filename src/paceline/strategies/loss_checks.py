@@ -53,6 +53,15 @@ def check_loss(loss: object) -> None:
             )
 
 
+def check_graph(loss: Loss) -> None:
+    """Refuse a loss that no gradient goes back from."""
+    if not loss.total.requires_grad:
+        raise InputError(
+            "the loss depends on nothing that is trained (.detach(), no_grad(), a new tensor), so there is no gradient. Compute "
+            "it from the model's output; of a batch in which nothing counts that is Loss(0 * outputs.sum(), 0)."
+        )
+
+
 def _check_nothing(what: str, loss: Loss) -> None:
     """Refuse a batch of no weight whose sum is no number, as far as that is known without waiting for a device."""
     total, weight = loss.total, loss.weight

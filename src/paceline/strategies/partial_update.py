@@ -125,6 +125,18 @@ def _steps_as_torch(optimizer: Optimizer) -> bool:
     )
 
 
+def check_half(optimizer: Optimizer, device: torch.device) -> None:
+    """Raise for weights of 16 bits whose rows are updated alone on a CPU: torch rounds the end of a tensor otherwise there."""
+    held = (one for group in optimizer.param_groups for one in group["params"])
+    if device.type == "cpu" and any(
+        one.requires_grad and one.dtype in (torch.bfloat16, torch.float16) for one in held
+    ):
+        raise InputError(
+            "the model trains weights of 16 bits, and on a CPU torch rounds an update of some rows differently than one of the "
+            "whole tensor, so bits part. Keep the weights in 32 bits and compute in 16 (--precision bf16), or use ddp."
+        )
+
+
 def _check_fused(optimizer: Optimizer, device: torch.device) -> None:
     # On a CPU fused Adam has vector and scalar code that round apart (AdamW's weights part at step 41 in a model of few rows).
     apart = (torch.optim.SGD, torch.optim.Adam) if device.type == "cpu" else (torch.optim.SGD,)

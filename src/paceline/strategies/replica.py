@@ -147,11 +147,11 @@ class Replica:
         self._begin(work)
 
     def _begin(self, work: StepWork) -> None:
+        self._is_summed = self.has_updated = False
         self.placement.refresh()
         if self.placement.computes:  # else those that do refuse it, before they bring anything
             self.partial_update.check()
         self._follow(work)
-        self._is_summed = self.has_updated = False
         self.step_state.begin(work)
         self.buffers.begin()
         self.reducer.begin(work)

@@ -19,7 +19,7 @@ from paceline.reduce.tree import Gradients, TreeSum, add
 from paceline.strategies import gradients, sparse
 from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import StepWork, StrategyInputs
-from paceline.strategies.loss_checks import check_loss, check_trainable
+from paceline.strategies.loss_checks import check_graph, check_loss, check_trainable
 from paceline.strategies.recompute import check_passes
 from paceline.strategies.trained import Trained
 from paceline.strategies.writes import Writes
@@ -99,6 +99,7 @@ class StepState:
     def enter(self, loss: Loss) -> None:
         """Take note of a loss whose backward pass comes next, or refuse it."""
         check_loss(loss)
+        check_graph(loss)
         hit(BACKWARD)
         if self.left == 0:
             raise InputError(

@@ -92,6 +92,9 @@ def test_what_is_no_option_stays_as_it_is():
     assert in_keywords("Use --strategy single, dp or ddp, or leave it out.") == (
         "Use strategy='single', 'dp' or 'ddp', or leave it out."
     )
+    assert in_keywords("--strategy ddp=2,fsdp=2, which --strategy ddp=2,tp=2 fits.") == (
+        "strategy='ddp=2,fsdp=2', which strategy='ddp=2,tp=2' fits."
+    )
     assert in_keywords("Use --workers 2 or fewer.") == "Use workers=2 or fewer."
     assert in_keywords("--no-elastic and --nodes 1:4") == "elastic=False and nodes='1:4'"
 

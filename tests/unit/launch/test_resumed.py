@@ -107,3 +107,5 @@ def test_tuning_of_another_strategy_is_left_out_with_a_note():
     kept, notes = usable("fsdp", before)
     assert kept == {"activation_checkpointing": "blocks"}
     assert notes == ("the run had --compress bf16, which --strategy fsdp has no use for: it is left out.",)
+    _, notes = usable("fsdp", {"shard_optimizer": True})
+    assert notes == ("the run had --shard-optimizer, which --strategy fsdp has no use for: it is left out.",)

@@ -25,6 +25,8 @@ def member(finished: int, number: int, kind: str = STEP, redone: int = 0) -> Mem
         dirty=False,
         moved=False,
         outside=False,
+        serves=False,
+        registers=False,
     )
 
 

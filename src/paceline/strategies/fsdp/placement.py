@@ -13,6 +13,7 @@ from paceline.strategies.base import Leaves, StrategyInputs
 from paceline.strategies.fsdp.model import make_sharded
 from paceline.strategies.fsdp.reduction import Reduction
 from paceline.strategies.fsdp.unwrapping import unwrap_model
+from paceline.strategies.partial_update import check_half
 from paceline.strategies.placement import Placement
 from paceline.strategies.refusals import refuse_hooks
 from paceline.strategies.sharded import ShardedTensors
@@ -36,6 +37,8 @@ class RowsPlacement(Placement):
     def adopt(self, optimizer: Optimizer) -> None:
         """Have the optimizer work on this worker's rows."""
         refuse_hooks(self.model, "fsdp")  # which the optimizer's maker may have put there
+        if self._exact:
+            check_half(optimizer, self._data.device)
         order = {id(one): place for place, one in enumerate(super().parameters())}
         self.optimizer, self.local = optimizer, ShardedTensors(self.model)
         self.local.rewire(optimizer, self._made.originals)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline import remote
 from paceline.reduce.tree import Subtree
+from paceline.state.optimizer_state import Options
 from paceline.strategies.sharded import Part
 from paceline.world.interruption import InterruptedWaitError, Interruption
 
@@ -33,6 +34,8 @@ class Commit:
     factor: float
     entry: Tensor
     norm: Tensor | None
+    options: Options
+    """What loops have changed of the optimizer's options inside of their batches, which a server's has none of."""
 
 
 class EmbeddingService:
@@ -136,9 +139,9 @@ def push(turn: int, trainer: int, sent: Sent) -> Norms | None:
 
 
 @remote.function
-def apply(turn: int, factor: float, entry: Tensor, norm: Tensor | None) -> bool | None:
+def apply(turn: int, factor: float, entry: Tensor, norm: Tensor | None, options: Options) -> bool | None:
     """Have a step applied."""
-    return None if _counter is None else _counter.apply(turn, Commit(factor, entry, norm))
+    return None if _counter is None else _counter.apply(turn, Commit(factor, entry, norm, options))
 
 
 @remote.function

@@ -13,6 +13,7 @@ from paceline.errors import InputError
 from paceline.reduce.tree import Gradients, TreeSum
 from paceline.remote.grouping import open_group
 from paceline.state.chunks import LocalState
+from paceline.state.optimizer_state import set_options
 from paceline.strategies import gradients, sparse
 from paceline.strategies.base import Leaves, StrategyInputs
 from paceline.strategies.hybrid.embedding_service import EmbeddingService, Norms, Sent
@@ -117,6 +118,7 @@ class TablesUpdate:
         for part, gradient in zip(placement.parts, summed, strict=False):
             part.values.grad = gradient
         gradients.scale([one.values() for one in summed if one is not None], word.factor)
+        set_options(replica.optimizer, word.options)
         replica.optimizer.step()
         if replica.scheduler is not None:
             replica.scheduler.step()

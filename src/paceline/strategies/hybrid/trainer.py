@@ -20,6 +20,7 @@ from paceline import remote
 from paceline.errors import RemoteError
 from paceline.reduce.tree import Gradients, Subtree, TreeSum
 from paceline.remote.grouping import open_group
+from paceline.state.optimizer_state import Options, changed_options, saved_options_of
 from paceline.strategies import sparse
 from paceline.strategies.base import StepWork, StrategyInputs
 from paceline.strategies.hybrid import embedding_service
@@ -135,9 +136,9 @@ class Servers:
         columns = [[one for one in column if one is not None] for column in zip(*answers, strict=True)]
         return [torch.cat(column).to(self._world.device) if column else None for column in columns]
 
-    def apply(self, factor: float, entry: Tensor, norm: Tensor | None) -> None:
-        """Have this step applied on all servers."""
-        word = factor, entry.cpu(), None if norm is None else norm.cpu()
+    def apply(self, factor: float, entry: Tensor, norm: Tensor | None, options: Options) -> None:
+        """Have this step applied on all servers, with `options` of the optimizer that are others than theirs."""
+        word = factor, entry.cpu(), None if norm is None else norm.cpu(), options
         self._settled([call.future(self.turn, *word) for call in self._apply])
 
     def _settled(self, futures: Sequence[remote.Future[Answer | None]]) -> list[Answer]:
@@ -186,6 +187,7 @@ class DensePlacement(KeptPlacement):
     def refresh(self) -> None:
         """Begin a turn with the servers."""
         self.servers.turn += 1
+        self._options = saved_options_of(self.optimizer)
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
@@ -195,7 +197,8 @@ class DensePlacement(KeptPlacement):
 
     def update(self, optimize: Optimize, result: StepResult) -> None:
         """Give the servers the word, and update what is dense."""
-        self.servers.apply(float(result.applied_factor), result.entry, result.norm)
+        changed = changed_options(self.optimizer, self._options)
+        self.servers.apply(float(result.applied_factor), result.entry, result.norm, changed)
         optimize()
         self.servers.turn += 1
 
@@ -249,7 +252,7 @@ class ServedRowsReducer(AroundReducer):
         """Tell the servers, which find the same, and say so with everybody."""
         if not self._asked:
             self._placement.servers.norms()
-        self._placement.servers.apply(1.0, result.entry, result.norm)
+        self._placement.servers.apply(1.0, result.entry, result.norm, [])
 
 
 def _fetch(servers: Servers, table: int) -> Any:

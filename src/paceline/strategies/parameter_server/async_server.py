@@ -63,6 +63,8 @@ class AsyncUpdate:
                 gradient.mul_(share / whole)
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         replica.partial_update.check()
+        for letter in letters:
+            self._placement.take_options([letter])
         hit(OPTIMIZER)
         rates = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:

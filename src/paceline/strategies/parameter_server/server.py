@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline import remote
+from paceline.errors import InputError
 from paceline.remote.grouping import open_group
 from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read, assemble, split
-from paceline.state.optimizer_state import load_optimizer_state
+from paceline.state.optimizer_state import Options, load_optimizer_state, same_options, set_options
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.parameter_server.dealing import Dealing
 from paceline.strategies.parameter_server.parcel import Packing
@@ -100,6 +101,16 @@ class ServerPlacement(Placement):
             else self.answer_of(result.entry, result.terms, result.norm)
         )
         self.queue.answer(self.letters, told)
+
+    def take_options(self, letters: Sequence[Push]) -> None:
+        """Update with the options that the trainers have changed inside of their batches, which this loop has none of."""
+        told: list[Options] = [letter.content["options"] for letter in letters]
+        if not all(same_options(told[0], one) for one in told[1:]):
+            raise InputError(
+                "the loops of the trainers have changed the optimizer's options differently inside `for batch in step`. Change "
+                "them before the batches, or behind step.apply(), alike on every worker."
+            )
+        set_options(self.optimizer, told[0])
 
     # Steps.
 

@@ -38,6 +38,7 @@ class SyncReducer(Reducer):
         """Wait for all trainers, and make `.grad` the sum over all shards, along the tree."""
         step, placement = self.step, self._placement
         placement.letters = placement.receive(placement.trainers)
+        placement.take_options(placement.letters)
         names = placement.letters[0].content["names"]
         step.auxiliary.names = names
         if not self._brought:

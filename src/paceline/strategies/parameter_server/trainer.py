@@ -19,7 +19,7 @@ from paceline.reduce.combination import Combination
 from paceline.reduce.tree import Gradients, add
 from paceline.remote.grouping import PATIENCE_S, open_group
 from paceline.state.chunks import OPTIMIZER, Catalogue, LocalState, Read
-from paceline.state.optimizer_state import load_optimizer_state
+from paceline.state.optimizer_state import Options, changed_options, load_optimizer_state, saved_options_of
 from paceline.strategies import gradients
 from paceline.strategies.base import StepWork, StrategyInputs
 from paceline.strategies.parameter_server import push_queue
@@ -77,6 +77,12 @@ class ServedPlacement(Placement):
         """Begin a step in a new group, or after loading, with the weights that the servers have."""
         if self._stale:
             self._fetch()
+        self._options = saved_options_of(self.optimizer)
+
+    @property
+    def changed_options(self) -> Options:
+        """What the loop has changed of the optimizer's options since the step began: a server's loop has no batches."""
+        return changed_options(self.optimizer, self._options)
 
     @torch.no_grad()
     def _fetch(self) -> None:
@@ -153,6 +159,9 @@ class ServedUpdate:
         contents, norm = (
             self._shares(replica, max_grad_norm) if placement.staleness else (self._sums(replica), None)
         )
+        changed = placement.changed_options
+        for content in contents:
+            content["options"] = changed
         hit(REDUCTION)
         pushed = [
             one.future(placement.peers.rank, step.work.number, content)

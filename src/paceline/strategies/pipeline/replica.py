@@ -26,7 +26,7 @@ from paceline.strategies.base import (
 from paceline.strategies.buffer_snapshot import BufferSnapshot
 from paceline.strategies.buffers import Buffers, gather_rows
 from paceline.strategies.loss_checks import check_trainable
-from paceline.strategies.partial_update import PartialUpdate, Scope
+from paceline.strategies.partial_update import PartialUpdate, Scope, check_half
 from paceline.strategies.pipeline.attributes import StageAttributes
 from paceline.strategies.pipeline.call import Function, call_of
 from paceline.strategies.pipeline.order import forward_programs, programs, stages_per_worker
@@ -77,6 +77,8 @@ class PipelineReplica:
         self._partial_update = PartialUpdate(
             optimizer, Scope.ROWS if self._place.size > 1 else Scope.PARAMETERS, world.device
         )
+        if self._place.size > 1:
+            check_half(optimizer, world.device)
         self._keeping = StageState(self.model, optimizer, inputs.scheduler(optimizer))
         self.optimizer, self.scheduler = self._keeping.optimizer, self._keeping.scheduler
         self.scaler: torch.amp.GradScaler | None = None
