@@ -189,7 +189,7 @@ def test_so_it_is_where_the_state_comes_from_the_very_step_that_broke(
 def change_of(what: str, model: Any, optimizer: Any, large: Any, copies: Any) -> None:
     """Change one thing, as a loop may."""
     first = optimizer.param_groups[0]
-    if what == "slots":
+    if what in ("slots", "thawed"):
         for entry in optimizer.state.values():
             entry["momentum_buffer"].mul_(0.5)
     elif what == "replaced":
@@ -226,8 +226,8 @@ def train_once(run: paceline.Run, folder: str, faults: Faults, kind: str) -> lis
     what, where, when = kind.split()
 
     def optimizer_of(made: Any) -> torch.optim.Optimizer:
-        made[2].requires_grad_(what != "group")
-        trained = [one for one in made.parameters() if one.requires_grad]
+        made[2].requires_grad_(what not in ("group", "thawed"))
+        trained = [one for one in made.parameters() if one.requires_grad or what == "thawed"]
         optimizer = torch.optim.SGD(trained, lr=0.05, momentum=0.9)
         optimizer.param_groups[0]["seen"] = []
         return optimizer
@@ -244,7 +244,10 @@ def train_once(run: paceline.Run, folder: str, faults: Faults, kind: str) -> lis
                 change_of(what, model, optimizer, {**large, **few}, copies)
 
     for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS):
+        set_off(run, folder, faults, "top")
         change("before", step.number)
+        if what == "thawed" and step.number == 5:
+            model[2].requires_grad_(True)
         for index, (features, labels) in enumerate(step):
             set_off(run, folder, faults, "batch")
             step.backward(F.cross_entropy(model(features), labels, reduction="none"))
@@ -297,8 +300,13 @@ ONCE = (
 
 @pytest.mark.parametrize("kind", ONCE)
 def test_so_is_what_is_done_in_one_step_alone(kind: str, tmp_path: Path) -> None:
+    check_once(kind, tmp_path, "batch")
+
+
+def check_once(kind: str, tmp_path: Path, place: str) -> None:
+    """Compare a run that nothing happens to with one in which a worker is killed in step 5."""
     found = {}
-    for name, faults in (("quiet", []), ("killed", [("batch", 5, 1, "kill")])):
+    for name, faults in (("quiet", []), ("killed", [(place, 5, 1, "kill")])):
         (tmp_path / name).mkdir()
         some: Any = {"strategy": "ddp", "workers": 2} if faults else {"strategy": "single"}
         found[name] = paceline.launch(
@@ -311,6 +319,11 @@ def test_so_is_what_is_done_in_one_step_alone(kind: str, tmp_path: Path) -> None
         assert one[0] == quiet[0]
         # What was written before `apply` and cannot be put back takes the run back; nothing else does.
         assert one[1] == (what in PUT_BACK or where == "behind")
+
+
+def test_so_is_what_is_done_in_a_step_that_broke_before_it_began(tmp_path: Path) -> None:
+    # The others wait for the lost one where something begins to train, before the first batch.
+    check_once("thawed between once", tmp_path, "top")
 
 
 @pytest.mark.parametrize("what", ["numbers", "few"])

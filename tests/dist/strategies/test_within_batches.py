@@ -50,6 +50,25 @@ def change_rate(run: paceline.Run, differs: bool = False) -> str:
     return run.weights_sha256()
 
 
+def tables() -> nn.Module:
+    return nn.Sequential(nn.EmbeddingBag(16, 8, mode="sum", sparse=True), nn.Linear(8, 3))
+
+
+class Words(Samples):
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.tensor([index % 16, index % 5]), torch.tensor(index % 3)
+
+
+def change_rate_of_tables(run: paceline.Run) -> str:
+    model, optimizer = run.prepare(tables, lambda made: torch.optim.SGD(made.parameters(), lr=0.5))
+    for step in run.steps(Words(), batch_size=16, steps=STEPS):
+        for words, labels in step:
+            optimizer.param_groups[0]["lr"] = 0.5 / (1 + step.number)
+            step.backward(F.cross_entropy(model(words), labels, reduction="none"))
+        step.apply()
+    return run.weights_sha256()
+
+
 def launched(function: Any, *args: Any, strategy: str, **options: Any) -> Any:
     workers = 1 if strategy == "single" else 2
     chosen: Any = {
@@ -66,6 +85,11 @@ def launched(function: Any, *args: Any, strategy: str, **options: Any) -> Any:
 @pytest.mark.parametrize("options", PARALLEL)
 def test_a_rate_that_is_set_beside_a_batch_counts(options: dict[str, Any]) -> None:
     assert launched(change_rate, **options) == launched(change_rate, strategy="single")
+
+
+def test_it_counts_for_tables_on_servers() -> None:
+    found = launched(change_rate_of_tables, strategy="hybrid", servers=1)
+    assert found == launched(change_rate_of_tables, strategy="single")
 
 
 def test_servers_refuse_rates_that_differ() -> None:
