@@ -63,13 +63,15 @@ def train_hard(run: paceline.Run, folder: str, faults: Faults, kind: str) -> lis
     small, large = run.register_state("small", Meter(3)), run.register_state("large", Meter(5_000))
     changes = {
         "data": lambda: [one.data.mul_(0.9) for one in model.parameters()],
+        "unseen": lambda: [model.centre.data.mul_(0.9), large.seen.data.add_(1.0)],
+        "unseen slots": lambda: [one["exp_avg"].data.mul_(0.9) for one in optimizer.state.values()],
         "buffer": lambda: model.centre.mul_(0.9).add_(0.01),
         "rate": lambda: optimizer.param_groups[0]["lr"].mul_(0.9),
         "schedule": schedule.step,
         "small": lambda: small.seen.add_(1.0),
         "large": lambda: large.seen.add_(1.0),
     }
-    what, where = kind.split()
+    what, where = kind.rsplit(maxsplit=1)
     for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS):
         with torch.no_grad():
             if where == "before":
@@ -77,6 +79,9 @@ def train_hard(run: paceline.Run, folder: str, faults: Faults, kind: str) -> lis
         set_off(run, folder, faults, "loop")
         for features, labels in step:
             step.backward(F.cross_entropy(model(features), labels, reduction="none"))
+        with torch.no_grad():
+            if where == "between":
+                changes[what]()
         step.apply()
         with torch.no_grad():
             if where == "behind":
@@ -153,13 +158,17 @@ def test_what_a_body_does_is_done_once_a_step(
         assert one[3] in (quiet[0][3], None)
 
 
-HARD = ("data", "buffer", "rate", "schedule", "small", "large")
+HARD = ("data", "buffer", "rate", "schedule", "small", "large", "unseen", "unseen slots")
 
 
-@pytest.mark.parametrize("where", ["before", "behind"])
-@pytest.mark.parametrize("what", HARD)
-def test_so_is_what_is_hard_to_put_back(what: str, where: str, tmp_path: Path) -> None:
-    kind = f"{what} {where}"
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(f"{what} {where}" for what in HARD for where in ("before", "behind")),
+        *(f"{what} between" for what in HARD[1:]),
+    ],
+)
+def test_so_is_what_is_hard_to_put_back(kind: str, tmp_path: Path) -> None:
     quiet = launch(tmp_path / "quiet", [], kind, strategy="single", workers=1)
     found = launch(tmp_path / "killed", [("loop", 5, 1, "kill")], kind, strategy="ddp")
     assert set(tmp_path.glob("killed/fault-*"))

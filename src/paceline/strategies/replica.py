@@ -327,6 +327,11 @@ class Replica:
         """Return the buffers of which `abandon` undoes whatever was done to them in the step."""
         return self.buffers.known()
 
+    def changing_buffers(self) -> list[Tensor]:
+        """Return the buffers that passes change; all of them until a first step has shown which."""
+        names = self.buffers.names
+        return [one for name, one in self.model.named_buffers() if names is None or name in names]
+
     def abandon(self) -> None:
         """Forget the step in flight, as if it had not begun, and release the group: it is broken.
 

@@ -133,6 +133,8 @@ class Attempt:
         self._wrote = self._in_batches = self._slots_differ = self._left = False
         self._in_hand: tuple[Marks, Marks] | None = None
         """What model and slots were where the batches began, or where the group was entered behind that."""
+        self._seen: tuple[dict[int, int], dict[str, str]] | None = None
+        """What the batches began with, where this attempt looks at it."""
         self._done_before: tuple[Values, Settings] | None = None
         self.then: tuple[Marks, Marks] | None = None
         self.settings_then = self._begun_with
@@ -150,7 +152,7 @@ class Attempt:
         self._digests = body.loop_state.large_digests() if self._looks else None
 
     def _look(self) -> list[int] | None:
-        return checksums(self._body.replica(), slots=False) if self._looks else None
+        return checksums(self._body.replica()) if self._looks else None
 
     def is_unchanged(self) -> bool:
         """Return whether the model is as it was when it was looked at last."""
@@ -186,6 +188,7 @@ class Attempt:
         if not self._in_batches:
             self.note_writes()
             self._in_batches = True
+            self._seen = self._unwritten() if self._looks else None
 
     def note_writes(self) -> None:
         """Note whether the body has written to the state since the step began, or since the group was entered."""
@@ -221,6 +224,23 @@ class Attempt:
         if not self._left:
             self.note_writes()
             self._left = True
+
+    def end_batches(self) -> None:
+        """Look whether the body wrote since its batches began where torch does not count it."""
+        if self._seen is None:
+            return
+        seen, digests = self._seen
+        left_out = {id(one) for one in self._body.replica().changing_buffers()}
+        now, digests_now = self._unwritten()
+        self._body.writes_before |= digests != digests_now or any(
+            key in now and key not in left_out and now[key] != value for key, value in seen.items()
+        )
+
+    def _unwritten(self) -> tuple[dict[int, int], dict[str, str]]:
+        """Return a number for each tensor, and state of the loop's, that batches do not write to, but for some buffers."""
+        replica = self._body.replica()
+        held = [one for one in (*replica.model.buffers(), *slots_of(replica)) if not is_absent(one)]
+        return {id(one): checksum(one) for one in held}, self._body.loop_state.large_digests()
 
     def enter_group(self) -> None:
         """Go on in another group, in which an evaluation before the batches, or behind them, has ended."""
@@ -297,16 +317,20 @@ def _moved_on(
     return model, slots
 
 
-def checksums(replica: Replica, *, slots: bool = True) -> list[int]:
-    """Return one number for each tensor of the model that lies here, and of the optimizer's `slots`."""
-    kept = [
+def checksums(replica: Replica) -> list[int]:
+    """Return one number for each tensor of the model that lies here, and of what the optimizer keeps."""
+    model = (*replica.model.parameters(), *replica.model.buffers())
+    return [checksum(one) for one in (*model, *slots_of(replica)) if not is_absent(one)]
+
+
+def slots_of(replica: Replica) -> list[Tensor]:
+    """Return the tensors that the optimizer keeps."""
+    return [
         value
-        for entry in (replica.optimizer.state.values() if slots else ())
+        for entry in replica.optimizer.state.values()
         for value in (entry.values() if isinstance(entry, dict) else ())
         if isinstance(value, Tensor)
     ]
-    model = (*replica.model.parameters(), *replica.model.buffers())
-    return [checksum(one) for one in (*model, *kept) if not is_absent(one)]
 
 
 def _plain(options: Options) -> Options:

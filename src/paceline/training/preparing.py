@@ -153,6 +153,14 @@ def carried_inputs(inputs: StrategyInputs, before: Replica) -> StrategyInputs:
     return replace(
         inputs,
         previous=before,
-        scaler=before.scaler,
+        scaler=renewed_scaler(inputs.precision, before.scaler),
         weights_in_sync=True,
     )
+
+
+def renewed_scaler(precision: Precision, before: torch.amp.GradScaler | None) -> torch.amp.GradScaler | None:
+    """Return a scaler that goes on as one of before, and knows nothing of a step that broke behind its `unscale_`."""
+    made = precision.scaler()
+    if made is not None and before is not None:
+        made.load_state_dict(before.state_dict())
+    return made

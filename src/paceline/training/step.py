@@ -178,6 +178,8 @@ class Step:
                 "would be lost. Call it after `for batch in step`; to leave a batch out, do not call backward for it."
             )
         check_clip(max_grad_norm)
+        if self._attempt is not None:
+            self._attempt.end_batches()
         self._guard.take_sums_back()
         return self._guarded(
             lambda: self._replica.apply(max_grad_norm if max_grad_norm is not None else self._max_grad_norm)

@@ -195,6 +195,42 @@ def test_a_lost_worker_is_survived(outer: str, tmp_path: Path) -> None:
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
 
 
+def lose_one_before_the_mean(run: paceline.Run, killed: str) -> tuple[int, int, str]:
+    """Rank 1 dies behind its own update in the last step of a period, where the others wait for its share of the mean."""
+    made = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES))
+    _, stepper = run.prepare(
+        made,
+        torch.optim.SGD(made.parameters(), lr=RATE),
+        lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9),
+    )
+    taken = 0
+
+    def count(*_: Any) -> None:
+        nonlocal taken
+        taken += 1
+        if taken == 6 and run.world.rank == 1 and not Path(killed).exists():
+            Path(killed).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    stepper.register_step_post_hook(count)
+    for step in run.steps(data(72), batch_size=24, steps=9):
+        step.compute(loss)
+    counted: Any = made[1].num_batches_tracked
+    return taken, int(counted), run.weights_sha256()
+
+
+@pytest.mark.parametrize("outer", ["average", "nesterov"])
+def test_a_step_is_taken_once_where_its_mean_breaks(outer: str, tmp_path: Path) -> None:
+    results = paceline.launch(
+        lose_one_before_the_mean, str(tmp_path / "killed"), strategy="local-sgd", workers=3, shards=6, threads=1,
+        device="cpu", local_steps=3, outer_optimizer=outer,
+    )  # fmt: skip
+    assert (tmp_path / "killed").exists()
+    assert (9, 9) in {result[:2] for result in results}
+    assert not any(result[0] > 9 or result[1] != 9 for result in results)
+    assert len({result[2] for result in results}) == 1
+
+
 def digits(run: paceline.Run) -> dict[str, Any]:
     return trainer.main(run, TrainSpec(task="paceline.tasks.digits:Digits", name="digits", epochs=5))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from paceline.checkpoint.tensors import is_writable
 from paceline.errors import InputError, PacelineError
 from paceline.strategies.base import Exactness
 from paceline.training.options import RunOptions
-from paceline.training.preparing import new_parts
+from paceline.training.preparing import new_parts, renewed_scaler
 from tests.unit.training.own_runs import opened
 
 
@@ -79,3 +80,18 @@ def _prepare(model: Any, out: Path | None) -> nn.Module:
     options = RunOptions(out=out)
     cpu = torch.device("cpu")
     return new_parts(options, Exactness.BITWISE, cpu, model, lambda _: None, None, None, None).model  # type: ignore[arg-type,return-value]
+
+
+def test_a_scaler_goes_on_without_the_step_that_broke() -> None:
+    precision: Any = SimpleNamespace(scaler=lambda: torch.amp.GradScaler("cpu"))  # fp16 itself needs a GPU
+    before, weight = precision.scaler(), nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    before.scale((weight * 2).sum()).backward()
+    before.update(512.0)
+    before.unscale_(optimizer)
+    renewed = renewed_scaler(precision, before)
+    assert renewed is not None
+    assert renewed.get_scale() == before.get_scale() == 512.0
+    weight.grad = None
+    renewed.scale((weight * 2).sum()).backward()
+    renewed.unscale_(optimizer)  # which before refuses to do a second time in a step

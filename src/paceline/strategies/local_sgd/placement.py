@@ -20,9 +20,10 @@ from paceline.strategies.reducer import agreed_names
 from paceline.strategies.result import StepResult
 from paceline.strategies.writes import Writes
 from paceline.world import World, all_gather_object
+from paceline.world.peer_failure import is_lost_peer
 
-Progress = tuple[int, float, bool]
-"""Steps since the last average, the weight of what they learned from, and whether optimizers may differ."""
+Progress = tuple[int, float, bool, int]
+"""Steps since the last average, the weight of what they learned from, whether optimizers may differ, and the steps taken."""
 
 
 class DriftingPlacement(Placement):
@@ -51,13 +52,14 @@ class DriftingPlacement(Placement):
         self.has_learned = False
         """Whether this worker had a sample in the step."""
         self._abandoned = False
-        self._number = 0
+        self._number = -1
         self._writes = Writes(self.model.named_parameters())
 
     @property
     def carried(self) -> Mapping[str, Any]:  # type: ignore[override]
         """What was learned since the last average, and the outer optimizer."""
-        return {"progress": (self._steps, float(self.learned), self._stirred), "outer": self.outer}
+        progress = self._steps, float(self.learned), self._stirred, self._number + 1
+        return {"progress": progress, "outer": self.outer}
 
     # A group that forms.
 
@@ -68,14 +70,24 @@ class DriftingPlacement(Placement):
         if self._tuning.outer_optimizer == "nesterov":
             self.outer = Nesterov(self._parameters, self._tuning)
         before = self._inputs.previous.placement.carried if self._inputs.previous is not None else {}
-        mine: Progress = before.get("progress", (0, 0.0, False))
+        mine: Progress = before.get("progress", (0, 0.0, False, 0))
         found: list[Progress] = all_gather_object(self.world.comm, mine)
         # Whoever has taken over another's state in between stands at the beginning of a period, like a newcomer.
         source = next((rank for rank, (steps, *_) in enumerate(found) if steps), None)
-        self._stirred = any(stirred for *_, stirred in found)
+        furthest = max(taken for *_, taken in found)
+        # Some may have the mean already that the group broke in for the others.
+        averaged = [
+            rank for rank, (steps, *_, taken) in enumerate(found) if not steps and taken == furthest > 0
+        ]
+        self._stirred = any(stirred for _, _, stirred, _ in found)
         self.outer = before.get("outer") or self.outer
         if not self._inputs.weights_in_sync:
             self.averaging.send_from(0, list(self.model.state_dict().values()))
+        if source is not None and averaged:
+            self.averaging.send_from(averaged[0], list(self.model.state_dict().values()))
+            if self.outer is not None:
+                self.averaging.send_from(averaged[0], self.outer.tensors())
+            return
         if self.outer is not None:
             if source is None:
                 self.outer.start()
@@ -85,7 +97,7 @@ class DriftingPlacement(Placement):
             self.averaging.send_from(source, list(self.model.buffers()))
             self._steps = 1
             self.learned += mine[1]
-            self.total += sum(learned for _, learned, _ in found)
+            self.total += sum(learned for _, learned, *_ in found)
             self._average()
 
     # Steps and averages.
@@ -112,7 +124,13 @@ class DriftingPlacement(Placement):
         self._steps += 1
         self._stirred = True
         if (result.number + 1 - self._tuning.local_warmup) % self._tuning.local_steps == 0:
-            self._average()
+            try:
+                self._average()
+            except Exception as error:
+                if not is_lost_peer(error) and not self.world.interruption.raised:
+                    raise
+                # The step is taken, its schedule included: whoever took it once more would be a step ahead of all others.
+                # What is missing is the mean, with which the next group begins.
 
     @torch.no_grad()
     def _average(self) -> None:

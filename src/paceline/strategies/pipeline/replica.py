@@ -372,6 +372,10 @@ class PipelineReplica:
         """Return all of them: a loop never holds them while a step is in flight."""
         return list(self.model.buffers())
 
+    def changing_buffers(self) -> list[Tensor]:
+        """Return all of them."""
+        return list(self.model.buffers())
+
     def abandon(self) -> None:
         """Forget the step under way: weights change only once every sum has arrived, buffers are put back."""
         for stage in self._stages.values():
