@@ -66,6 +66,7 @@ def _check(rest: dict[str, Any]) -> None:
     for name in _items("loop", rest.get("loop", {}), dict):
         _be("loop: a name in it", name, str)
     _items("between", rest.get("between", []), list)
+    _be("stream", rest.get("stream", ""), str)
 
 
 def _there(found: Mapping[str, Any], name: str, where: str) -> Any:

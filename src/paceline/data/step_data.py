@@ -32,6 +32,8 @@ class StepData:
     """The shards this worker carries, empty ones included."""
     contents: str | None = None
     """What items of a stream's global batch hold, where that was asked for and is looked at in this step."""
+    beginning: str | None = None
+    """What items of the stream's first global batch in this epoch hold; said once a reading, and not where it was not read."""
 
 
 def split_micro_batches(samples: Indices, micro_batch: int | None) -> list[Indices]:

@@ -56,7 +56,7 @@ class Stream:
         self._dataset, self._batch_size, self._seed = dataset, batch_size, seed
         self._shards, self._owned, self._micro_batch = shards, owned, micro_batch
         self._collate = collate
-        self._aside = GeneratorsAside()
+        self._aside, self._aside_to_look = GeneratorsAside(), GeneratorsAside()
         self.notes_contents = False
         """Whether a step says what its items hold: the first that is read, and the steps 1, 2, 4, 8 and so on."""
 
@@ -66,6 +66,7 @@ class Stream:
         seek = getattr(self._dataset, "seek", None)
         first = 0 if seek is None else start_step
         items: Iterator[Any] | None = None
+        beginning: str | None = None
         for step in count(first):
             with self._aside:
                 seed_generators(derive(self._seed, "stream", epoch, step))
@@ -74,9 +75,22 @@ class Stream:
                         seek(start_step * self._batch_size)
                     items = iter(self._dataset)
                 batch = self._next_batch(items, epoch, step)
-                looks = self.notes_contents and (step == start_step or (step + 1).bit_count() == 1)
-                contents = contents_of(batch) if looks and step >= start_step else None
-                data = self._step_data(epoch, step, batch, contents) if batch and step >= start_step else None
+                compares = self.notes_contents and (step == start_step or (step + 1).bit_count() == 1)
+                looks = step == 0 or (compares and step >= start_step)
+                contents = self._look(batch) if looks else None
+                if step == 0:
+                    beginning = contents
+                data = (
+                    self._step_data(
+                        epoch,
+                        step,
+                        batch,
+                        contents if compares else None,
+                        beginning if step == start_step else None,
+                    )
+                    if batch and step >= start_step
+                    else None
+                )
             if not batch and step == 0:
                 raise InputError("the data set is empty: its stream gave no item. Give one with samples.")
             if data is not None:
@@ -105,7 +119,14 @@ class Stream:
             raise
         return batch
 
-    def _step_data(self, epoch: int, step: int, batch: list[Any], contents: str | None) -> StepData:
+    def _look(self, batch: list[Any]) -> str | None:
+        """Return what a batch holds; items that draw where they are looked into draw the same once more."""
+        with self._aside_to_look:
+            return contents_of(batch)
+
+    def _step_data(
+        self, epoch: int, step: int, batch: list[Any], contents: str | None, beginning: str | None
+    ) -> StepData:
         parts = []
         for shard in self._owned:
             low, high = shard_bounds(shard, self._shards, len(batch))
@@ -116,7 +137,7 @@ class Stream:
                 for piece in pieces
             ]
             parts.append(ShardData(shard, samples, batches))
-        return StepData(epoch, step, len(batch), tuple(parts), contents)
+        return StepData(epoch, step, len(batch), tuple(parts), contents, beginning)
 
     def _collated(self, epoch: int, step: int, items: list[Any], place: int) -> Any:
         first = step * self._batch_size + place

@@ -131,6 +131,7 @@ class Preparation:
         saved = resuming.load(replica, state.options, state.world, state.emit)
         self.lacks_groups = drop_groups(replica.optimizer, groups)
         state.position, state.meta = saved.position, saved.meta
+        state.epoch_starts.load(saved.position, saved.epoch_start)
         state.started_at = state.position.number
         self.history.load_saved(saved.outcomes or [])
         self.freeze()

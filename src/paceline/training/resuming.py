@@ -19,6 +19,7 @@ from paceline.recovery.position import Position
 from paceline.state.chunks import MODEL, ChunkBounds, TensorMeta
 from paceline.strategies.replica import Replica
 from paceline.training.call_history import KEY as OUTCOMES
+from paceline.training.epoch_starts import KEY as STREAM
 from paceline.training.folder import CHECKPOINTS
 from paceline.training.loop_state import KEY, Values
 from paceline.training.options import RunOptions
@@ -35,6 +36,8 @@ class Resumed:
     """The loop's own."""
     outcomes: list[Any] | None
     """What was measured between calls of `run.steps`; None where nothing was, or where it was not kept."""
+    epoch_start: str | None
+    """What the stream's epoch began with, if it was saved in the middle of one."""
 
 
 def newest_meta(options: RunOptions) -> dict[str, Any]:
@@ -62,8 +65,13 @@ def load(replica: Replica, options: RunOptions, world: World, emit: Callable[[Ev
     meta = found.manifest.meta
     _check_answer(options.out, options, meta)
     _take(replica, world, found)
+    rest = found.rest
     return Resumed(
-        Position(**found.manifest.position), dict(meta), found.rest.get(KEY, {}), found.rest.get(OUTCOMES)
+        Position(**found.manifest.position),
+        dict(meta),
+        rest.get(KEY, {}),
+        rest.get(OUTCOMES),
+        rest.get(STREAM),
     )
 
 

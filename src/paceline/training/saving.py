@@ -18,6 +18,7 @@ from paceline.training import folder
 from paceline.training.call_history import KEY as OUTCOMES
 from paceline.training.call_history import SAVE as SAVE_CALL
 from paceline.training.call_history import CallHistory
+from paceline.training.epoch_starts import KEY as STREAM
 from paceline.training.frozen import KEY as FROZEN
 from paceline.training.frozen import frozen_names
 from paceline.training.horizon import KEY as HORIZON
@@ -188,6 +189,8 @@ class Saving:
                 more[REGISTERED] = self._loop.registered.check_same(world)
             if self._history.outcomes:
                 more[OUTCOMES] = self._history.outcomes.state()
+            if (began := state.epoch_starts.at(state.position)) is not None:
+                more[STREAM] = began
             fault = saver.save(
                 world,
                 replace(held, rest={**held.rest, **more}) if more else held,

@@ -11,6 +11,7 @@ from paceline.recovery.group_state import GroupState
 from paceline.recovery.position import Position
 from paceline.strategies.base import Exactness
 from paceline.task import Task
+from paceline.training.epoch_starts import EpochStarts
 from paceline.training.options import RunOptions
 from paceline.training.recorder import DataFacts
 from paceline.training.step import Step
@@ -36,6 +37,8 @@ class RunState(GroupState):
     """The data that the last call of `steps` goes through, and its largest norm; None before the first."""
     others_training: tuple[DataFacts, float | None] | None = None
     """The same of the others, for a worker that has joined them before its first call of `steps`."""
+    epoch_starts: EpochStarts = field(default_factory=EpochStarts)
+    """What the last epochs of a stream began with."""
     step: Step | None = None
     """The one that was given last."""
     ended: bool = False

@@ -99,6 +99,7 @@ class Stepping:
                 self.feed, state.world, TRAINING, state.position.epoch, state.position.step
             ):
                 hit(DATA)
+                state.epoch_starts.check(state.position, data)
                 if self.recovery.membership.change_wanted:
                     self.recovery.regroup(STEP)
                 if self.recovery.stopping:

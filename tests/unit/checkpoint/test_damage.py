@@ -198,6 +198,7 @@ def test_a_file_that_is_something_else_is_refused(folder: Path, content: bytes) 
         ({"scheduler": {"last_epoch": "x"}}, "scheduler: last_epoch is a str, but must be a number"),
         ({"scaler": 5}, "scaler is a int, but must be a dict"),
         ({"between": 7}, "between is a int, but must be a list"),
+        ({"stream": 7}, "stream is a int, but must be text"),
         ({"loop": 3}, "loop is a int, but must be a dict"),
         ({"loop": {3: 3}}, "loop: a name in it is a int, but must be text"),
         ({"buffers": {"count": 3}}, "buffers: 'count' is a int, but must be a tensor"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from tests.unit.data.sources import SeekableStream, Stream, combined, epoch_of, feed_of
@@ -60,6 +61,37 @@ def test_draws_of_a_stream_do_not_depend_on_the_process_nor_disturb_it() -> None
     assert combined(Stream(30), workers=3) == alone
     assert combined(Stream(30), workers=2, start_step=2) == alone[2:]
     assert combined(Stream(30), workers=1, epoch=1) != alone
+
+
+class Drawing(Mapping[str, Tensor]):
+    """An item that draws whenever it is looked into."""
+
+    def __getitem__(self, key: str) -> Tensor:
+        return torch.tensor([torch.rand(()).item(), np.random.rand(), random.random()])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["x"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+class Drawings:
+    def __iter__(self) -> Iterator[Drawing]:
+        return (Drawing() for _ in range(20))
+
+
+def test_items_that_draw_give_the_same_where_their_contents_are_compared() -> None:
+    first, second = (
+        [
+            batch["x"].tolist()
+            for step in feed_of(Drawings()).epoch(0, contents=compares)
+            for shard in step.shards
+            for batch in shard.batches
+        ]
+        for compares in (False, True)
+    )
+    assert first == second
 
 
 def test_a_stream_that_can_seek_is_not_read_from_its_beginning() -> None:

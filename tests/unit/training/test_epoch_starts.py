@@ -1,0 +1,172 @@
+"""A stream that gives other items where an epoch is read again is refused: a resumed run would repeat samples and lose others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline import Run
+from paceline.checkpoint.manifest import REST
+from paceline.data import ShardedLoader
+from paceline.errors import InputError
+from paceline.recovery.position import Position
+from paceline.training.epoch_starts import EpochStarts
+from tests.unit.training.own_runs import losses, opened, prepared, resumed
+
+
+def item(number: int) -> tuple[Tensor, Tensor]:
+    features = torch.randn(4, generator=torch.Generator().manual_seed(number))
+    return features, features.sum().unsqueeze(0)
+
+
+class Shuffled:
+    """30 items in another order each epoch, by a generator that lives as long as the stream."""
+
+    def __init__(self) -> None:
+        self.generator = random.Random(3)
+
+    def order(self) -> list[int]:
+        return self.generator.sample(range(30), 30)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return map(item, self.order())
+
+
+class Anew(Shuffled):
+    """By one that is made in __iter__, from the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.generator = random.Random(epoch)
+
+
+class Global(Shuffled):
+    """By the process's own, which paceline seeds."""
+
+    def order(self) -> list[int]:
+        return random.sample(range(30), 30)
+
+
+class GoesOn(Shuffled):
+    """Items that go on where the epoch before has ended."""
+
+    position = 0
+
+    def order(self) -> list[int]:
+        self.position += 30
+        return list(range(self.position - 30, self.position))
+
+
+class Seeks(Shuffled):
+    """By its own, from any item on."""
+
+    first = 0
+
+    def seek(self, position: int) -> None:
+        self.first = position
+
+    def order(self) -> list[int]:
+        return super().order()[self.first :]
+
+
+def train(run: Run, stream: Any, steps: int, **options: Any) -> Tensor:
+    model, _ = prepared(run)
+    for step in run.steps(stream, batch_size=8, steps=steps, **options):
+        for batch in step:
+            step.backward(losses(model, batch))
+        step.apply()
+    run.engine.calls.finish()
+    return torch.cat([one.detach().flatten() for one in model.parameters()])
+
+
+OTHERS = (
+    r"the training stream gives other items in epoch 1 than when that epoch was read before \(item\[0\]: .*\), so samples would "
+    r"be repeated and others lost\. .*set_epoch"
+)
+
+
+@pytest.mark.parametrize("kind", [Shuffled, GoesOn])
+def test_a_stream_that_keeps_its_place_from_epoch_to_epoch_is_not_resumed_within_one(
+    kind: type[Shuffled], tmp_path: Path
+) -> None:
+    with opened(out=tmp_path) as run:
+        train(run, kind(), 6)
+    with resumed(tmp_path) as run, pytest.raises(InputError, match=OTHERS):
+        train(run, kind(), 9)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", [Anew, Global])
+def test_one_that_gives_the_same_again_is_resumed_anywhere(
+    kind: type[Shuffled], num_workers: int, tmp_path: Path
+) -> None:
+    with opened(num_workers=num_workers) as run:
+        whole = train(run, kind(), 11)
+    for steps in (2, 4, 6, 11):  # 4 steps an epoch
+        with opened(out=tmp_path, resume=steps > 2, num_workers=num_workers) as run:
+            found = train(run, kind(), steps)
+    assert torch.equal(found, whole)
+
+
+def test_one_that_is_copied_for_each_epoch_by_a_loading_process_is_resumed(tmp_path: Path) -> None:
+    with opened(num_workers=1) as run:
+        whole = train(run, Shuffled(), 9)
+    for steps in (6, 9):
+        with opened(out=tmp_path, resume=steps == 9, num_workers=1) as run:
+            found = train(run, Shuffled(), steps)
+    assert torch.equal(found, whole)
+
+
+def test_one_that_seeks_is_not_compared(tmp_path: Path) -> None:
+    for steps in (6, 9):
+        with opened(out=tmp_path, resume=steps == 9) as run:
+            train(run, Seeks(), steps)
+
+
+def test_a_checkpoint_that_says_nothing_of_its_stream_is_resumed(tmp_path: Path) -> None:
+    with opened(out=tmp_path) as run:
+        train(run, Shuffled(), 6)
+        run.engine.state.epoch_starts = EpochStarts()
+        run.save()
+    (rest,) = tmp_path.rglob(REST)
+    assert "stream" not in torch.load(rest)
+    with resumed(tmp_path) as run:
+        train(run, Shuffled(), 9)
+
+
+def test_each_call_of_steps_has_data_of_its_own(tmp_path: Path) -> None:
+    with opened(out=tmp_path) as run:
+        model, _ = prepared(run)
+        for stream in (Shuffled(), GoesOn()):
+            for step in run.steps(stream, batch_size=8, epochs=2):
+                if step.number == 0:
+                    break  # before it is applied: the next call is of the same epoch
+                for batch in step:
+                    step.backward(losses(model, batch))
+                step.apply()
+
+
+def test_an_epoch_that_is_read_again_by_another_group_is_compared() -> None:
+    def read(stream: Any, epoch: int, step: int) -> None:
+        position = Position(epoch, step)
+        for data in feeds[stream].epoch(epoch, step):
+            starts[stream].check(position, data)
+
+    streams = Shuffled(), Global()
+    feeds = {
+        one: ShardedLoader(one, batch_size=8, shards=1, seed=0, owned=range(1), num_workers=0)
+        for one in streams
+    }
+    starts = {one: EpochStarts() for one in streams}
+    for one in streams:
+        read(one, 0, 0)
+        read(one, 1, 0)
+    read(streams[1], 1, 2)
+    read(streams[1], 0, 1)
+    with pytest.raises(InputError, match="the training stream gives other items in epoch 1"):
+        read(streams[0], 1, 2)
