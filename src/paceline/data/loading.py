@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from paceline.compat.data_loader import end_workers
+from paceline.compat.data_loader import end_workers, show_dataset
 from paceline.compat.parent_death import die_with_parent
 from paceline.data.failures import Failure
 from paceline.data.permutation import Indices
@@ -25,6 +25,8 @@ TensorChunk = tuple[int, Indices]
 class LoadingOptions:
     """How loading processes are run."""
 
+    dataset: Any
+    """The user's own, which `worker_init_fn` asks torch for."""
     workers: int
     worker_init_fn: WorkerInit | None
     prefetch: int
@@ -112,11 +114,13 @@ class _RemoteIterable(IterableDataset[Any]):
 class _Start:
     """What a loading process does first."""
 
+    dataset: Any
     worker_init_fn: WorkerInit | None
     parent: int
 
     def __call__(self, number: int) -> None:
         die_with_parent(self.parent)
+        show_dataset(self.dataset)
         if self.worker_init_fn is not None:
             self.worker_init_fn(number)
 
@@ -133,7 +137,7 @@ def _loader(
         pin_memory=options.pin_memory,
         # Not the platform's default: a loading process must be this one's own child to die with it.
         multiprocessing_context="fork" if options.workers else None,
-        worker_init_fn=_Start(options.worker_init_fn, os.getpid()),
+        worker_init_fn=_Start(options.dataset, options.worker_init_fn, os.getpid()),
         prefetch_factor=options.prefetch,
         persistent_workers=persistent,
         # Its own generator: without one the DataLoader draws a seed from the training process's.

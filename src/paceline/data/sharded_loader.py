@@ -87,14 +87,14 @@ class ShardedLoader:
                 micro_batch=micro_batch,
                 collate=collate,
             )
-            options = LoadingOptions(1, worker_init_fn, prefetch, pin_memory=False)
+            options = LoadingOptions(dataset, 1, worker_init_fn, prefetch, pin_memory=False)
             self._source = LoadedStream(self._stream, options) if num_workers else self._stream
         else:
             self.samples = _map_style_length(dataset)
             self.order = EpochPermutation(self.samples, seed, shuffle)
             schedule = Schedule(self.order, batch_size=batch_size, shards=shards, owned=owned)
             reader = reader_of(dataset, seed=seed, collate=collate)
-            options = LoadingOptions(num_workers, worker_init_fn, prefetch, self._pin)
+            options = LoadingOptions(dataset, num_workers, worker_init_fn, prefetch, self._pin)
             self._source = (
                 LoadedMapStyle(schedule, reader, micro_batch, options)
                 if num_workers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -9,12 +10,13 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from paceline.data import StepData
 from paceline.data.failures import Failure
@@ -116,6 +118,60 @@ def test_a_stream_is_read_ahead_by_one_process() -> None:
     feed.close()
     assert resumed == [comparable(step) for step in feed_of(Stream(64)).epoch(1, 5)]
     assert multiprocessing.active_children() == []
+
+
+class Numbers(IterableDataset[int]):
+    """As in the documentation of torch's IterableDataset."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start, self.end = start, end
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, self.end))
+
+
+def take_own_part(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    numbers: Any = info.dataset
+    overall_start, overall_end = numbers.start, numbers.end
+    per_worker = math.ceil((overall_end - overall_start) / info.num_workers)
+    numbers.start = overall_start + worker * per_worker
+    numbers.end = min(numbers.start + per_worker, overall_end)
+
+
+def open_files(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    dataset: Any = info.dataset
+    dataset.factor *= 10
+
+
+class Opened(Squares):
+    factor = 1
+
+    def __getitem__(self, index: int) -> int:
+        return index * self.factor
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_the_first_thing_that_a_process_does_finds_the_data_set_itself(num_workers: int) -> None:
+    numbers, opened = Numbers(3, 24), Opened(21)
+    for _ in range(2):
+        read = combined(numbers, workers=1, num_workers=num_workers, worker_init_fn=take_own_part)
+        assert read == combined(Numbers(3, 24), workers=1)
+    feed = feed_of(opened, num_workers=num_workers, worker_init_fn=open_files)
+    for epoch in range(2):
+        read = [
+            value
+            for step in feed.epoch(epoch)
+            for shard in comparable(step)
+            for batch in shard[2]
+            for value in batch
+        ]
+        assert sorted(read) == [10 * number for number in range(21)]
+    feed.close()
+    assert (numbers.start, opened.factor) == (3, 1)
 
 
 def alive(pid: int) -> bool:
