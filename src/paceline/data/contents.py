@@ -1,6 +1,6 @@
 """What the items of a batch hold, in a form that workers can compare: one hash for each place in them.
 
-Tensors, arrays, strings, numbers and containers of them are looked into. Whatever else an item holds (open files, pictures,
+Tensors, arrays, pictures, strings, numbers and containers of them are looked into. Whatever else an item holds (open files,
 sets, objects of its own) is passed over, and so are a dict's order and the folder in a path.
 """
 
@@ -63,7 +63,7 @@ def compare(mine: str, theirs: str) -> Difference | None:
     """Return where two batches differ, if they hold other items.
 
     They do where at least half of what changes from item to item differs, by its size: a time of reading or a random name
-    beside equal samples makes no difference.
+    beside equal samples that are larger makes no difference.
     """
     here, there = json.loads(mine), json.loads(theirs)
     absent = [None, 0, False, "nothing"]
@@ -94,6 +94,11 @@ def _places(value: Any, place: str) -> Iterator[tuple[str, Any]]:
             yield from _places(getattr(value, field.name), f"{place}.{field.name}")
     elif _can_be_hashed(value):
         yield place, value
+    elif isinstance(tile := getattr(value, "tile", None), list) and tile:
+        # A picture of PIL's that is not decoded yet, and stays so: what it is drafted or thumbnailed to would be another.
+        yield from _places(getattr(value, "filename", None) or (), f"{place}.filename")
+    elif hasattr(type(value), "__array_interface__") and not isinstance(value, np.ndarray):
+        yield from _places(np.asarray(value), place)
 
 
 def _can_be_hashed(value: Any) -> bool:

@@ -33,7 +33,10 @@ class StepData:
     contents: str | None = None
     """What items of a stream's global batch hold, where that was asked for and is looked at in this step."""
     beginning: str | None = None
-    """What items of the stream's first global batch in this epoch hold; said once a reading, and not where it was not read."""
+    """What items of a stream's first global batch in this epoch hold, empty where nothing of them can be compared.
+
+    It is said in the first step of a reading, where that batch was read and has more than one item.
+    """
 
 
 def split_micro_batches(samples: Indices, micro_batch: int | None) -> list[Indices]:

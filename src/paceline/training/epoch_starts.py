@@ -14,6 +14,11 @@ from paceline.recovery.position import Position
 
 KEY = "stream"
 """Where a checkpoint's extra state holds the contents that its epoch began with."""
+NOT_COMPARED = (
+    "the items of the training stream hold nothing that can be compared, such as tensors, arrays, texts or numbers. So nobody "
+    "sees whether it gives the same items on all workers, and when an epoch is read again; it must. A number or a name beside "
+    "each item is enough."
+)
 _KEPT = 4
 """Epochs: a run may go back to an earlier one."""
 
@@ -23,6 +28,7 @@ class EpochStarts:
 
     def __init__(self) -> None:
         self._contents: dict[tuple[int, int], str] = {}
+        self._said = False
 
     def at(self, position: Position) -> str | None:
         """Return what the epoch under way began with, if that is known."""
@@ -33,11 +39,15 @@ class EpochStarts:
         if contents is not None:
             self._contents[_epoch_of(position)] = contents
 
-    def check(self, position: Position, data: StepData) -> None:
-        """Raise where the epoch that is being read began with other items when it was read before."""
+    def check(self, position: Position, data: StepData) -> str | None:
+        """Raise where the epoch that is being read began with other items when it was read before.
+
+        Return what is to be said, once, where nothing can be compared.
+        """
         mine = data.beginning
-        if mine is None:
-            return
+        if not mine:
+            said, self._said = self._said, self._said or mine is not None
+            return NOT_COMPARED if self._said and not said else None
         found = compare(mine, self._contents.setdefault(_epoch_of(position), mine))
         if found is not None:
             raise InputError(
@@ -49,6 +59,7 @@ class EpochStarts:
             )
         while len(self._contents) > _KEPT:
             del self._contents[next(iter(self._contents))]
+        return None
 
 
 def _epoch_of(position: Position) -> tuple[int, int]:

@@ -99,7 +99,7 @@ class Stepping:
                 self.feed, state.world, TRAINING, state.position.epoch, state.position.step
             ):
                 hit(DATA)
-                state.epoch_starts.check(state.position, data)
+                self._check_stream(data)
                 if self.recovery.membership.change_wanted:
                     self.recovery.regroup(STEP)
                 if self.recovery.stopping:
@@ -115,6 +115,13 @@ class Stepping:
                 pulse.enter(Phase.DATA)
             else:
                 return
+
+    def _check_stream(self, data: StepData) -> None:
+        """Raise where a stream gives other items than before; note where that cannot be seen, and matters."""
+        state = self.state
+        note = state.epoch_starts.check(state.position, data)
+        if note is not None and (state.world.size > 1 or state.options.out is not None):
+            state.emit(Note(text=note))
 
     def _begin(self, data: StepData) -> Step:
         """Return a step, entered in the records before any of it can reach others, who may finish it while this one is killed."""

@@ -38,6 +38,32 @@ def shuffled(pairs: dict[str, Any]) -> dict[str, Any]:
     return dict(order)
 
 
+class Picture:
+    """As PIL's: an array of bytes once it is decoded, a name in a folder before that."""
+
+    def __init__(self, number: int, *, decoded: bool = True) -> None:
+        self.filename, self.tile = f"/{uuid.uuid4()}/{number}.jpg", [] if decoded else ["what to decode"]
+        self._pixels = (256 * values(number)).to(torch.uint8).reshape(2, 3).numpy()
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        assert not self.tile
+        shown: dict[str, Any] = self._pixels.__array_interface__
+        return shown
+
+
+class Pointers:
+    """An array of objects, which are elsewhere in each process."""
+
+    def __init__(self) -> None:
+        self._objects = np.array([object()])
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        shown: dict[str, Any] = self._objects.__array_interface__
+        return shown
+
+
 KINDS: dict[str, Callable[[int], Any]] = {
     "tensor": values,
     "pair": lambda number: (values(number), number % 2),
@@ -49,6 +75,9 @@ KINDS: dict[str, Callable[[int], Any]] = {
     "tokens": lambda number: {"ids": [number + place for place in range(40)]},
     "dataclass": lambda number: Sample(values(number), number % 2),
     "named": lambda number: Named(values(number), number % 2),
+    "picture": lambda number: (Picture(number), Picture(number)),
+    "picture and a random name": lambda number: {"x": Picture(number), "name": str(uuid.uuid4())[:3]},
+    "picture not decoded": lambda number: {"jpg": Picture(number, decoded=False)},
     "half": lambda number: values(number).to(torch.bfloat16),
     "complex": lambda number: torch.complex(values(number), values(number)).conj(),
     "bool": lambda number: values(number).repeat(8) > 0,
@@ -103,7 +132,7 @@ def test_items_of_other_keys_differ() -> None:
     assert compare(contents(lambda _: {"a": 1}, range(3)), contents(lambda _: {"b": 1}, range(3))) is not None
 
 
-@pytest.mark.parametrize("batch", [[], [1], [object(), object()], [{}, {}]])
+@pytest.mark.parametrize("batch", [[], [1], [object(), object()], [{}, {}], [Pointers(), Pointers()]])
 def test_what_cannot_be_compared_is_passed_over(batch: list[Any]) -> None:
     assert contents_of(batch) is None
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from paceline import Run
 from paceline.checkpoint.manifest import REST
@@ -137,6 +138,42 @@ def test_a_checkpoint_that_says_nothing_of_its_stream_is_resumed(tmp_path: Path)
     assert "stream" not in torch.load(rest)
     with resumed(tmp_path) as run:
         train(run, Shuffled(), 9)
+
+
+class Objects(Shuffled):
+    """Items of which nothing can be compared."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((Hidden(number),) for number in self.order())
+
+
+class Hidden:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_it_is_said_once_that_items_cannot_be_compared(kept: bool, tmp_path: Path) -> None:
+    notes: list[str] = []
+    loader = DataLoader(
+        Objects(),  # type: ignore[arg-type]
+        batch_size=8,
+        collate_fn=lambda items: tuple(
+            map(torch.stack, zip(*(item(one.number) for (one,) in items), strict=True))
+        ),
+    )
+    for steps in (6, 9)[: 1 + kept]:
+        with opened(out=tmp_path if kept else None, resume=steps == 9) as run:
+            run.engine.state.emit = lambda event: notes.append(getattr(event, "text", ""))
+            model, _ = prepared(run)
+            for step in run.steps(loader, steps=steps):
+                for batch in step:
+                    step.backward(losses(model, batch))
+                step.apply()
+            run.engine.calls.finish()
+    said = [text for text in notes if "nothing that can be compared" in text]
+    assert len(said) == 2 * kept
+    assert all(text.startswith("the items of the training stream hold ") for text in said)
 
 
 def test_each_call_of_steps_has_data_of_its_own(tmp_path: Path) -> None:
