@@ -31,6 +31,7 @@ from paceline.training.kept_state import KeptState
 from paceline.training.loop import Loop
 from paceline.training.preparation import Preparation
 from paceline.training.recorder import NoRecords
+from paceline.training.replay import Replay
 from paceline.training.saving import Saving
 from paceline.training.state import RunState
 from paceline.training.step import Step
@@ -69,6 +70,7 @@ class Calls:
     state: RunState
     loop: Loop
     history: CallHistory
+    replay: Replay
     feeds: Feeds
     journal: Journal
     records: NoRecords
@@ -90,11 +92,13 @@ class Calls:
     ) -> Iterator[Step]:
         """Yield one `Step` for each optimizer step, from where the run stands to the end of this call."""
         state, history = self.state, self.history
+        self.replay.take_back()
         epochs, steps = read_ends(epochs, steps)
         check_clip(max_grad_norm)
         phase = history.next_call()
         if phase < state.position.phase and not self.recovery.waits_to_join:
             self._skip(phase)
+            self.replay.hand_over()
             return
         feed = data if isinstance(data, ShardedLoader) else self.feeds.open(data, batch_size=batch_size)
         call = Call(
@@ -126,6 +130,7 @@ class Calls:
                 state.seed_loop("call", phase + 1)
             if feed is not data:
                 self.feeds.close(feed)
+            self.replay.hand_over()
 
     def _take(self, call: Call) -> Iterator[Step]:
         state, history, phase = self.state, self.history, call.phase
@@ -224,7 +229,8 @@ class Calls:
                 Note(
                     text=f"this run was resumed in call {self.state.position.phase + 1} of run.steps; the calls before it are "
                     "skipped. run.evaluate between them returns what it returned then; what else the loop learned there (a "
-                    "best score) is there if run.register_state holds it."
+                    "best score) is there if run.register_state holds it. The weights are not those of then: write "
+                    "`if not run.replaying:` before what saves them."
                 )
             )
 
@@ -297,6 +303,7 @@ class Calls:
     def finish(self) -> None:
         """Save what a loop did that was left with `break`; for whoever started the run, when its function has returned."""
         state, history = self.state, self.history
+        self.replay.take_back()
         if history.calls and not history.catches_up:
             self._check_taken_up()
         if not state.in_training or history.catches_up:

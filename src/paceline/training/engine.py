@@ -24,6 +24,7 @@ from paceline.training.measuring import Measuring
 from paceline.training.options import RunOptions
 from paceline.training.preparation import Preparation
 from paceline.training.recorder import open_records
+from paceline.training.replay import Replay
 from paceline.training.saving import Saving
 from paceline.training.state import RunState
 from paceline.world import World, determinism, seeds
@@ -56,6 +57,7 @@ class Engine:
         self._records = records = open_records(options, state.world)
         sharded = ShardedRecovery(recovery_options)
         self.recovery = recovery = Recovery(state, membership or FixedMembership(), sharded, recovery_options)
+        self.replay = replay = Replay(state=state, history=history, recovery=recovery)
         self.preparation = preparation = Preparation(
             state=state, loop=loop, history=history, journal=journal, recovery=recovery, sharded=sharded
         )
@@ -89,6 +91,7 @@ class Engine:
             state=state,
             loop=loop,
             history=history,
+            replay=replay,
             feeds=feeds,
             journal=journal,
             records=records,

@@ -95,7 +95,8 @@ class Run:
         self, data: Any, metrics: MetricsFunction, *, batch_size: int | None = None
     ) -> dict[str, float]:
         """Measure a data set exactly; a metric is a sum and a weight, as in `Task.metrics`. All workers must call it."""
-        return self.engine.measuring.evaluate(data, metrics, batch_size=batch_size)
+        with self.engine.replay.own_turn():
+            return self.engine.measuring.evaluate(data, metrics, batch_size=batch_size)
 
     def weights_sha256(self) -> str:
         """Return one number for all weights, wherever they are. All workers must call it, at the same place of the loop.
@@ -103,7 +104,8 @@ class Run:
         They compare their weights, or put them together, and that takes all of them: one that calls it alone, to print the number
         on rank 0 say, is refused. Call it on all and print it on one.
         """
-        return self.engine.measuring.weights_sha256()
+        with self.engine.replay.own_turn():
+            return self.engine.measuring.weights_sha256()
 
     def save(self) -> None:
         """Write a checkpoint of where the run stands. All workers must call it, at the same place of the loop.
@@ -111,7 +113,8 @@ class Run:
         In the body of a step, and in `after_epoch`, it is written when that ends: what the body does behind this belongs to it.
         With --save-async training goes on as soon as the state is copied.
         """
-        self.engine.saving.save_on_request()
+        with self.engine.replay.own_turn():
+            self.engine.saving.save_on_request()
 
     def close(self) -> None:
         """Release data, listeners and the world; for whoever made the run."""
@@ -136,6 +139,15 @@ class Run:
     def started_at(self) -> int:
         """The step this process started from: above 0 in a resumed run."""
         return self.engine.state.started_at
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the function goes through what it did before, up to the place where the run goes on.
+
+        So it is in a resumed run, and in a worker that joins, behind the calls of `run.steps` that are over: those give no step,
+        and the weights are not those of then. Save and print behind a call only where this is False.
+        """
+        return self.engine.replay.under_way
 
     @property
     def recoveries(self) -> list[dict[str, Any]]:
