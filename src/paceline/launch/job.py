@@ -18,6 +18,7 @@ from types import MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import InputError
+from paceline.training import folder
 from paceline.world.env import Identity
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ class FunctionCall:
         """Import the function, make the `Run`, and call it."""
         from paceline.launch.worker_context import open_run
 
-        function = self.resolve()
+        with folder.kept(self.options.get("out")):
+            function = self.resolve()
         bound, args, kwargs = self.arguments()
         with open_run(worker, self.options) as run:
             return function(*bound, run, *args, **kwargs)

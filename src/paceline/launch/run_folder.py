@@ -104,12 +104,17 @@ class RunFolder:
 
     def settle(self, outcome: Outcome) -> None:
         """Decide what stays: a run that was never begun leaves nothing, a failed one its logs."""
-        failure = outcome.failure
+        failure, spec = outcome.failure, self.path / folder.SPEC
+        if not self._temporary and not spec.exists() and folder.has_run(self.path):
+            folder.write_spec(
+                self.path, self._record
+            )  # somebody has cleared up in a run that can be gone on with
         if failure is not None and failure.kind == "input":
             begun = failure.step is not None and failure.step > 0
             self._keep = not self._temporary and (begun or folder.has_run(self.path))
             if self._spec_before is not None:  # what was refused must not speak for the run that is there
-                (self.path / folder.SPEC).write_bytes(self._spec_before)
+                with suppress(FileNotFoundError):  # the folder may be gone
+                    spec.write_bytes(self._spec_before)
         elif failure is None and outcome.interrupted and not outcome.at_once and self._nothing_done():
             self._keep = False
             print(f"no step was finished, so nothing of this run is kept in {self.path}", file=sys.stderr)  # noqa: T201
@@ -133,9 +138,12 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        gone = not self._temporary and not (self.path / folder.SPEC).exists()
         if not self._keep:
             self._take_away()
         self._release()
+        if gone and isinstance(error, FileNotFoundError):
+            raise folder.vanished(self.path) from error
 
     def _take_away(self) -> None:
         """Delete what this launch wrote, and the folders that it made as far as they are empty then."""

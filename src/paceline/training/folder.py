@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,24 @@ def write_spec(folder: Path, spec: Mapping[str, Any]) -> None:
     partial = folder / f".{SPEC}.partial-{os.getpid()}"
     partial.write_text(json.dumps(spec, indent=1, default=str) + "\n")
     partial.replace(folder / SPEC)
+
+
+@contextmanager
+def kept(folder: Path | None) -> Iterator[None]:
+    """Raise where a run's spec vanishes meanwhile: nobody could go on with that run."""
+    there = folder is not None and (folder / SPEC).exists()
+    yield
+    if there and folder is not None and not (folder / SPEC).exists():
+        raise vanished(folder)
+
+
+def vanished(folder: Path) -> InputError:
+    """Return what is said of a run whose spec has vanished."""
+    return InputError(
+        f"{folder / SPEC} has vanished since this launch wrote it. Each worker runs once more what stands above "
+        "paceline.launch in the script, and if that clears the folder, the run is lost. Put such lines behind "
+        '`if __name__ == "__main__":`.'
+    )
 
 
 def read_spec(folder: Path) -> dict[str, Any]:

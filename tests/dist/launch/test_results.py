@@ -116,3 +116,50 @@ def test_a_script_needs_no_main_guard(tmp_path):
         "((0, 'word', 'Point', 4),)",
     ]
     assert [path.name for path in Path(tmp_path).iterdir()] == ["no_guard.py"]
+
+
+CLEARS = """
+import shutil
+
+import torch
+from torch.utils.data import TensorDataset
+
+import paceline
+
+{guard}shutil.rmtree("run", ignore_errors=True)  # start afresh
+
+
+def main(run):
+    model = torch.nn.Linear(4, 1)
+    model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in run.steps(TensorDataset(torch.ones(16, 4)), batch_size=8, steps=4):
+        for (x,) in step:
+            step.backward(model(x).flatten())
+        step.apply()
+    return run.started_at
+
+
+print(paceline.launch(main, out="run", threads=1, device="cpu", save_every=2, {options}))
+"""
+
+
+@pytest.mark.parametrize("options", ["strategy='single'", "workers=2"])
+def test_a_script_that_clears_its_folder_in_every_worker_is_told(options, tmp_path):
+    script = tmp_path / "clears.py"
+
+    def ended(guard):
+        script.write_text(CLEARS.format(guard=guard, options=options))
+        command = [sys.executable, str(script)]
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S, check=False
+        )
+
+    cleared = ended("")
+    assert cleared.returncode == 1
+    assert "run/spec.json has vanished" in cleared.stderr.splitlines()[-1]
+    assert "paceline.errors.InputError" in cleared.stderr.splitlines()[-1]
+    assert cleared.stdout == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["clears.py"]
+    guarded = ended('if __name__ == "__main__":\n    ')
+    assert (guarded.returncode, guarded.stdout.startswith("(0,")) == (0, True), guarded.stderr
+    assert (tmp_path / "run" / "spec.json").exists()

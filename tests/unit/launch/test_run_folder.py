@@ -1,5 +1,7 @@
 """What a launch leaves of its folder: only files that it wrote itself ever go, and no folder that holds anything else."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -135,3 +137,29 @@ def test_a_folder_that_cannot_be_made_leaves_no_parents_behind(tmp_path):
         RunFolder(tmp_path / "new" / ("x" * 300), {}).__enter__()
     assert files(tmp_path) == {"file"}
     assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_is_cleared_under_a_launch_is_told_in_one_line(tmp_path):
+    def clear():
+        with RunFolder(tmp_path / "a", {}) as made:
+            shutil.rmtree(made.path)
+            (made.path / "workers.json").write_text("[]")
+
+    with pytest.raises(InputError, match=r"spec\.json has vanished.*`if __name__ == \"__main__\":`\.$"):
+        clear()
+
+
+def test_a_refusal_in_a_folder_that_is_gone_is_the_one_that_is_told(tmp_path):
+    write(tmp_path, "a/spec.json")
+    with RunFolder(tmp_path / "a", {}) as made:
+        shutil.rmtree(made.path)
+        made.settle(REFUSED)
+    assert files(tmp_path) == set()
+
+
+def test_a_run_that_ends_well_can_be_gone_on_with(tmp_path):
+    with RunFolder(tmp_path / "a", {"threads": 2}) as made:
+        write(made.path, "checkpoints/step-3/part-0.safetensors")
+        (made.path / "spec.json").unlink()
+        made.settle(Outcome(results=(0,)))
+    assert json.loads((tmp_path / "a" / "spec.json").read_text()) == {"threads": 2}
