@@ -106,9 +106,8 @@ class RunFolder:
         """Decide what stays: a run that was never begun leaves nothing, a failed one its logs."""
         failure, spec = outcome.failure, self.path / folder.SPEC
         if not self._temporary and not spec.exists() and folder.has_run(self.path):
-            folder.write_spec(
-                self.path, self._record
-            )  # somebody has cleared up in a run that can be gone on with
+            # Somebody has cleared up in a run that can be gone on with.
+            folder.write_spec(self.path, self._record)
         if failure is not None and failure.kind == "input":
             begun = failure.step is not None and failure.step > 0
             self._keep = not self._temporary and (begun or folder.has_run(self.path))

@@ -40,7 +40,6 @@ class Member:
     """Whether the body has written to the model behind the last step that was applied."""
     outside: bool
     """Whether it is between two calls of `run.steps`, or behind the last: nothing there can be done once more."""
-
     serves: bool
     """Whether it holds weights for others, and never had a batch in its loop."""
     registers: bool

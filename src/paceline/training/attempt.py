@@ -244,7 +244,7 @@ class Attempt:
 
     def enter_group(self) -> None:
         """Go on in another group, in which an evaluation before the batches, or behind them, has ended."""
-        self._left = False
+        self._left, self._seen = False, None
         if self._in_batches:
             self._large = self._body.loop_state.large_marks()
             self._in_hand = self._body.model_marks(), self._body.slot_marks()

@@ -187,9 +187,8 @@ class PipelineReplica:
 
     def step(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
         """Compute one optimizer step over one exact global batch."""
-        self.has_updated = (
-            self.chain is None
-        )  # the cut takes from the model and the optimizer what others hold
+        # The cut takes from the model and the optimizer what others hold.
+        self.has_updated = self.chain is None
         if self.chain is None:
             self._agree_on_cut(
                 self._propose((batch for shard in work.shards for batch in shard.batches), loss)
