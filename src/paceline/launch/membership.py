@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from itertools import count
 
 from paceline.data.shards import owned_shards
 from paceline.launch import failures
@@ -27,7 +28,7 @@ from paceline.launch.actions import (
 )
 from paceline.launch.code_errors import CodeError, CodeErrors
 from paceline.launch.failures import Failure
-from paceline.recovery.membership import STATE_LOST, STEP, Standing
+from paceline.recovery.membership import BODY, STATE_LOST, STEP, Standing
 from paceline.strategies import Choice
 from paceline.world.mesh import DATA, Mesh
 
@@ -114,6 +115,8 @@ class Member:
     """Which machine, the leader's first."""
     rank: int
     """In its group; -1 as long as it is in none."""
+    place: int = -1
+    """Its rank in the group that it belongs to, with those who are yet to be replaced."""
     newcomer: bool = False
     state: State = State.STARTING
     leaving: bool = False
@@ -133,7 +136,7 @@ class Membership:
         self._tokens, self._counted = float(policy.max_restarts), clock()
         self._trains = policy.trains
         self._formed = 0
-        """How many the present group began with."""
+        """How many the present group began with, and are yet to be replaced in it."""
         self._asked = 0
         """How many newcomers were asked for and are not counted in yet: what asks for them goes on deciding."""
         self._changing = False
@@ -154,7 +157,8 @@ class Membership:
 
     def add(self, number: int, *, rank: int | None, host: int = 0) -> None:
         """Count in a worker that is being started: with its rank in the first group, or none to join later."""
-        self.members[number] = Member(number, host, rank=-1 if rank is None else rank, newcomer=rank is None)
+        at = -1 if rank is None else rank
+        self.members[number] = Member(number, host, rank=at, place=at, newcomer=rank is None)
         self._formed += rank is not None
         self._asked -= rank is None and self._asked > 0
 
@@ -258,7 +262,7 @@ class Membership:
         self.target = workers
         served = self.policy.servers(self._formed)
         staying = sorted(
-            (one for one in self._in_group() if not one.leaving), key=lambda one: one.rank not in served
+            (one for one in self._in_group() if not one.leaving), key=lambda one: one.place not in served
         )
         coming = [one for one in self.members.values() if one.state in (State.STARTING, State.WAITING)]
         missing = workers - len(staying) - len(coming) - self._asked
@@ -395,7 +399,7 @@ class Membership:
             return failures.first_cause(self._failures)
         self._code.note(failure, step, retried=True)
         if not member.leaving:
-            self._code.vacant.append(member.rank)
+            self._code.vacant.append(member.place)
         return None
 
     def _do_without(self, member: Member, failure: Failure) -> list[Action]:
@@ -444,15 +448,14 @@ class Membership:
         if self._unexplained or any(one.state is State.TRAINING for one in group):
             return []
         furthest = max(one.standing.operation for one in group if one.standing is not None)
-        at_step = all(
-            one.standing.kind == STEP for one in group if one.standing and one.standing.operation == furthest
-        )
+        kinds = {one.standing.kind for one in group if one.standing and one.standing.operation == furthest}
+        at_step = kinds == {STEP}
         staying = group if self._stopping else [one for one in group if not one.leaving]
         if not staying:
             # Somebody has to hand the state on: whoever is furthest ahead leaves one change later.
             staying = [max(group, key=lambda one: one.standing.operation if one.standing else -1)]
         step = max(one.standing.step for one in group if one.standing is not None)
-        again = self._code.place(step, evaluating=not at_step)
+        again = self._code.place(step, evaluating=not kinds <= {STEP, BODY})
         if again is not None:
             return [GiveUp(again)]
         lets_in = at_step and (not self._stopping or self._code.vacant)
@@ -512,26 +515,28 @@ class Membership:
         count, before = len(self.policy.servers(len(members))), self.policy.servers(self._formed)
         ranked = sorted(
             members,
-            key=lambda one: (one.rank not in before, one.host, not one.newcomer, -one.rank, -one.number),
+            key=lambda one: (one.place not in before, one.host, not one.newcomer, -one.place, -one.number),
         )
         return {one.number for one in ranked[:count]}
 
     def _form(self, staying: list[Member], entering: list[Member], leaving: list[Member]) -> list[Action]:
         self.generation += 1
-        for member, rank in zip(entering, self._code.vacant, strict=False):
-            member.rank, member.newcomer = rank, False
+        for member, place in zip(entering, self._code.vacant, strict=False):
+            member.place, member.newcomer = place, False
         del self._code.vacant[: len(entering)]
         serving = self._servers([*staying, *entering])
         members = sorted(
             [*staying, *entering],
-            key=lambda one: (one.number in serving, one.host, one.newcomer, one.rank, one.number),
+            key=lambda one: (one.number in serving, one.host, one.newcomer, one.place, one.number),
         )
-        self._formed = len(members)
+        self._formed = len(members) + len(self._code.vacant)
         shares = self._shares if self._shares is not None and len(self._shares) == len(members) else None
         self._dealt, self._shares = shares, None
         reason = ", ".join(dict.fromkeys(self._reasons)) or "the group broke"
         actions: list[Action] = []
+        free = (place for place in count() if place not in self._code.vacant)
         for rank, member in enumerate(members):
+            member.place = next(free)
             member.rank, member.state, member.newcomer, member.standing = rank, State.TRAINING, False, None
             actions.append(
                 Assign(
@@ -547,7 +552,7 @@ class Membership:
         if self._stopping:
             self._reasons.append("the run is interrupted")
         elif self._code.vacant:
-            # Nobody can join in an evaluation or a checkpoint: those who are left do it, and wait before their next step.
+            # Nobody can join in an evaluation, a checkpoint or a body: those who are left do it, and wait before their next step.
             self._reasons += [f"rank {rank} is replaced" for rank in self._code.vacant]
             actions += self._tell(at_once=False)
         elif entering and any(one.leaving for one in members):
@@ -555,5 +560,9 @@ class Membership:
             actions += self._tell(at_once=False)
         elif any(one.state is State.WAITING for one in self.members.values()) and len(members) < self.target:
             self._reasons.append("a worker joins")
+            actions += self._tell(at_once=False)
+        elif self.policy.trainers(len(members)) < self.policy.min_workers:
+            # They end what they do; before their next step they wait for others, or end.
+            self._reasons.append(f"fewer than {self.policy.min_workers} workers are left")
             actions += self._tell(at_once=False)
         return actions

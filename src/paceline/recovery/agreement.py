@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.errors import WorkerGoneError
+from paceline.recovery.membership import BODY
 from paceline.recovery.position import Position
 
 NEWCOMER = -1
@@ -54,6 +55,15 @@ class Member:
 def furthest(members: Sequence[Member]) -> int:
     """Return the rank that has finished most, the lowest of equals."""
     return max(range(len(members)), key=lambda rank: (members[rank].finished, -rank))
+
+
+def body_in_flight(members: Sequence[Member]) -> int | None:
+    """Return the number of the step in which the group broke, where some are in their loop's body of it."""
+    most = max(member.finished for member in members)
+    return next(
+        (one.number for one in members if one.kind == BODY and one.finished == most),
+        None,
+    )
 
 
 def check_intact(members: Sequence[Member]) -> None:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from paceline.world.interruption import Interruption
 
 STEP = "step"
+"""At the beginning of a step, where others may join."""
+BODY = "body"
+"""In a step, in the body of a loop of the user's own, which goes on behind `apply` and may do more with all workers there."""
 EVALUATE = "evaluate"
 SAVE = "save"
 STATE_LOST = "a worker took its part of the state with it"

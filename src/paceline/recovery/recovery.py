@@ -160,11 +160,24 @@ class Recovery:
                 progress.recoveries[-1]["seconds"] = round(time.monotonic() - progress.broken_at, 4)
             progress.broken_at = None
 
-    def regroup(self, kind: str) -> tuple[bool, Any]:
-        """Leave the broken group and enter the next; return whether others had finished what was in flight, and its outcome."""
+    def goes_through_body(self, number: int) -> bool:
+        """Return whether others are in the body of a step in which the group broke, and this worker has yet to go through it."""
+        return self._progress.broken_body == number
+
+    def end_broken_body(self) -> None:
+        """Know that this worker has."""
+        self._progress.broken_body = None
+
+    def regroup(self, kind: str, *, in_body: bool = False) -> tuple[bool, Any]:
+        """Leave the broken group and enter the next; return whether others had finished what was in flight, and its outcome.
+
+        Where that is the body of a user's own loop, `in_body`, nobody joins before all have come to its end: it may go on to
+        evaluate or to save, and whoever joins begins with a step.
+        """
         self._went_back = False
         change = Regrouping(
             kind=kind,
+            in_body=in_body,
             group=self._group,
             progress=self._progress,
             hooks=self.hooks,

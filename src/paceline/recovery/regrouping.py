@@ -20,6 +20,7 @@ from paceline.recovery.agreement import (
     NEWCOMER,
     Member,
     RolledBackError,
+    body_in_flight,
     check_computed,
     check_intact,
     furthest,
@@ -27,7 +28,7 @@ from paceline.recovery.agreement import (
 from paceline.recovery.group_state import GroupState
 from paceline.recovery.handover import WORKERS, StateInventory, StateSource, choose
 from paceline.recovery.hooks import RunHooks
-from paceline.recovery.membership import STEP, Membership, Place, Standing
+from paceline.recovery.membership import BODY, STEP, Membership, Place, Standing
 from paceline.recovery.options import RecoveryOptions
 from paceline.recovery.position import Position
 from paceline.recovery.sharded_recovery import ShardedRecovery
@@ -59,6 +60,8 @@ class Progress:
     """Whether the operation in flight was finished by others, and its outcome taken over from them."""
     broken_at: float | None = None
     recoveries: list[dict[str, Any]] = field(default_factory=list)
+    broken_body: int | None = None
+    """The step in whose body others are, to no effect: this worker goes through it too before it takes the step with them."""
 
     @property
     def waits_to_join(self) -> bool:
@@ -72,6 +75,8 @@ class Regrouping:
 
     kind: str
     """What was in flight."""
+    in_body: bool
+    """Whether a step in flight is the body's of a loop of the user's own."""
     group: GroupState
     progress: Progress
     hooks: RunHooks
@@ -103,9 +108,9 @@ class Regrouping:
         if self._before is not None and not self._before.whole and self.membership.leaving:
             self.sharded.leave_behind(self._position(), self._before.held())
         while True:
-            # What comes after an operation that others finished is not known here: nobody may join then.
-            kind = MISSED if progress.missed else self.kind
-            standing = Standing(operation=progress.finished, kind=kind, step=group.position.number)
+            standing = Standing(
+                operation=progress.finished, kind=self._standing_kind(), step=group.position.number
+            )
             # Whoever waits for a place may wait for a worker that is only being started: that is no hang.
             group.world.pulse.enter(Phase.QUIET)
             place = self.membership.next_place(None if progress.waits_to_join else standing)
@@ -128,6 +133,12 @@ class Regrouping:
                 self._note(place, started)
             missed, progress.missed = progress.missed, False
             return missed
+
+    def _standing_kind(self) -> str:
+        """Return what this worker does next; others can join only where all begin a step."""
+        if self.progress.missed:
+            return MISSED  # what comes after an operation that others finished is not known here
+        return BODY if self.in_body else self.kind
 
     def _connect(self, place: Place) -> World:
         """Form the next group; a loss in the middle of it ends the attempt."""
@@ -169,7 +180,7 @@ class Regrouping:
         mine = Member(
             finished=progress.finished,
             position=self._position(),
-            kind=self.kind,
+            kind=self._standing_kind(),
             sharded=self._before is not None and not self._before.whole,
             redone=self.redone,
             dirty=self._dirty,
@@ -180,6 +191,8 @@ class Regrouping:
         )
         members: list[Member] = all_gather_object(world.comm, mine)
         check_computed(members)
+        number = body_in_flight(members)
+        progress.broken_body = progress.broken_body if number is None else number
         if self.options.shards_state(world) or any(member.sharded for member in members):
             return self._assemble(world, members)
         check_intact(members)

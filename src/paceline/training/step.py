@@ -40,7 +40,10 @@ class Step:
         seed_loop: Callable[..., None],
         hidden: HiddenState,
         attempt: Attempt | None = None,
+        *,
+        broken: bool = False,
     ) -> None:
+        """`broken`: others are in the body of this step already, and the group broke in it, so nothing comes of it."""
         self.work = work
         self.epoch = epoch
         self.result: StepResult | None = None
@@ -53,7 +56,7 @@ class Step:
         self._seed_loop = seed_loop
         self._hidden = hidden
         self._attempt = attempt
-        self._generation = world.generation
+        self._generation = -1 if broken else world.generation
         self._lost = False
         """Whether a worker was lost in this step where the loop has its turn."""
         self.again = False
@@ -257,14 +260,16 @@ class Step:
     def _recover(self) -> StepResult:
         """Regroup; the step was finished by others, who tell what it came to, or it is to be done again."""
         if self._recovery.generation == self._generation:
-            missed, outcome = self._recovery.regroup(STEP)
+            missed, outcome = self._recovery.regroup(STEP, in_body=self._attempt is not None)
             if missed:
                 self.result = StepResult.of(outcome)
                 if self._attempt is not None:
                     self._attempt.put_forward()
                 self._applied(self)
                 return self.result
-        elif self._attempt is not None:  # the group broke in an evaluation or a save of the body
+        elif (
+            self._attempt is not None
+        ):  # the group broke where the body did something else, or others were in it
             self._attempt.note_writes()
             self._attempt.put_back()
             if self._attempt.dirty:

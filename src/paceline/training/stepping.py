@@ -100,8 +100,12 @@ class Stepping:
             ):
                 hit(DATA)
                 self._check_stream(data)
+                number = state.position.number
                 if self.recovery.membership.change_wanted:
                     self.recovery.regroup(STEP)
+                if self.recovery.goes_through_body(number):
+                    yield self._make(data, number, broken=True)
+                    break
                 if self.recovery.stopping:
                     self.saving.at_the_end()
                     raise LeaveRunError
@@ -125,8 +129,13 @@ class Stepping:
 
     def _begin(self, data: StepData) -> Step:
         """Return a step, entered in the records before any of it can reach others, who may finish it while this one is killed."""
-        state = self.state
-        number, seed = state.position.number, state.options.seed
+        step = self._make(data, self.state.position.number)
+        self.records.step(step, self.state.position)
+        return step
+
+    def _make(self, data: StepData, number: int, *, broken: bool = False) -> Step:
+        """Return a step for the loop's body; a `broken` one has no batches, and nothing comes of it."""
+        state, seed = self.state, self.state.options.seed
         state.world.pulse.enter(Phase.COMPUTE)
         shards = [
             ShardWork(
@@ -149,11 +158,11 @@ class Stepping:
             state.seed_loop,
             self.loop.hidden,
             self.loop.begin_attempt(elastic=self.recovery.membership.elastic),
+            broken=broken,
         )
         state.tell_steps()
         state.step = step
         self.loop.hidden.enter(state.replica.model, state.task)
-        self.records.step(step, state.position)
         return step
 
     def _applied(self, step: Step) -> None:
@@ -178,6 +187,8 @@ class Stepping:
                 f"step {step.number} was left without step.apply(), so its batch would be lost. Call apply once a step."
             )
         step.end()
+        if step.again:
+            self.recovery.end_broken_body()
         if not self._schedules_seen:
             self._schedules_seen = True
             self._check_schedules()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from paceline.launch.actions import Assign, AwaitCause, Begin, Break, GiveUp, Release, Start, StartOver, Tell
 from paceline.launch.failures import Failure
 from paceline.launch.membership import Membership, Policy, State
-from paceline.recovery.membership import EVALUATE, STATE_LOST, STEP, Standing
+from paceline.recovery.membership import BODY, EVALUATE, STATE_LOST, STEP, Standing
 from paceline.strategies import choice
 
 
@@ -97,6 +97,39 @@ def test_a_newcomer_waits_while_the_others_evaluate_and_gets_in_at_the_next_step
     assert [one.member for one in of(Assign, actions)] == [0, 1]
     assert of(Break, actions)[-2:] == [Break(0, 1, at_once=False), Break(1, 1, at_once=False)]
     assert [one.member for one in of(Assign, regroup(made, 0, 1, operation=6))] == [0, 1, 3]
+
+
+@pytest.mark.parametrize("kinds", [(BODY, BODY), (STEP, BODY), (BODY, STEP)])
+def test_nobody_joins_as_long_as_one_is_in_the_body_of_its_loop(kinds):
+    made = training()
+    made.lost(2, killed(2))
+    made.add(3, rank=None)
+    made.ready(3)
+    made.broken(0, standing(kind=kinds[0]))
+    actions = made.broken(1, standing(kind=kinds[1]))
+    assert [one.member for one in of(Assign, actions)] == [0, 1]
+    assert [one.at_once for one in of(Break, actions)] == [False, False]
+    assert [one.member for one in of(Assign, regroup(made, 0, 1))] == [0, 1, 3]
+
+
+@pytest.mark.parametrize("kind", [BODY, EVALUATE])
+def test_too_few_end_what_they_do_together_and_wait_before_their_next_step(kind):
+    made = training(min_workers=3)
+    made.lost(2, killed(2))
+    made.add(3, rank=None)
+    actions = regroup(made, 0, 1, kind=kind)
+    assert [one.size for one in of(Assign, actions)] == [2, 2]
+    assert [one.at_once for one in of(Break, actions)] == [False, False]
+    assert not of(Assign, regroup(made, 0, 1, operation=6))
+    assert [one.size for one in of(Assign, made.ready(3))] == [3, 3, 3]
+
+
+def test_and_end_there_where_nobody_comes():
+    made = training(min_workers=3, max_restarts=0)
+    made.lost(2, killed(2))
+    assert not of(GiveUp, regroup(made, 0, 1, kind=EVALUATE))
+    (end,) = of(GiveUp, regroup(made, 0, 1, operation=6))
+    assert end.failure.message.startswith("2 of at least 3 workers are left")
 
 
 def test_what_the_furthest_ahead_is_about_to_do_counts():
@@ -348,8 +381,46 @@ class TestExceptions:
         assert [(one.member, one.size) for one in of(Assign, placed)] == [(0, 2), (2, 2)]
         assert [(one.member, one.at_once) for one in of(Break, placed)] == [(0, False), (2, False)]
         assert not of(Assign, regroup(made, 0, 2))
-        assert [(one.member, one.size) for one in of(Assign, made.ready(7))] == [(0, 3), (2, 3), (7, 3)]
+        assert [(one.member, one.size) for one in of(Assign, made.ready(7))] == [(0, 3), (7, 3), (2, 3)]
         assert not of(GiveUp, made.lost(7, exited(1)))  # the step behind that evaluation is another matter
+
+    @pytest.mark.parametrize("kind", [BODY, EVALUATE])
+    def test_the_one_that_comes_later_still_has_the_place_of_the_one_that_failed(self, kind):
+        made = training(4)
+        made.lost(1, raised(1), step=5)
+        made.add(7, rank=None)
+        placed = of(Assign, regroup(made, 0, 2, 3, kind=kind))
+        assert [(one.member, one.rank) for one in placed] == [(0, 0), (2, 1), (3, 2)]
+        regroup(made, 0, 2, 3)
+        assert [(one.member, one.rank) for one in of(Assign, made.ready(7))] == [
+            (0, 0),
+            (7, 1),
+            (2, 2),
+            (3, 3),
+        ]
+
+    def test_so_have_two(self):
+        made = training(4)
+        made.lost(1, raised(1), step=5)
+        made.add(7, rank=None)
+        regroup(made, 0, 2, 3, kind=BODY)
+        made.lost(3, raised(2), step=6)
+        made.add(8, rank=None)
+        regroup(made, 0, 2)
+        made.ready(7)
+        placed = of(Assign, made.ready(8))
+        assert [(one.member, one.rank) for one in placed] == [(0, 0), (7, 1), (2, 2), (8, 3)]
+
+    def test_in_a_body_that_is_done_once_more_it_is_the_end(self):
+        made = training(3)
+        made.lost(1, exited(1))
+        made.add(7, rank=None)
+        regroup(made, 0, 2, kind=BODY)
+        made.ready(7)
+        regroup(made, 0, 2)
+        made.lost(7, exited(1))
+        made.add(8, rank=None)
+        assert of(GiveUp, regroup(made, 0, 2, kind=BODY))
 
     def test_in_an_evaluation_that_is_repeated_it_is_the_end(self):
         made = training(3)
