@@ -123,6 +123,14 @@ def test_a_worker_given_notice_leaves_at_a_step_and_is_replaced(tmp_path, undist
     assert "rank 1 leaves" in events(tmp_path, "regrouped")[0]["reason"]
 
 
+def steps_with_fewer(changes, last=STEPS):
+    """Count the steps that were finished while there were fewer than three: those who are left only end their body."""
+    ends = [*(change["step"] for change in changes[1:]), last]
+    return sum(
+        end - change["step"] for change, end in zip(changes, ends, strict=False) if change["workers"] != 3
+    )
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_exception_is_retried_in_its_place_and_the_others_wait(rank, tmp_path, undisturbed, capfd):
     faults = [
@@ -134,7 +142,7 @@ def test_an_exception_is_retried_in_its_place_and_the_others_wait(rank, tmp_path
     ]
     results = run(tmp_path, faults)
     assert [result["weights"] for result in results] == [undisturbed] * 3
-    assert {change["workers"] for result in results for change in result["recoveries"]} == {3}
+    assert all(steps_with_fewer(result["recoveries"]) == 0 for result in results)
     assert [result["given"][0] > 0 for result in results] == [one == rank for one in range(3)]
     told = events(tmp_path, "worker_lost")
     assert [(event["rank"], event["step"]) for event in told if event["trace"]] == [
@@ -176,7 +184,7 @@ def test_what_comes_again_is_a_bug(where, rank, action, times, says, tmp_path):
         run(tmp_path, [(where, 6, rank, action)] * times)
     assert says in caught.value.trace or says in str(caught.value)
     assert events(tmp_path, "run_failed")
-    assert not any(event["workers"] != 3 for event in events(tmp_path, "regrouped"))
+    assert steps_with_fewer(events(tmp_path, "regrouped"), last=6) == 0
 
 
 @pytest.mark.parametrize("options", [{"max_restarts": 0}, {"elastic": False}])
