@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 STEP = "step"
 """At the beginning of a step, where others may join."""
 BODY = "body"
-"""In a step, in the body of a loop of the user's own, which goes on behind `apply` and may do more with all workers there."""
+"""In a step, in the body of a loop of the user's own that evaluates or saves at times, and may do so behind `apply`."""
 EVALUATE = "evaluate"
 SAVE = "save"
 STATE_LOST = "a worker took its part of the state with it"

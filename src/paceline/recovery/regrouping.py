@@ -75,14 +75,14 @@ class Regrouping:
 
     kind: str
     """What was in flight."""
-    in_body: bool
-    """Whether a step in flight is the body's of a loop of the user's own."""
     group: GroupState
     progress: Progress
     hooks: RunHooks
     sharded: ShardedRecovery
     options: RecoveryOptions
     membership: Membership
+    in_body: bool = False
+    """Whether a step in flight broke in the body of a loop that may do more with all workers before it ends."""
     went_back: bool = False
     """Whether the state of the new group is one of before: what this worker's loop did since then is not in it."""
     stopping: bool = False
