@@ -18,14 +18,16 @@ STEPS = 9
 Faults = list[tuple[str, int, int | None, str]]
 
 
-def train(run: paceline.Run, folder: str, faults: Faults, slow: int | None) -> Any:
-    """Evaluate and save behind every step, whether or not it is given once more."""
+def train(run: paceline.Run, folder: str, faults: Faults, slow: int | None, where: str) -> Any:
+    """Evaluate and save before or behind every step, whether or not it is given once more."""
     late = run.world.rank == slow
     make: Any = lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))  # noqa: E731
     model, _ = run.prepare(make, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
     means = run.register_state("means", {"by step": []})
     for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS):
         set_off(run, folder, faults, "loop")
+        if where == "before":
+            means["by step"].append(run.evaluate(Samples(), mean_output)["mean"])
         if any(action == "to 4" for *_, action in faults) and run.world.size < 4 and step.number > 1:
             time.sleep(0.4)  # whoever joins is on the way
         for index, (features, labels) in enumerate(step):
@@ -33,20 +35,23 @@ def train(run: paceline.Run, folder: str, faults: Faults, slow: int | None) -> A
             if not index:
                 set_off(run, folder, faults, "batch")
         step.apply()
-        mean = run.evaluate(Samples(), mean_output)["mean"]
-        if step.number % 3 == 1:
-            run.save()
-        means["by step"].append(mean)
+        if where == "behind":
+            mean = run.evaluate(Samples(), mean_output)["mean"]
+            if step.number % 3 == 1:
+                run.save()
+            means["by step"].append(mean)
         if late:
             time.sleep(0.15)  # comes to the next step when the others are in the middle of it
     reasons = [(one["reason"], one["workers"]) for one in run.recoveries]
     return [run.weights_sha256(), means["by step"]], reasons
 
 
-def launch(folder: Path, faults: Faults, slow: int | None = None, **options: Any) -> Any:
+def launch(
+    folder: Path, faults: Faults, slow: int | None = None, where: str = "behind", **options: Any
+) -> Any:
     folder.mkdir()
     chosen = {"workers": 3, "shards": 6, "strategy": "ddp", "out": folder / "run", **options}
-    return paceline.launch(train, str(folder), faults, slow, threads=1, device="cpu", **chosen)
+    return paceline.launch(train, str(folder), faults, slow, where, threads=1, device="cpu", **chosen)
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +79,29 @@ def test_what_it_comes_to_is_the_same(
             # Those who were left ended their body, and took no step before the third was there.
             assert [workers for _, workers in reasons] == [2, 3]
     assert set(tmp_path.glob("hit/fault-*"))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "ps"])
+def test_so_it_is_where_one_evaluates_before_its_batches_and_another_has_yet_to_come_there(
+    strategy: str, tmp_path: Path, quiet: Any
+) -> None:
+    options = {"peer_snapshots": 1, "snapshot_every": 1} if strategy == "fsdp" else {}
+    hit: Faults = [("loop", 4, 1, "kill")]
+    for found, _ in launch(tmp_path / "hit", hit, 0, "before", strategy=strategy, **options):
+        assert found[0] == quiet[0]
+        assert found[1][1:] == quiet[1][:-1]  # each is what the step before it came to
+    assert set(tmp_path.glob("hit/fault-*"))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("action", ["kill", "raise"])
+def test_so_it_is_where_one_is_lost_as_soon_as_another_has_joined(
+    strategy: str, action: str, tmp_path: Path, quiet: Any
+) -> None:
+    options = {"peer_snapshots": 1, "snapshot_every": 3} if strategy == "fsdp" else {}
+    hit: Faults = [("batch", 4, 1, action), ("batch", 5, 0, action), ("batch", 7, 2, action)]
+    for found, _ in launch(tmp_path / "hit", hit, 1, strategy=strategy, min_workers=3, **options):
+        assert found == quiet
 
 
 @pytest.mark.parametrize("slow", [None, 0, 1])

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.errors import WorkerGoneError
-from paceline.recovery.membership import BODY
 from paceline.recovery.position import Position
 
 NEWCOMER = -1
@@ -29,8 +28,10 @@ class Member:
     finished: int
     """How many operations it has finished with the others."""
     position: Position
-    kind: str
-    """What it was about to do, or doing."""
+    body: int | None
+    """The step in whose body it is, in a loop of the user's own, where nothing comes of it."""
+    asks_in_body: bool
+    """Whether that loop evaluates or saves in its body."""
     sharded: bool
     """Whether it holds only a part of the state."""
     redone: int
@@ -57,12 +58,12 @@ def furthest(members: Sequence[Member]) -> int:
     return max(range(len(members)), key=lambda rank: (members[rank].finished, -rank))
 
 
-def body_in_flight(members: Sequence[Member]) -> int | None:
-    """Return the number of the step in which the group broke, where some are in their loop's body of it."""
+def broken_body(members: Sequence[Member]) -> int | None:
+    """Return the step in whose body the furthest of them are, to no effect, and may wait for all others."""
     most = max(member.finished for member in members)
+    asked = any(one.asks_in_body for one in members)
     return next(
-        (one.number for one in members if one.kind == BODY and one.finished == most),
-        None,
+        (one.body for one in members if one.finished == most and one.body is not None and asked), None
     )
 
 

@@ -13,6 +13,10 @@ from paceline.strategies.replica import Replica
 class GroupHooks(Protocol):
     """How a run leaves a group and enters the next."""
 
+    @property
+    def open_body(self) -> int | None:
+        """The step in whose body a loop of the user's own is, where nothing has come of it, or nothing will."""
+
     def leave_group(self) -> None:
         """Release everybody: nobody may wait for this worker in the old group."""
 

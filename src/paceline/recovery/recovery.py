@@ -48,8 +48,6 @@ class Recovery:
         self._noticed: dict[int, int] = {}
         """How often this worker itself took a failure for a lost peer, by the operation it was at."""
         self._went_back = False
-        self._asks_in_body = False
-        """Whether the body of the user's loop does things with all workers: it may do so behind a step that broke, too."""
         self.stopping = False
         """Whether the group has formed only to save a checkpoint and to end."""
 
@@ -103,7 +101,7 @@ class Recovery:
             return action()  # alone: it is nothing that the others do too
         group = self._group
         pulse = group.world.pulse
-        self._asks_in_body |= called is not None and group.open_call is not None
+        self._progress.asks_in_body |= called is not None and group.open_call is not None
         while True:
             pulse.begin(_KINDS[kind], group.position.number)
             group.world.interruption.discards = (
@@ -171,16 +169,15 @@ class Recovery:
         """Know that this worker has."""
         self._progress.broken_body = None
 
-    def regroup(self, kind: str, *, in_body: bool = False) -> tuple[bool, Any]:
+    def regroup(self, kind: str) -> tuple[bool, Any]:
         """Leave the broken group and enter the next; return whether others had finished what was in flight, and its outcome.
 
-        Where that is the body of a user's own loop, `in_body`, which evaluates or saves at times, nobody joins before all have
-        come to its end: whoever joins begins with a step.
+        In the body of a user's own loop that evaluates or saves at times nobody joins before all have come to its end:
+        whoever joins begins with a step.
         """
         self._went_back = False
         change = Regrouping(
             kind=kind,
-            in_body=in_body and self._asks_in_body,
             group=self._group,
             progress=self._progress,
             hooks=self.hooks,

@@ -20,7 +20,7 @@ from paceline.recovery.agreement import (
     NEWCOMER,
     Member,
     RolledBackError,
-    body_in_flight,
+    broken_body,
     check_computed,
     check_intact,
     furthest,
@@ -60,6 +60,8 @@ class Progress:
     """Whether the operation in flight was finished by others, and its outcome taken over from them."""
     broken_at: float | None = None
     recoveries: list[dict[str, Any]] = field(default_factory=list)
+    asks_in_body: bool = False
+    """Whether the body of the user's loop does things with all workers: it may do so behind a step that broke, too."""
     broken_body: int | None = None
     """The step in whose body others are, to no effect: this worker goes through it too before it takes the step with them."""
 
@@ -81,8 +83,6 @@ class Regrouping:
     sharded: ShardedRecovery
     options: RecoveryOptions
     membership: Membership
-    in_body: bool = False
-    """Whether a step in flight broke in the body of a loop that may do more with all workers before it ends."""
     went_back: bool = False
     """Whether the state of the new group is one of before: what this worker's loop did since then is not in it."""
     stopping: bool = False
@@ -94,6 +94,8 @@ class Regrouping:
     _held: LocalState | None = None
     """What that replica holds, asked for once: preparing another one may take it apart."""
     _dirty: bool = False
+    _body: int | None = None
+    """The step in whose body the loop was where the group broke."""
     _moved: bool = False
     """What the body of the loop had done to the model where the group broke."""
 
@@ -103,6 +105,7 @@ class Regrouping:
         if not progress.waits_to_join:
             progress.broken_at = progress.broken_at or time.monotonic()
             self.hooks.leave_group()
+        self._body = self.hooks.open_body
         self._dirty, self._moved = self.hooks.break_off(in_step=self.kind == STEP)
         self._before = group.replica_or_none
         if self._before is not None and not self._before.whole and self.membership.leaving:
@@ -138,7 +141,8 @@ class Regrouping:
         """Return what this worker does next; others can join only where all begin a step."""
         if self.progress.missed:
             return MISSED  # what comes after an operation that others finished is not known here
-        return BODY if self.in_body else self.kind
+        in_body = self._body is not None and self.progress.asks_in_body
+        return BODY if self.kind == STEP and in_body else self.kind
 
     def _connect(self, place: Place) -> World:
         """Form the next group; a loss in the middle of it ends the attempt."""
@@ -180,7 +184,8 @@ class Regrouping:
         mine = Member(
             finished=progress.finished,
             position=self._position(),
-            kind=self._standing_kind(),
+            body=self._body,
+            asks_in_body=progress.asks_in_body,
             sharded=self._before is not None and not self._before.whole,
             redone=self.redone,
             dirty=self._dirty,
@@ -191,7 +196,8 @@ class Regrouping:
         )
         members: list[Member] = all_gather_object(world.comm, mine)
         check_computed(members)
-        number = body_in_flight(members)
+        progress.asks_in_body = any(member.asks_in_body for member in members)
+        number = broken_body(members)
         progress.broken_body = progress.broken_body if number is None else number
         if self.options.shards_state(world) or any(member.sharded for member in members):
             return self._assemble(world, members)

@@ -30,6 +30,7 @@ from paceline.training.recorder import DataFacts, NoRecords
 from paceline.training.saving import Saving
 from paceline.training.state import RunState
 from paceline.world import all_gather_object
+from paceline.world.words import say_farewell
 
 
 @dataclass(kw_only=True)
@@ -61,9 +62,15 @@ class RunGroup:
 
     # From one group to the next.
 
+    @property
+    def open_body(self) -> int | None:
+        """The step in whose body a loop of the user's own is, where nothing has come of it, or nothing will."""
+        return None if self.state.step is None else self.state.step.open_body
+
     def leave_group(self) -> None:
         """Release everybody: nobody may wait for this worker in the old group."""
         state = self.state
+        say_farewell(state.world)
         state.world.interruption.interrupt()
         self.sharded.detach()
         self.saving.abandon()

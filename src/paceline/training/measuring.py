@@ -40,6 +40,7 @@ class Measuring:
     ) -> dict[str, float]:
         """Measure a data set exactly; all workers must call it."""
         name, state = "run.evaluate", self.state
+        state.check_between(name)
         measured: dict[str, float]
         if self._asked_before(name):
             measured = self.history.outcomes.next(self.history.call, name)
@@ -66,6 +67,7 @@ class Measuring:
     def weights_sha256(self) -> str:
         """Return one number for all weights, wherever they are; all workers must call it."""
         name, state = "run.weights_sha256", self.state
+        state.check_between(name)
         found: str
         if self._asked_before(name):
             found = self.history.outcomes.next(self.history.call, name)

@@ -74,7 +74,7 @@ class Saving:
     def save_on_request(self) -> None:
         """Write the checkpoint that the loop asks for here, or when the body that it is in ends."""
         state, history = self._state, self._history
-        state.check_whole("run.save() was called")
+        state.check_between(SAVE_CALL)
         if state.open_call is not None:
             self._ask()
             return

@@ -87,6 +87,16 @@ class RunState(GroupState):
                 "model's buffers by then. Do it behind step.apply()."
             )
 
+    def check_between(self, called: str) -> None:
+        """Raise where the loop calls for all workers in the middle of a step: others may be in a pass that needs this one."""
+        self.check_whole(f"{called}() was called")
+        if self.open_call is not None and self.step is not None and self.step.left_open:
+            raise InputError(
+                f"{called}() was called in the middle of step {self.position.number}, before step.apply(): each worker has gone "
+                "through other batches by then, so there is no one state to look at. Call it behind step.apply(), or before "
+                "`for batch in step`."
+            )
+
     def seed_loop(self, *place: int | str) -> None:
         """Seed what a loop of the user's own draws outside of its batches, by its place in the run: alike on every worker.
 

@@ -63,6 +63,8 @@ class Step:
         """Whether the group broke in the middle: the run gives this step once more, over another share."""
         self._totals: list[tuple[int, Tensor]] = []
         self._read = False
+        self._ended = False
+        """Whether the loop has done with it."""
         self._passes = 0
         """How often the loop has gone through the batches."""
         self._out = False
@@ -91,6 +93,12 @@ class Step:
     def left_open(self) -> bool:
         """Whether batches have gone through the model, and nothing came of them."""
         return self.result is None and (self._out or self._read or self._added > 0)
+
+    @property
+    def open_body(self) -> int | None:
+        """The number of this step, where a loop of the user's own is in its body and nothing has come of it, or nothing will."""
+        pending = self.result is None or self.again
+        return self.number if pending and not self._ended and self._attempt is not None else None
 
     def __iter__(self) -> Iterator[Any]:
         """Return this worker's batches, shard by shard, each on the device and with its own random streams."""
@@ -243,6 +251,7 @@ class Step:
 
     def end(self) -> None:
         """Note that the loop has done with this step, or with an attempt at it."""
+        self._ended = True
         if self._attempt is None:
             return
         if not self.again:
@@ -260,7 +269,7 @@ class Step:
     def _recover(self) -> StepResult:
         """Regroup; the step was finished by others, who tell what it came to, or it is to be done again."""
         if self._recovery.generation == self._generation:
-            missed, outcome = self._recovery.regroup(STEP, in_body=self._attempt is not None)
+            missed, outcome = self._recovery.regroup(STEP)
             if missed:
                 self.result = StepResult.of(outcome)
                 if self._attempt is not None:

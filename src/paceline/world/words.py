@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
+from torch.distributed import DistError
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from paceline.world.interruption import InterruptedWaitError
 from paceline.world.status_page import Phase
 from paceline.world.world import World
 
@@ -22,13 +25,21 @@ def tell(world: World, key: str, word: str) -> None:
         store.set(f"{key}/{world.rank}", word)
 
 
+def say_farewell(world: World) -> None:
+    """Let those know who wait for a word of this worker that it leaves the group."""
+    store = _store(world)
+    if store is not None:
+        with suppress(DistError, InterruptedWaitError):
+            store.set(_farewell(world), "")
+
+
 def hear(
     world: World, key: str, late: Callable[[int, float], Exception], slack: float = SLACK
 ) -> Iterator[tuple[int, str]]:
     """Yield each rank and its word, when it is there.
 
     Where one says nothing, though nobody is judged to hang, it waits for this worker in a collective: `late` makes the error
-    from its rank and the seconds that it was waited for.
+    from its rank and the seconds that it was waited for. Where one has left the group, the group is broken.
     """
     store = _store(world)
     if store is None:
@@ -39,6 +50,8 @@ def hear(
     try:
         for rank in range(world.size):
             while not store.check([f"{key}/{rank}"]):
+                if store.check([_farewell(world)]):
+                    world.interruption.interrupt()
                 world.interruption.check()
                 world.pulse.touch()
                 if time.monotonic() > limit:
@@ -77,6 +90,10 @@ def take_back(world: World, key: str) -> None:
     store = _store(world)
     if store is not None:
         store.delete_key(key)
+
+
+def _farewell(world: World) -> str:
+    return f"farewell/{world.generation}"
 
 
 def _store(world: World) -> Store | None:

@@ -6,20 +6,23 @@ from typing import Any
 
 import pytest
 
-from paceline.recovery.agreement import NEWCOMER, Member, RolledBackError, check_intact
+from paceline.recovery.agreement import NEWCOMER, Member, RolledBackError, broken_body, check_intact
 from paceline.recovery.handover import StateSource
-from paceline.recovery.membership import EVALUATE, STEP
+from paceline.recovery.membership import STEP
 from paceline.recovery.position import Position
 from paceline.recovery.recovery import Recovery
 from paceline.recovery.regrouping import Progress, Regrouping
 from paceline.world.interruption import InterruptedWaitError, Interruption
 
 
-def member(finished: int, number: int, kind: str = STEP, redone: int = 0) -> Member:
+def member(
+    finished: int, number: int, redone: int = 0, body: int | None = None, *, asks: bool = False
+) -> Member:
     return Member(
         finished,
         Position(number=number),
-        kind,
+        body=body,
+        asks_in_body=asks,
         sharded=True,
         redone=redone,
         dirty=False,
@@ -58,7 +61,7 @@ def test_what_was_missed_stays_missed_until_it_is_counted() -> None:
 def test_all_know_of_steps_that_one_has_gone_back_by() -> None:
     change, gone = made()
     # The other one went back from step 8 to step 7 in an attempt that this worker did not come through.
-    found = stand(change, 7, member(7, 7), member(10, 7, EVALUATE, redone=1))
+    found = stand(change, 7, member(7, 7), member(10, 7, redone=1))
     assert found == (False, 11, 1, True)
     assert gone == [Position(number=7)]
     # And what was gone back by counts on when the next attempt goes back no further.
@@ -123,7 +126,9 @@ def test_going_back_is_final_also_where_the_next_group_broke_meanwhile() -> None
     )
     change = regrouping(
         group=group,
-        hooks=SimpleNamespace(leave_group=lambda: left.append(True), break_off=lambda **_: (False, False)),
+        hooks=SimpleNamespace(
+            leave_group=lambda: left.append(True), break_off=lambda **_: (False, False), open_body=None
+        ),
         options=SimpleNamespace(laid_out=lambda world: world),
         membership=SimpleNamespace(leaving=False, next_place=lambda _: SimpleNamespace(stop=False)),
     )
@@ -137,3 +142,16 @@ def test_going_back_is_final_also_where_the_next_group_broke_meanwhile() -> None
     with pytest.raises(RolledBackError):
         change.enter_next()
     assert left == [True, True]
+
+
+def test_all_go_through_the_body_that_the_furthest_are_in() -> None:
+    """One that has yet to come to that step does so, too; one that stands behind it does not count."""
+    assert broken_body([member(5, 4), member(5, 4, body=4, asks=True)]) == 4
+    assert broken_body([member(4, 3, body=3), member(5, 4, body=4, asks=True)]) == 4
+    assert broken_body([member(4, 3, body=3, asks=True), member(5, 4)]) is None
+
+
+def test_it_is_enough_that_one_knows_of_calls_in_the_body() -> None:
+    """One that has joined may not have come to them yet."""
+    assert broken_body([member(5, 4, asks=True), member(5, 4, body=4)]) == 4
+    assert broken_body([member(5, 4), member(5, 4, body=4)]) is None

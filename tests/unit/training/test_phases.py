@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -556,7 +557,17 @@ def test_a_step_left_before_it_was_applied_leaves_no_trace_in_a_checkpoint(
         assert same(train(run, None), whole)
 
 
-@pytest.mark.parametrize("what", ["save", "steps"])
+MEASURED: dict[str, Callable[[Run], Any]] = {
+    "save": Run.save,
+    "evaluate": lambda run: run.evaluate(
+        data(16), lambda made, one: {"loss": Mean(losses(made, one).sum(), 16)}
+    ),
+    "hash": Run.weights_sha256,
+}
+"""What no state in the middle of a step has an answer for: buffers are those of this worker's shards there."""
+
+
+@pytest.mark.parametrize("what", ["steps", *MEASURED])
 def test_nothing_is_saved_and_no_other_call_begun_in_the_middle_of_a_step(what: str, tmp_path: Path) -> None:
     def train(run: Run) -> None:
         model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
@@ -564,8 +575,8 @@ def test_nothing_is_saved_and_no_other_call_begun_in_the_middle_of_a_step(what: 
         for step in run.steps(data(), batch_size=4, epochs=1):
             for batch in step:
                 step.backward(losses(model, batch))
-            if step.number == 1 and what == "save":
-                run.save()
+            if step.number == 1 and what in MEASURED:
+                MEASURED[what](run)
             if step.number == 1:
                 break
             step.apply()
