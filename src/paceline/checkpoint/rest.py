@@ -15,6 +15,8 @@ from paceline.documents import shown
 from paceline.errors import CheckpointError
 
 _NUMBER = (int, float, Tensor)
+_CALLS = ("first call", "last call")
+"""Of what a checkpoint knows of a stream, what is a number."""
 _WORDS = {dict: "a dict", list: "a list", str: "text", Tensor: "a tensor", int: "a number"}
 
 
@@ -66,7 +68,8 @@ def _check(rest: dict[str, Any]) -> None:
     for name in _items("loop", rest.get("loop", {}), dict):
         _be("loop: a name in it", name, str)
     _items("between", rest.get("between", []), list)
-    _be("stream", rest.get("stream", ""), str)
+    for name in _items("stream", rest.get("stream", {}), dict):
+        _be(f"stream: {shown(name)}", rest["stream"][name], *((int,) if name in _CALLS else (str,)))
 
 
 def _there(found: Mapping[str, Any], name: str, where: str) -> Any:

@@ -78,7 +78,7 @@ class Stream:
                 compares = self.notes_contents and (step == start_step or (step + 1).bit_count() == 1)
                 looks = step == 0 or (compares and step >= start_step)
                 contents = self._look(batch) if looks else None
-                if step == 0 and len(batch) > 1:
+                if step == 0 and len(batch) > 1 and seek is None:
                     beginning = contents or ""
                 data = (
                     self._step_data(

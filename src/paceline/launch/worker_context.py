@@ -21,6 +21,10 @@ from paceline.world.status_page import NoStatusPage, Phase
 _STEP, UNFINISHED = "paceline_step", "paceline_unfinished"
 _NO_GROUP = "Default process group has not been initialized"
 """What torch.distributed says where there is none."""
+_SERVES = (
+    "This worker is a parameter server: its loop has the same steps, but no batches, so what is set inside `for batch in step` is "
+    "not there behind it. Set it before, or use what step.apply() returns."
+)
 _ALONE = (
     "A run of one process has no process group of torch's. Use run.world.comm (all_reduce, broadcast, ...), run.world.rank "
     "and run.world.size, which answer for any number of workers, also when a run goes on with one of several; or ask "
@@ -61,6 +65,9 @@ def open_run(worker: Worker, options: Mapping[str, Any]) -> Iterator[Run]:
         )
         if run.world.size == 1 and isinstance(error, ValueError) and _NO_GROUP in str(error):
             error.add_note(_ALONE)
+        replica = run.engine.state.replica_or_none
+        if isinstance(error, NameError) and replica is not None and not replica.placement.computes:
+            error.add_note(_SERVES)
         raise
     finally:
         run.close()

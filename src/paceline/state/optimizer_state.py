@@ -91,6 +91,8 @@ def drop_groups(optimizer: Optimizer, count: int) -> bool:
     return bool(dropped)
 
 
+_HOW = frozenset({"foreach", "fused", "capturable", "differentiable"})
+"""Options that say how a worker computes its update, not what it comes to."""
 Options = list[dict[str, Any]]
 """What each group of an optimizer holds beside its parameters."""
 
@@ -116,11 +118,17 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, bool | int | float | str | Tensor)
 
 
-def changed_options(optimizer: Optimizer, then: Options) -> Options:
-    """Return, for each group, what is other than `then`, of what `saved_options_of` returned; nothing at all where nothing is."""
+def options_to_tell(optimizer: Optimizer, then: Options | None = None) -> Options:
+    """Return, for each group, what another worker is to update with, or of that only what is other than `then`."""
+    told = [
+        {key: value for key, value in group.items() if key not in _HOW}
+        for group in saved_options_of(optimizer)
+    ]
+    if then is None:
+        return told
     changed = [
         {key: value for key, value in group.items() if key not in before or not _same(value, before[key])}
-        for group, before in zip(saved_options_of(optimizer), then, strict=False)
+        for group, before in zip(told, then, strict=False)
     ]
     return changed if any(changed) else []
 
@@ -138,7 +146,7 @@ def _same(one: Any, other: Any) -> bool:
         return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
-    return bool(one == other)
+    return bool(one == other) or (one != one and other != other)  # noqa: PLR0124  (no two NaN are equal)
 
 
 def set_options(optimizer: Optimizer, then: Options, *, removes: bool = False) -> None:

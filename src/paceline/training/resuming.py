@@ -36,7 +36,7 @@ class Resumed:
     """The loop's own."""
     outcomes: list[Any] | None
     """What was measured between calls of `run.steps`; None where nothing was, or where it was not kept."""
-    epoch_start: str | None
+    epoch_start: dict[str, Any] | None
     """What the stream's epoch began with, if it was saved in the middle of one."""
 
 

@@ -92,9 +92,59 @@ def test_it_counts_for_tables_on_servers() -> None:
     assert found == launched(change_rate_of_tables, strategy="single")
 
 
+def rate_of_weights(run: paceline.Run, of_tables: bool, where: str) -> str:
+    """Set the rate by the weights that there are before a step or behind it, of which a server has some."""
+    model: Any
+    model, optimizer = run.prepare(
+        tables if of_tables else make, lambda made: torch.optim.SGD(made.parameters(), lr=0.5)
+    )
+
+    def set_rate() -> None:
+        linear = [one for one in model if isinstance(one, nn.Linear)]
+        optimizer.param_groups[0]["lr"] = sum(float(one.weight.detach().norm()) for one in linear) / 10
+
+    for step in run.steps(Words() if of_tables else Samples(), batch_size=16, steps=STEPS):
+        if where == "before":
+            set_rate()
+        for inputs, labels in step:
+            step.backward(F.cross_entropy(model(inputs), labels, reduction="none"))
+        step.apply()
+        if where == "behind":
+            set_rate()
+    return run.weights_sha256()
+
+
+@pytest.mark.parametrize("where", ["before", "behind"])
+@pytest.mark.parametrize(("strategy", "servers"), [("ps", 1), ("ps", 2), ("hybrid", 1), ("hybrid", 2)])
+def test_a_rate_that_is_made_of_the_weights_is_that_of_the_trainers(
+    strategy: str, servers: int, where: str
+) -> None:
+    of_tables = strategy == "hybrid"
+    found = launched(rate_of_weights, of_tables, where, strategy=strategy, servers=servers)
+    assert found == launched(rate_of_weights, of_tables, where, strategy="single")
+
+
 def test_servers_refuse_rates_that_differ() -> None:
-    with pytest.raises(InputError, match="changed the optimizer's options differently inside"):
+    with pytest.raises(InputError, match="differ between the trainers, whose loops"):
         launched(change_rate, True, strategy="ps", servers=1)
+
+
+def uses_the_last_batch(run: paceline.Run) -> None:
+    model, _ = run.prepare(make, with_rate)
+    for step in run.steps(Samples(), batch_size=16, steps=2):
+        for features, labels in step:
+            losses = F.cross_entropy(model(features), labels, reduction="none")
+            step.backward(losses)
+        step.apply()
+        float(losses.detach().mean())
+
+
+def test_what_is_of_a_batch_is_not_on_a_server_and_it_says_why() -> None:
+    with pytest.raises(paceline.WorkerFailedError) as caught:
+        launched(uses_the_last_batch, strategy="ps", servers=1)
+    assert (
+        "This worker is a parameter server: its loop has the same steps, but no batches" in caught.value.trace
+    )
 
 
 def train_half(run: paceline.Run) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,50 @@ def test_a_stream_that_keeps_its_place_from_epoch_to_epoch_is_not_resumed_within
         train(run, kind(), 6)
     with resumed(tmp_path) as run, pytest.raises(InputError, match=OTHERS):
         train(run, kind(), 9)
+
+
+ANEW = r"the training stream begins epoch 2 of a resumed run as an epoch before it began, though these began differently"
+
+
+@pytest.mark.parametrize("save_every", [None, "1epoch"])
+@pytest.mark.parametrize("kind", [Shuffled, GoesOn])
+def test_nor_is_it_at_the_end_of_one(kind: type[Shuffled], save_every: str | None, tmp_path: Path) -> None:
+    with opened(out=tmp_path, save_every=save_every) as run:
+        train(run, kind(), 8)
+    with resumed(tmp_path) as run, pytest.raises(InputError, match=ANEW):
+        train(run, kind(), 9)
+
+
+@pytest.mark.parametrize("kind", [Shuffled, GoesOn])
+def test_nor_where_it_was_killed_behind_one(kind: type[Shuffled], tmp_path: Path) -> None:
+    with opened(out=tmp_path, save_every="1epoch") as run, suppress(KeyboardInterrupt):
+        model, _ = prepared(run)
+        for step in run.steps(kind(), batch_size=8, steps=12):
+            for batch in step:
+                step.backward(losses(model, batch))
+            step.apply()
+            if step.number == 9:
+                raise KeyboardInterrupt
+    with resumed(tmp_path) as run, pytest.raises(InputError, match=ANEW):
+        train(run, kind(), 12)
+
+
+@pytest.mark.parametrize(("kind", "said"), [(Shuffled, 1), (GoesOn, 1), (Anew, 0), (Global, 0)])
+def test_between_two_calls_it_is_said(kind: type[Shuffled], said: int, tmp_path: Path) -> None:
+    """Another call may have another stream, which begins like the first for good reason."""
+    notes: list[str] = []
+    for epochs in (2, 3):
+        with opened(out=tmp_path, resume=epochs == 3) as run:
+            run.engine.state.emit = lambda event: notes.append(getattr(event, "text", ""))
+            model, _ = prepared(run)
+            stream = kind()
+            for _ in range(epochs):
+                for step in run.steps(stream, batch_size=8, epochs=1):
+                    for batch in step:
+                        step.backward(losses(model, batch))
+                    step.apply()
+            run.engine.calls.finish()
+    assert sum("as an epoch before it began" in note for note in notes) == said
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

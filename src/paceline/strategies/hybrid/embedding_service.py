@@ -35,7 +35,7 @@ class Commit:
     entry: Tensor
     norm: Tensor | None
     options: Options
-    """What loops have changed of the optimizer's options inside of their batches, which a server's has none of."""
+    """What servers update with: their loops have no batches, and not all weights to compute options from."""
 
 
 class EmbeddingService:

@@ -20,7 +20,7 @@ from paceline import remote
 from paceline.errors import RemoteError
 from paceline.reduce.tree import Gradients, Subtree, TreeSum
 from paceline.remote.grouping import open_group
-from paceline.state.optimizer_state import Options, changed_options, saved_options_of
+from paceline.state.optimizer_state import Options, options_to_tell
 from paceline.strategies import sparse
 from paceline.strategies.base import StepWork, StrategyInputs
 from paceline.strategies.hybrid import embedding_service
@@ -137,7 +137,7 @@ class Servers:
         return [torch.cat(column).to(self._world.device) if column else None for column in columns]
 
     def apply(self, factor: float, entry: Tensor, norm: Tensor | None, options: Options) -> None:
-        """Have this step applied on all servers, with `options` of the optimizer that are others than theirs."""
+        """Have this step applied on all servers, with these options of the optimizer."""
         word = factor, entry.cpu(), None if norm is None else norm.cpu(), options
         self._settled([call.future(self.turn, *word) for call in self._apply])
 
@@ -187,7 +187,6 @@ class DensePlacement(KeptPlacement):
     def refresh(self) -> None:
         """Begin a turn with the servers."""
         self.servers.turn += 1
-        self._options = saved_options_of(self.optimizer)
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
@@ -197,8 +196,8 @@ class DensePlacement(KeptPlacement):
 
     def update(self, optimize: Optimize, result: StepResult) -> None:
         """Give the servers the word, and update what is dense."""
-        changed = changed_options(self.optimizer, self._options)
-        self.servers.apply(float(result.applied_factor), result.entry, result.norm, changed)
+        options = options_to_tell(self.optimizer)
+        self.servers.apply(float(result.applied_factor), result.entry, result.norm, options)
         optimize()
         self.servers.turn += 1
 

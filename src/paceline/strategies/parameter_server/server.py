@@ -103,12 +103,12 @@ class ServerPlacement(Placement):
         self.queue.answer(self.letters, told)
 
     def take_options(self, letters: Sequence[Push]) -> None:
-        """Update with the options that the trainers have changed inside of their batches, which this loop has none of."""
+        """Update with the options of the trainers: this loop has no batches, and not all weights."""
         told: list[Options] = [letter.content["options"] for letter in letters]
         if not all(same_options(told[0], one) for one in told[1:]):
             raise InputError(
-                "the loops of the trainers have changed the optimizer's options differently inside `for batch in step`. Change "
-                "them before the batches, or behind step.apply(), alike on every worker."
+                "the optimizer's options (lr, weight_decay, ...) differ between the trainers, whose loops have changed them "
+                "differently. Change them alike on every worker, not by what one has of the batch."
             )
         set_options(self.optimizer, told[0])
 
