@@ -99,6 +99,12 @@ def test_when_all_die_the_run_starts_over_from_its_last_checkpoint(tmp_path, und
     assert "starting over from the last checkpoint" in events(tmp_path, "note")[0]["text"]
 
 
+def test_they_are_as_many_as_before_also_where_one_was_replaced_that_left(tmp_path, undisturbed):
+    results = run(tmp_path, [("loop", 4, 1, "notice"), ("forward", 13, None, "kill")], save_every="5")
+    assert {result["weights"] for result in results} == {undisturbed}
+    assert {result["size"] for result in results} == {3}
+
+
 def test_the_fork_server_and_the_store_may_go_too(tmp_path, undisturbed):
     faults = [
         ("loop", 4, 1, "kill store"),

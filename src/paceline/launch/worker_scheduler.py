@@ -93,7 +93,9 @@ class WorkerScheduler:
     def start_newcomer(self, site: Node | None = None) -> None:
         """Start a worker that will join; without a machine, where one is missing."""
         there = self._roster.counts()
-        site = site or self._sites.place(there)
+        members = self._membership.members
+        staying = Counter(one.site for one in self._roster.running() if not members[one.number].leaving)
+        site = site or self._sites.place(staying)
         local = there[site.index]
         identity = Identity(
             rank=0, size=1, local_rank=local, local_size=local + 1, master_address=site.store_address

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import paceline
-from paceline.errors import InputError
+from paceline.errors import InputError, WorkerFailedError
 
 STEPS = 6
 PARALLEL: list[dict[str, Any]] = [
@@ -140,7 +140,7 @@ def uses_the_last_batch(run: paceline.Run) -> None:
 
 
 def test_what_is_of_a_batch_is_not_on_a_server_and_it_says_why() -> None:
-    with pytest.raises(paceline.WorkerFailedError) as caught:
+    with pytest.raises(WorkerFailedError) as caught:
         launched(uses_the_last_batch, strategy="ps", servers=1)
     assert (
         "This worker is a parameter server: its loop has the same steps, but no batches" in caught.value.trace
