@@ -9,6 +9,7 @@ from contextlib import suppress
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from paceline.errors import PacelineError
 from paceline.world.interruption import InterruptedWaitError
 from paceline.world.status_page import Phase
 from paceline.world.world import World
@@ -26,10 +27,10 @@ def tell(world: World, key: str, word: str) -> None:
 
 
 def say_farewell(world: World) -> None:
-    """Let those know who wait for a word of this worker that it leaves the group."""
-    store = _store(world)
-    if store is not None:
-        with suppress(DistError, InterruptedWaitError):
+    """Let those know who wait for a word of this worker that it leaves the group, which it may have left before."""
+    with suppress(DistError, InterruptedWaitError, PacelineError):
+        store = _store(world)
+        if store is not None:
             store.set(_farewell(world), "")
 
 
