@@ -26,10 +26,11 @@ from paceline.state.chunks import (
 )
 from paceline.state.optimizer_state import load_optimizer_state, optimizer_state, plain
 from paceline.strategies.base import Leaves, StrategyInputs
+from paceline.strategies.buffers import Buffers, Rule
 from paceline.strategies.partial_update import Scope
 from paceline.strategies.result import StepResult
 from paceline.strategies.step_state import StepState
-from paceline.strategies.trained import check_equal, check_held
+from paceline.strategies.trained import HasParameters, check_equal, check_held
 from paceline.strategies.unsaved import moved_unsaved, note_unsaved, put_unsaved
 from paceline.world import World
 
@@ -71,6 +72,17 @@ class Placement(ABC):
     def parameters(self) -> list[nn.Parameter]:
         """Return those that train, as the optimizer sees them, in the model's order."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    @property
+    def part(self) -> HasParameters:
+        """The part of the model whose parameters are here."""
+        return self.model
+
+    def make_buffers(self, rules: Mapping[str, Rule], shards: int) -> Buffers:
+        """Return what takes the buffers that are here through a step."""
+        made = Buffers(self.model, rules, shards)
+        made.refuses_unsaved = not self.holds_unsaved
+        return made
 
     def leaves(self, step: StepState) -> Leaves:
         """Return the tensors that a backward pass of a loop's own would leave gradients in."""

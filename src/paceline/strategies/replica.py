@@ -30,7 +30,6 @@ from paceline.strategies.base import (
     StepWork,
     StrategyInputs,
 )
-from paceline.strategies.buffers import Buffers
 from paceline.strategies.loss_checks import check_trainable
 from paceline.strategies.partial_update import PartialUpdate
 from paceline.strategies.placement import Placement
@@ -81,21 +80,27 @@ class Replica:
         self.precision = inputs.precision
         self.scaler: torch.amp.GradScaler | None = inputs.scaler or inputs.precision.scaler()
         placement.adopt(self.optimizer)
+        self._buffer_rules, self._shards, self._tuning = inputs.buffer_rules, inputs.shards, inputs.tuning
+        self._is_summed = False
+        self.take_hold()
+        self.has_updated = False
+        """Whether the step in flight has begun to change what the optimizer keeps."""
+
+    def take_hold(self) -> None:
+        """Wire up what lives on this worker: at first, and where that has become another part of the model."""
         self.step_state = StepState(
             self.model,
             self.optimizer,
-            placement.parameters(),
-            inputs,
-            world.device,
+            self.placement,
+            self._tuning,
+            self._shards,
+            self.world.device,
             watched=self.reducer.watches,
         )
         self.step_state.scaler = self.scaler
-        self._buffer_rules, self._shards = inputs.buffer_rules, inputs.shards
         self._make_buffers()
-        self._is_summed = False
-        self.has_updated = False
-        """Whether the step in flight has begun to change what the optimizer keeps."""
         self.reducer.wire(self.step_state)
+        self.has_updated = True
 
     @property
     def model(self) -> nn.Module:
@@ -131,6 +136,8 @@ class Replica:
 
     def step(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
         """Compute one optimizer step over one exact global batch."""
+        self.has_updated = False
+        self.schedule.open_step(self, work, loss)
         self._begin(work)
         self.schedule.train(self, work, loss)
         return self.apply(max_grad_norm)
@@ -144,10 +151,11 @@ class Replica:
                 "pp needs step.compute(loss): no worker holds the whole model, so a loop cannot call it batch by batch. "
                 "Give the loss as a function, or use another strategy."
             )
+        self.has_updated = False
         self._begin(work)
 
     def _begin(self, work: StepWork) -> None:
-        self._is_summed = self.has_updated = False
+        self._is_summed = False
         self.placement.refresh()
         if self.placement.computes:  # else those that do refuse it, before they bring anything
             self.partial_update.check()
@@ -278,8 +286,7 @@ class Replica:
         trained.renew()
 
     def _make_buffers(self) -> None:
-        self.buffers = Buffers(self.model, self._buffer_rules, self._shards)
-        self.buffers.refuses_unsaved = not self.placement.holds_unsaved
+        self.buffers = self.placement.make_buffers(self._buffer_rules, self._shards)
 
     # Evaluation and state.
 
@@ -341,6 +348,7 @@ class Replica:
         self.step_state.forget()
         self.placement.abandon()
         self.reducer.abandon()
+        self.schedule.abandon()
 
 
 class Strategy(Protocol):

@@ -32,12 +32,18 @@ class Passes(Protocol):
     def placed(self, batch: Any) -> Any:
         """Return a batch on the device."""
 
+    def take_hold(self) -> None:
+        """Wire up what lives on this worker, where that has become another part of the model."""
+
 
 class Schedule:
     """One shard after another, batch by batch."""
 
     stepwise = True
     """Whether a loop of the user's own can take the passes itself."""
+
+    def open_step(self, passes: Passes, work: StepWork, loss: LossFunction) -> None:
+        """Prepare for the passes of a step that has yet to begin."""
 
     def open_batch(self) -> None:
         """Prepare the model for the pass of one batch."""
@@ -77,6 +83,9 @@ class Schedule:
 
     def close_work(self) -> None:
         """End with the shards that were opened."""
+
+    def abandon(self) -> None:
+        """Release the group: it is broken."""
 
 
 @contextmanager

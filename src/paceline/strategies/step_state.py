@@ -9,6 +9,7 @@ everyone knows; only where the true weight turns out to be another one (tokens, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +19,27 @@ from paceline.errors import InputError
 from paceline.reduce.tree import Gradients, TreeSum, add
 from paceline.strategies import gradients, sparse
 from paceline.strategies.auxiliary import Auxiliary
-from paceline.strategies.base import StepWork, StrategyInputs
+from paceline.strategies.base import StepWork
 from paceline.strategies.loss_checks import check_graph, check_loss, check_trainable
 from paceline.strategies.recompute import check_passes
-from paceline.strategies.trained import Trained
+from paceline.strategies.trained import HasParameters, Trained
+from paceline.strategies.tuning import Tuning
 from paceline.strategies.writes import Writes
 from paceline.task import Loss
 from paceline.world.fault_points import BACKWARD, hit
 
 Add = Callable[[Gradients, Gradients], Gradients]
+
+
+class Parts(Protocol):
+    """What a worker has of a model."""
+
+    @property
+    def part(self) -> HasParameters:
+        """The part of the model whose parameters are here."""
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return those whose gradients the optimizer takes."""
 
 
 class StepState:
@@ -36,20 +49,21 @@ class StepState:
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        parameters: list[nn.Parameter],
-        inputs: StrategyInputs,
+        placement: Parts,
+        tuning: Tuning,
+        shards: int,
         device: torch.device,
         *,
         watched: bool,
     ) -> None:
-        """`parameters` are those whose gradients the optimizer takes; `watched` refuses passes that write to weights."""
-        self.model = model
+        """`watched` refuses passes that write to weights."""
+        self.model, self._part, parameters = model, placement.part, placement.parameters()
         self.device = self._home = device
         """Where the open shard is computed."""
         self.loss_stats = nn.Parameter(torch.zeros(2, device=device))
-        self.trained = Trained(model, optimizer)
+        self.trained = Trained(self._part, optimizer)
         """What is wired up."""
-        self.shards = inputs.shards
+        self.shards = shards
         self.scaler: torch.amp.GradScaler | None = None
         self.work = StepWork(0, 0, ())
         self.open = 0
@@ -59,7 +73,9 @@ class StepState:
         self.totals: list[tuple[int, Tensor]] = []
         """The loss of each batch of this step with its shard, to find where a bad one came from."""
         self._watched = watched
-        self._recompute = inputs.tuning.activation_checkpointing
+        self.counts_writes = True
+        """Whether those are refused, too, that torch counts, and finds itself where a pass back still needs what was there."""
+        self.recompute = tuning.activation_checkpointing
         self._starts: dict[tuple[int, torch.dtype], Tensor] = {}
         self.auxiliary = Auxiliary(parameters)
         self._wire(parameters)
@@ -70,7 +86,7 @@ class StepState:
         self.sparse = sparse.sparse_parameters(self.model)
         """Those whose gradients are a few rows."""
         self.add: Add = sparse.add if self.sparse else add
-        self.writes = Writes(self.model.named_parameters()) if self._watched else None
+        self.writes = Writes(self._part.named_parameters()) if self._watched else None
         self.tree = TreeSum(self.shards, self.add)
 
     def rewire(self) -> None:
@@ -109,7 +125,7 @@ class StepState:
         self.left -= 1
         self.totals += [(self.open, part.total.detach()) for part in (loss, *loss.auxiliary.values())]
         if loss.auxiliary:
-            check_passes(self._recompute)
+            check_passes(self.recompute)
             sparse.check_terms(self.sparse)
 
     def start(self, dtype: torch.dtype) -> Tensor:
@@ -150,4 +166,4 @@ class StepState:
                 "made. Change what trains between two steps: before `for batch in step`."
             )
         if self.writes is not None:
-            self.writes.check(self.work.number)
+            self.writes.check(self.work.number, counted=self.counts_writes)

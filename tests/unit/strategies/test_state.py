@@ -92,7 +92,7 @@ class Noting(nn.Linear):
 
 
 @pytest.mark.parametrize(
-    "cut", [ShardedTensors, lambda net: StageState(net, torch.optim.SGD(net.parameters(), lr=0.1), None)]
+    "cut", [ShardedTensors, lambda net: StageState(net, torch.optim.SGD(net.parameters(), lr=0.1))]
 )
 def test_what_is_no_tensor_is_not_lost_without_a_word(cut: Callable[[nn.Module], object]) -> None:
     with pytest.raises(CheckpointError, match=r"cannot hold 1\._extra_state .* it is a dict, not a tensor"):

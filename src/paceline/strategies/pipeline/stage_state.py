@@ -11,7 +11,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import CheckpointError
 from paceline.state.chunks import (
@@ -27,7 +26,6 @@ from paceline.state.chunks import (
     check_saved,
     collect,
     slots_of,
-    split,
     survey,
 )
 from paceline.state.optimizer_state import load_optimizer_state, optimizer_state, plain
@@ -37,10 +35,10 @@ from paceline.world import World, all_gather_object
 
 
 class StageState:
-    """The tensors, the optimizer and the schedule of one worker."""
+    """The tensors and the optimizer of one worker."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
-        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
         saved = model.state_dict()
         check_saved(saved)
         self.names = list(saved)
@@ -114,7 +112,7 @@ class StageState:
         ]
         load_optimizer_state(cast(nn.Module, self), self.optimizer, {"state": state, "groups": groups})
 
-    # As the contract of a replica has it.
+    # As the contract of a placement has it.
 
     def held(self) -> LocalState:
         """Return what this worker holds."""
@@ -141,14 +139,10 @@ class StageState:
         groups = [
             {**group, "params": names} for group, names in zip(described["groups"], self.groups, strict=True)
         ]
-        schedule = None if self.scheduler is None else plain(self.scheduler.state_dict())
-        return LocalState(
-            pieces, {"scheduler": schedule, "scaler": None, OPTIMIZER: {"state": others, "groups": groups}}
-        )
+        return LocalState(pieces, {OPTIMIZER: {"state": others, "groups": groups}})
 
-    def state(self, world: World) -> dict[str, Any]:
+    def gathered(self, held: LocalState, world: World) -> dict[str, Any]:
         """Put the whole state together, on all workers, in the order in which one process has it."""
-        held = self.held()
         found = dict(collect(world, held.pieces, survey(world, held.pieces)))
         simple: dict[str, dict[str, Any]] = {}
         for part in all_gather_object(world.comm, held.rest[OPTIMIZER]["state"]):
@@ -156,12 +150,7 @@ class StageState:
         order = [name for names in self.groups for name in names if name in simple]
         described = {**held.rest[OPTIMIZER], "state": {name: simple[name] for name in order}}
         whole = assemble(found, {**held.rest, OPTIMIZER: described})
-        return {
-            MODEL: {name: whole[MODEL][name] for name in self.names},
-            OPTIMIZER: whole[OPTIMIZER],
-            "scheduler": whole["scheduler"],
-            "scaler": whole["scaler"],
-        }
+        return {**whole, MODEL: {name: whole[MODEL][name] for name in self.names}}
 
     @torch.no_grad()
     def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
@@ -177,11 +166,3 @@ class StageState:
                     )
                 piece.values.copy_(read(key, piece.box))
         self._load_optimizer(catalogue, read, rest[OPTIMIZER])
-        if self.scheduler is not None and rest["scheduler"] is not None:
-            self.scheduler.load_state_dict(rest["scheduler"])
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Do the same from a state in one piece."""
-        held = split(state)
-        forms = {key: piece.form for key, piece in held.pieces.items()}
-        self.take(forms, lambda key, box: box.of(held.pieces[key].values), held.rest)

@@ -13,7 +13,9 @@ from paceline.data import owned_shards
 from paceline.errors import InputError
 from paceline.strategies.base import Exactness, StrategyInputs
 from paceline.strategies.pipeline.order import fewest
-from paceline.strategies.pipeline.replica import PipelineReplica
+from paceline.strategies.pipeline.placement import StagePlacement
+from paceline.strategies.pipeline.reducer import StageReducer
+from paceline.strategies.pipeline.schedule import PipelineSchedule
 from paceline.strategies.replica import Replica
 from paceline.strategies.tuning import Tuning
 from paceline.world import World
@@ -38,7 +40,10 @@ class Pipeline:
             return Fsdp().prepare(inputs, world)  # which is ddp where nobody shares parameters
         _check(inputs, world)
         world.note_transport()  # activations
-        return PipelineReplica(inputs, world)  # type: ignore[return-value]
+        placement = StagePlacement(inputs, world)
+        reducer = StageReducer(inputs, world, placement)
+        schedule = PipelineSchedule(inputs.tuning.schedule, world, placement, reducer)
+        return Replica(inputs, world, placement, reducer, schedule)
 
 
 def _check(inputs: StrategyInputs, world: World) -> None:
@@ -47,7 +52,7 @@ def _check(inputs: StrategyInputs, world: World) -> None:
     if inputs.previous is not None and not inputs.previous.whole and not inputs.can_rebuild:
         raise InputError(
             "pp cannot form a new group with a model that was handed over ready made, for its other stages are lost. "
-            "Give run.prepare_replica functions that make model and optimizer, or use --no-elastic."
+            "Give run.prepare functions that make model and optimizer, or use --no-elastic."
         )
     if inputs.precision.name == "fp16":
         raise InputError("--precision fp16 needs one scale for all stages, which pp does not keep. Use bf16.")

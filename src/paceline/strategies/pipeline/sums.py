@@ -16,12 +16,13 @@ from paceline.errors import InputError
 from paceline.reduce.norms import total_norm
 from paceline.reduce.post_backward import PostBackwardReduce
 from paceline.reduce.tree import Gradients, TreeSum
-from paceline.strategies.auxiliary import Auxiliary, check_terms
-from paceline.strategies.base import StepWork, StrategyInputs
+from paceline.strategies.auxiliary import check_terms
+from paceline.strategies.base import StepWork
 from paceline.strategies.gradients import ledger_entry
 from paceline.strategies.loss_checks import check_loss
 from paceline.strategies.pipeline.stage import Micro, Stage
 from paceline.strategies.recompute import check_passes
+from paceline.strategies.step_state import StepState
 from paceline.task import Loss
 from paceline.world import World
 
@@ -33,18 +34,17 @@ class Sums:
         self,
         stages: Mapping[int, Stage],
         late: PostBackwardReduce,
-        inputs: StrategyInputs,
+        step: StepState,
         trained: Mapping[str, torch.dtype],
         pipe: World,
     ) -> None:
         self.parameters = [parameter for stage in stages.values() for parameter in stage.parameters]
-        self.auxiliary = Auxiliary(self.parameters)
+        self._step, self._auxiliary = step, step.auxiliary
         self.terms: list[str] = []
         """The auxiliary terms of the loss, once seen."""
         self.settled = False
         """Whether all workers have agreed on the terms."""
-        self._late, self._shards, self._pipe, self._device = late, inputs.shards, pipe, pipe.device
-        self._recompute = inputs.tuning.activation_checkpointing
+        self._late, self._pipe, self._device = late, pipe, pipe.device
         self._stages = len(stages)
         self._offsets: dict[int, int] = {}
         offset = 0
@@ -57,16 +57,13 @@ class Sums:
         """Where this worker's parameters are in that order."""
         self._scales: dict[tuple[int, torch.dtype], Tensor] = {}
 
-    def begin(self, work: StepWork, totals: list[tuple[int, Tensor]]) -> None:
-        """Start a step with nothing."""
-        self._size, self._totals = work.size, totals
-        self._tree = TreeSum(self._shards)
+    def begin(self, work: StepWork) -> None:
+        """Start a step with nothing; its state has begun."""
+        self._size, self._totals = work.size, self._step.totals
+        self._tree = TreeSum(self._step.shards)
         self._order = [shard.index for shard in work.shards]
         self._open = {shard.index: len(shard.batches) * self._stages for shard in work.shards}
         self._made: dict[int, Gradients] = {}
-        self.auxiliary.take()
-        for parameter in self.parameters:
-            parameter.grad = None
         self._add_finished()
 
     # What a pass tells.
@@ -85,7 +82,7 @@ class Sums:
             self.terms = self.terms or names
         check_terms(names, self.terms)
         if names:
-            check_passes(self._recompute)
+            check_passes(self._step.recompute)
         parts = [loss, *(loss.auxiliary[name] for name in names)]
         self._totals += [(micro.shard, part.total.detach()) for part in parts]
         stride = len(self.parameters) + 1
@@ -126,7 +123,7 @@ class Sums:
     def agree(self, told: Sequence[list[str]]) -> None:
         """Settle the auxiliary terms, once: a worker without a sample has seen none."""
         self.terms = max(told, key=len)
-        self.auxiliary.names, self.auxiliary.settled = self.terms, True
+        self._auxiliary.names, self._auxiliary.settled = self.terms, True
         self.settled = True
 
     def combine(self, last: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -143,26 +140,12 @@ class Sums:
             total[stride * (place + 1) - 1] = entry
         for parameter, gradient in zip(self.parameters, total, strict=False):
             parameter.grad = gradient
-        self.auxiliary.give(total[stride:])
+        self._auxiliary.give(total[stride:])
         return entries[0], dict(zip(self.terms, entries[1:], strict=True))
 
 
-def finish(sums: Sums, pipe: World, factor: Tensor | float, max_grad_norm: float | None) -> Tensor | None:
-    """Multiply by `factor` and clip by the norm over all stages: the norm of the tensors' norms, in the model's order."""
-    held = [parameter.grad for parameter in sums.parameters if parameter.grad is not None]
-    norm: Tensor | None = None
-    if max_grad_norm is not None:
-        norm = _total_norm(sums, pipe) * factor
-        # The same guard against division by zero as torch's clip_grad_norm_.
-        factor = factor * torch.clamp(max_grad_norm / (norm + 1e-6), max=1.0)
-    if isinstance(factor, Tensor) and factor.device.type == "cpu":
-        factor = factor.item()
-    if held and (isinstance(factor, Tensor) or factor != 1.0):
-        foreach.mul_(held, factor)
-    return norm
-
-
-def _total_norm(sums: Sums, pipe: World) -> Tensor:
+def norm_over_stages(sums: Sums, pipe: World) -> Tensor:
+    """Return the norm over all stages: the norm of the tensors' norms, in the model's order."""
     # In 64 bits no norm is rounded, whatever the type of its parameter.
     norms = torch.zeros(2, len(sums.trained), dtype=torch.float64, device=pipe.device)
     for place, parameter in zip(sums.places, sums.parameters, strict=True):
