@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
 import paceline
+from paceline.errors import InputError
 from paceline.world import fault_points
 from tests.fault.survivors import BATCH, Samples, hashed, mean_output, once, set_off
 from tests.patience import HANG_S
@@ -417,7 +418,7 @@ def test_a_worker_that_missed_the_end_of_a_step_is_not_given_a_state_with_more(
 
 
 def ask_in_body(run: paceline.Run, folder: str, faults: Faults, kind: str) -> list[Any]:
-    """Have all workers find something out inside a step, before `step.apply`."""
+    """Have all workers find something out inside a step, before or behind `step.apply`."""
     model, optimizer = run.prepare(
         make, lambda made: torch.optim.SGD(made.parameters(), lr=0.05, momentum=0.9)
     )
@@ -444,13 +445,24 @@ def ask_in_body(run: paceline.Run, folder: str, faults: Faults, kind: str) -> li
             step.backward(F.cross_entropy(model(features), labels, reduction="none"))
         ask("behind", step.number)
         step.apply()
+        if not step.again:
+            ask("applied", step.number)
     recovered = any("was killed" in one["reason"] for one in run.recoveries)
     return [[run.weights_sha256(), seen["sum"], optimizer.param_groups[0]["lr"]], recovered]
 
 
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize(
-    "kind", ["evaluate top", "hash top", "save top", "evaluate behind", "save behind", "writes top"]
+    "kind",
+    [
+        "evaluate top",
+        "hash top",
+        "save top",
+        "evaluate applied",
+        "hash applied",
+        "save applied",
+        "writes top",
+    ],
 )
 def test_a_worker_is_lost_where_the_body_asks_for_something(kind: str, workers: int, tmp_path: Path) -> None:
     found = {}
@@ -464,6 +476,17 @@ def test_a_worker_is_lost_where_the_body_asks_for_something(kind: str, workers: 
     assert set(tmp_path.glob("killed/fault-*"))
     assert [one[0] for one in found["killed"]] == [found["quiet"][0][0]] * len(found["killed"])
     assert {one[1] for one in found["killed"]} == {kind != "writes top"}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", ["evaluate batch", "evaluate behind", "hash behind", "save behind"])
+def test_between_its_batches_and_apply_nothing_is_found_out(kind: str, workers: int, tmp_path: Path) -> None:
+    """Each worker has gone through other batches there; some strategies hung, others gave other numbers."""
+    with pytest.raises(InputError, match=r"was called in the middle of step 2, before step\.apply\(\)"):
+        paceline.launch(
+            ask_in_body, str(tmp_path), [], kind, shards=6, threads=1, device="cpu", workers=workers,
+            strategy="ddp" if workers > 1 else "single", out=tmp_path / "run",
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["states", "weights before"])
