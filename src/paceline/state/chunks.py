@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -100,14 +100,8 @@ def split(state: Mapping[str, Any]) -> LocalState:
     """Take a whole state apart into whole pieces and the rest."""
     check_saved(state[MODEL])
     pieces = {f"{MODEL}/{name}": TensorChunk.whole(value.detach()) for name, value in state[MODEL].items()}
-    plain: dict[str, dict[str, Any]] = {}
-    for name, slots in state[OPTIMIZER]["state"].items():
-        plain[name] = {}
-        for slot, value in slots.items():
-            if isinstance(value, Tensor):
-                pieces[f"{OPTIMIZER}/{name}/{slot}"] = TensorChunk.whole(value)
-            else:
-                plain[name][slot] = value
+    slots, plain = held_slots(state[OPTIMIZER]["state"], {})
+    pieces |= slots
     rest = {key: value for key, value in state.items() if key not in (MODEL, OPTIMIZER)}
     return LocalState(pieces, {**rest, OPTIMIZER: {**state[OPTIMIZER], "state": plain}})
 
@@ -136,10 +130,73 @@ def assemble(tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> dict[str
     return {**before, MODEL: model, OPTIMIZER: {**rest[OPTIMIZER], "state": slots}, **behind}
 
 
-def slots_of(catalogue: Catalogue, name: str) -> dict[str, TensorMeta]:
-    """Return the optimizer's slots of one parameter."""
-    prefix = f"{OPTIMIZER}/{name}/"
-    return {key[len(prefix) :]: form for key, form in catalogue.items() if key.startswith(prefix)}
+# The state of a worker that has a part of each parameter.
+
+
+class ParameterPart(Protocol):
+    """What a worker has of one parameter."""
+
+    @property
+    def values(self) -> Tensor:
+        """What the optimizer works on."""
+
+    @property
+    def box(self) -> ChunkBounds:
+        """Which part it is."""
+
+    @property
+    def form(self) -> TensorMeta:
+        """What it is a part of."""
+
+
+Parts = Mapping[str, ParameterPart]
+Slots = Mapping[str, Mapping[str, Any]]
+"""What an optimizer keeps of each parameter, by name."""
+
+
+def held_slots(state: Slots, parts: Parts) -> tuple[dict[str, TensorChunk], dict[str, dict[str, Any]]]:
+    """Return the tensors of an optimizer's state by key, and by name what is none; a slot as large as a part is cut like it."""
+    pieces: dict[str, TensorChunk] = {}
+    others: dict[str, dict[str, Any]] = {}
+    for name, slots in state.items():
+        others[name] = {}
+        part = parts.get(name)
+        for slot, value in slots.items():
+            if not isinstance(value, Tensor):
+                others[name][slot] = value
+            elif part is not None and value.dim() and value.shape == part.values.shape:
+                form = TensorMeta(part.form.shape, value.dtype)
+                pieces[f"{OPTIMIZER}/{name}/{slot}"] = TensorChunk(value, part.box, form)
+            else:
+                pieces[f"{OPTIMIZER}/{name}/{slot}"] = TensorChunk.whole(value)
+    return pieces, others
+
+
+def read_slots(catalogue: Catalogue, read: Read, parts: Parts) -> dict[str, dict[str, Tensor]]:
+    """Return of a whole optimizer's state the tensors that belong to some parts, by name; the optimizer may keep them."""
+    state: dict[str, dict[str, Tensor]] = {}
+    for key, form in catalogue.items():
+        room, _, path = key.partition("/")
+        name, _, slot = path.rpartition("/")
+        if room == OPTIMIZER and name in parts:
+            part = parts[name]
+            box = part.box if form.shape == part.form.shape else ChunkBounds.whole(form.shape)
+            state.setdefault(name, {})[slot] = read(key, box).clone()
+    return state
+
+
+@torch.no_grad()
+def read_model(pieces: Mapping[str, TensorChunk], catalogue: Catalogue, read: Read) -> None:
+    """Write a whole model's values into what a worker has of it, by key."""
+    for key, piece in pieces.items():
+        form = catalogue.get(key)
+        if form is None or form.shape != piece.form.shape:
+            there = "is missing" if form is None else f"has the shape {form.shape}"
+            raise CheckpointError(
+                f"{key.partition('/')[2]} {there} in the state, and has the shape {piece.form.shape} here. "
+                "Use the task that wrote it."
+            )
+        piece.values.copy_(read(key, piece.box))
 
 
 # Whole tensors from the pieces of all workers.

@@ -17,7 +17,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from paceline.compat import dtensor
-from paceline.errors import CheckpointError
 from paceline.state.chunks import (
     MODEL,
     OPTIMIZER,
@@ -28,7 +27,9 @@ from paceline.state.chunks import (
     TensorChunk,
     TensorMeta,
     check_saved,
-    slots_of,
+    held_slots,
+    read_model,
+    read_slots,
 )
 from paceline.state.optimizer_state import load_optimizer_state, optimizer_state, plain
 from paceline.strategies.offload import HostRows, without_memory
@@ -120,52 +121,29 @@ class ShardedTensors:
 
     def held(self, optimizer: Optimizer, rest: Mapping[str, Any]) -> LocalState:
         """Return what this worker holds of model and optimizer; `rest` is what is no tensor beside them."""
-        buffers = dict(self._model.named_buffers(remove_duplicate=False))
-        pieces: dict[str, TensorChunk] = {}
-        for name, first in self.saved.items():
-            pieces[f"{MODEL}/{name}"] = (
-                TensorChunk.whole(buffers[name].detach()) if first is None else self._piece(first)
-            )
         described = plain(optimizer_state(cast(nn.Module, self), optimizer))
-        others: dict[str, dict[str, Any]] = {}
-        for name, slots in described["state"].items():
-            others[name] = {}
-            part = self.by_name.get(name)
-            for slot, value in slots.items():
-                if not isinstance(value, Tensor):
-                    others[name][slot] = value
-                elif part is not None and value.dim() and value.shape == part.values.shape:
-                    pieces[f"{OPTIMIZER}/{name}/{slot}"] = TensorChunk(
-                        value, part.box, TensorMeta(part.form.shape, value.dtype)
-                    )
-                else:
-                    pieces[f"{OPTIMIZER}/{name}/{slot}"] = TensorChunk.whole(value)
-        return LocalState(pieces, {**rest, OPTIMIZER: {**described, "state": others}})
+        slots, others = held_slots(described["state"], self.by_name)
+        return LocalState(
+            {**self._model_pieces(), **slots}, {**rest, OPTIMIZER: {**described, "state": others}}
+        )
 
     def take(
         self, optimizer: Optimizer, catalogue: Catalogue, read: Read, described: Mapping[str, Any]
     ) -> None:
         """Take over this worker's part of a state; `described` is the optimizer's, without its tensors."""
-        buffers = dict(self._model.named_buffers(remove_duplicate=False))
-        for name, first in self.saved.items():
-            key = f"{MODEL}/{name}"
-            target = TensorChunk.whole(buffers[name]) if first is None else self._piece(first)
-            if key not in catalogue or catalogue[key].shape != target.form.shape:
-                there = "is missing" if key not in catalogue else f"has the shape {catalogue[key].shape}"
-                raise CheckpointError(
-                    f"{name} {there} in the state, and has the shape {target.form.shape} here. "
-                    "Use the task that wrote it."
-                )
-            with torch.no_grad():
-                target.values.copy_(read(key, target.box))
+        read_model(self._model_pieces(), catalogue, read)
         state = {name: dict(slots) for name, slots in described["state"].items()}
-        for name, part in self.by_name.items():
-            for slot, form in slots_of(catalogue, name).items():
-                box = part.box if form.shape == part.form.shape else ChunkBounds.whole(form.shape)
-                state.setdefault(name, {})[slot] = read(f"{OPTIMIZER}/{name}/{slot}", box).clone()
+        for name, slots in read_slots(catalogue, read, self.by_name).items():
+            state.setdefault(name, {}).update(slots)
         with self.host.at_home() if self.host is not None else nullcontext():
             load_optimizer_state(cast(nn.Module, self), optimizer, {**described, "state": state})
 
-    def _piece(self, name: str) -> TensorChunk:
-        part = self.by_name[name]
-        return TensorChunk(part.rows, part.box, part.form)
+    def _model_pieces(self) -> dict[str, TensorChunk]:
+        buffers = dict(self._model.named_buffers(remove_duplicate=False))
+        parts = {name: self.by_name[first] for name, first in self.saved.items() if first is not None}
+        return {
+            f"{MODEL}/{name}": TensorChunk(parts[name].rows, parts[name].box, parts[name].form)
+            if name in parts
+            else TensorChunk.whole(buffers[name].detach())
+            for name in self.saved
+        }

@@ -9,23 +9,22 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from paceline.errors import CheckpointError
 from paceline.state.chunks import (
     MODEL,
     OPTIMIZER,
     Catalogue,
-    ChunkBounds,
     LocalState,
     Read,
     TensorChunk,
-    TensorMeta,
     assemble,
     check_saved,
     collect,
-    slots_of,
+    held_slots,
+    read_model,
+    read_slots,
     survey,
 )
 from paceline.state.optimizer_state import load_optimizer_state, optimizer_state, plain
@@ -98,14 +97,11 @@ class StageState:
 
     def _load_optimizer(self, catalogue: Catalogue, read: Read, described: Mapping[str, Any]) -> None:
         """Take over this worker's part of the optimizer's state."""
-        state: dict[str, dict[str, Any]] = {}
-        for name, part in self._parts.items():
-            slots = dict(described["state"].get(name, {}))
-            for slot, form in slots_of(catalogue, name).items():
-                box = part.box if form.shape == part.form.shape else ChunkBounds.whole(form.shape)
-                slots[slot] = read(f"{OPTIMIZER}/{name}/{slot}", box).clone()
-            if slots:
-                state[name] = slots
+        state: dict[str, dict[str, Any]] = {
+            name: dict(slots) for name, slots in described["state"].items() if name in self._parts
+        }
+        for name, slots in read_slots(catalogue, read, self._parts).items():
+            state.setdefault(name, {}).update(slots)
         groups = [
             {**group, "params": [name for name in group["params"] if name in self._parts]}
             for group in described["groups"]
@@ -116,6 +112,14 @@ class StageState:
 
     def held(self) -> LocalState:
         """Return what this worker holds."""
+        described = self._described()
+        slots, others = held_slots(described["state"], self._parts)
+        groups = [
+            {**group, "params": names} for group, names in zip(described["groups"], self.groups, strict=True)
+        ]
+        return LocalState({**self._model_pieces(), **slots}, {OPTIMIZER: {"state": others, "groups": groups}})
+
+    def _model_pieces(self) -> dict[str, TensorChunk]:
         known = {id(value): name for name, value in self.model.named_parameters()}
         pieces: dict[str, TensorChunk] = {}
         for name, value in self.model.state_dict(keep_vars=True).items():
@@ -124,22 +128,7 @@ class StageState:
                 pieces[f"{MODEL}/{name}"] = TensorChunk(part.values.detach(), part.box, part.form)
             elif not is_absent(value):
                 pieces[f"{MODEL}/{name}"] = TensorChunk.whole(value.detach())
-        described, others = self._described(), dict[str, dict[str, Any]]()
-        for name, slots in described["state"].items():
-            others[name] = {slot: value for slot, value in slots.items() if not isinstance(value, Tensor)}
-            part = self._parts[name]
-            for slot, value in slots.items():
-                if isinstance(value, Tensor):
-                    cut = value.dim() and value.shape == part.values.shape
-                    pieces[f"{OPTIMIZER}/{name}/{slot}"] = (
-                        TensorChunk(value, part.box, TensorMeta(part.form.shape, value.dtype))
-                        if cut
-                        else TensorChunk.whole(value)
-                    )
-        groups = [
-            {**group, "params": names} for group, names in zip(described["groups"], self.groups, strict=True)
-        ]
-        return LocalState(pieces, {OPTIMIZER: {"state": others, "groups": groups}})
+        return pieces
 
     def gathered(self, held: LocalState, world: World) -> dict[str, Any]:
         """Put the whole state together, on all workers, in the order in which one process has it."""
@@ -152,17 +141,7 @@ class StageState:
         whole = assemble(found, {**held.rest, OPTIMIZER: described})
         return {**whole, MODEL: {name: whole[MODEL][name] for name in self.names}}
 
-    @torch.no_grad()
     def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over this worker's part of a whole state."""
-        for key, piece in self.held().pieces.items():
-            if key.startswith(f"{MODEL}/"):
-                form = catalogue.get(key)
-                if form is None or form.shape != piece.form.shape:
-                    there = "is missing" if form is None else f"has the shape {form.shape}"
-                    raise CheckpointError(
-                        f"{key.partition('/')[2]} {there} in the state, and has the shape {piece.form.shape} here. "
-                        "Use the task that wrote it."
-                    )
-                piece.values.copy_(read(key, piece.box))
+        read_model(self._model_pieces(), catalogue, read)
         self._load_optimizer(catalogue, read, rest[OPTIMIZER])
