@@ -56,24 +56,24 @@ class Follower:
             raise RuntimeError("whoever follows needs a rendezvous")
         self._plan, self._rendezvous, self._console = plan, plan.rendezvous, console
         self._selector = selectors.DefaultSelector()
-        self._ending = Shutdown()
+        self._shutdown = Shutdown()
         self._wire: Wire | None = None
         self._leader = ""
         self._running: dict[int, int | None] = {}
         """The workers that run here, by number, with their process ids."""
         self._outcome: Outcome | None = None
         self._pulses_at = time.monotonic()
-        self._crew = LocalWorkerPool(folder, _Relay(self._send), self._selector, self)
+        self._pool = LocalWorkerPool(folder, _Relay(self._send), self._selector, self)
         log = f"rendezvous-{env.host()}.log"
-        self._keeper = self._crew.start_keeper(plan.jobs[0], plan.rendezvous, plan.agreed, None, log)
+        self._keeper = self._pool.start_keeper(plan.jobs[0], plan.rendezvous, plan.agreed, None, log)
         self._selector.register(self._keeper, selectors.EVENT_READ, self._on_keeper)
 
     def run(self) -> Outcome:
         """Serve until the leader says that the run has ended."""
-        with self._ending.on_signals(self._selector):
+        with self._shutdown.on_signals(self._selector):
             while self._outcome is None:
-                if self._ending.under_way:
-                    return Outcome(results=(), interrupted=self._ending.interrupted)
+                if self._shutdown.under_way:
+                    return Outcome(results=(), interrupted=self._shutdown.interrupted)
                 self._turn()
         return self._outcome
 
@@ -81,7 +81,7 @@ class Follower:
         """End what still runs here, and let go of every descriptor."""
         self._selector.unregister(self._keeper)
         self._keeper.close()
-        self._crew.close()
+        self._pool.close()
         if self._wire is not None:
             self._wire.close()
         self._selector.close()
@@ -97,7 +97,7 @@ class Follower:
             return
         reason = self._wire.lost(now)
         if reason is not None:
-            self._crew.kill()
+            self._pool.kill()
             raise PacelineError(
                 f"this machine is cut off from the run that {self._leader} leads: {reason}. Its workers have been ended; "
                 "start the same command again to rejoin."
@@ -153,17 +153,17 @@ class Follower:
             case "start":
                 self._start(order)
             case "send":
-                self._crew.send(number, json.dumps(order["order"]).encode())
+                self._pool.send(number, json.dumps(order["order"]).encode())
             case "signal":
-                self._crew.signal(number, Signals(order["signal"]))
+                self._pool.signal(number, Signals(order["signal"]))
             case "show":
-                self._crew.show(number)
+                self._pool.show(number)
             case "log":
-                self._crew.write_log(number, order["text"])
+                self._pool.write_log(number, order["text"])
             case "look":
                 self._look(order["numbers"])
             case "restart":
-                self._crew.restart()
+                self._pool.restart()
                 self._running.clear()
             case "end":
                 self._end(order)
@@ -183,7 +183,7 @@ class Follower:
             threads=order["threads"],
             environment=environment,
         )
-        self._crew.start(order["number"], job, order["log"])
+        self._pool.start(order["number"], job, order["log"])
 
     def _end(self, order: Message) -> None:
         if order["failure"] is None:
@@ -193,7 +193,7 @@ class Follower:
         else:
             raise PacelineError(f"the run that {self._leader} leads has ended: {order['failure']}.")
 
-    # What the crew tells, and what can be seen of it.
+    # What the pool tells, and what can be seen of it.
 
     def started(self, number: int, pid: int) -> None:
         """Pass it on."""
@@ -215,12 +215,12 @@ class Follower:
         now = time.monotonic()
         pulses = []
         for number, pid in self._running.items():
-            reading = self._crew.reading(number)
+            reading = self._pool.reading(number)
             if reading is not None and pid is not None:
                 pulses.append([number, travel.pack_reading(reading, now), process_state(pid)])
         self._send({"pulses": pulses})
 
     def _look(self, numbers: list[int]) -> None:
         # Its own measure of what is too long does not matter: the leader applies its own.
-        seen = self._crew.look({number: number for number in numbers}, env.host(), HangWatch())
+        seen = self._pool.look({number: number for number in numbers}, env.host(), HangWatch())
         self._send({"evidence": [[one.rank, travel.pack_evidence(one)] for one in seen]})

@@ -17,8 +17,8 @@ from paceline.observe.verdict import Evidence
 class HealthMonitor:
     """Brings what the machines know of their workers before the watch that judges it."""
 
-    def __init__(self, watch: Watch, sites: Nodes, roster: Roster, membership: Membership) -> None:
-        self._watch, self._sites = watch, sites
+    def __init__(self, watch: Watch, nodes: Nodes, roster: Roster, membership: Membership) -> None:
+        self._watch, self._nodes = watch, nodes
         self._roster, self._membership = roster, membership
 
     @property
@@ -43,21 +43,21 @@ class HealthMonitor:
     def describe(self, change: Straggler | CaughtUp) -> Straggling:
         """Report for everybody that a worker has fallen behind, or has caught up."""
         entry = next(one for one in self._roster.running() if one.rank == change.rank)
-        host, times, waits_for = self._sites[entry.site].host, 1.0, ""
+        host, times, waits_for = self._nodes[entry.node].host, 1.0, ""
         if isinstance(change, Straggler):
             times, waits_for = change.times, change.waits_for
         return Straggling(rank=change.rank, host=host, times=times, waits_for=waits_for)
 
     def _readings(self, entries: Iterable[Entry]) -> Readings:
-        found = {one.rank: self._sites[one.site].hands.reading(one.number) for one in entries}
+        found = {one.rank: self._nodes[one.node].pool.reading(one.number) for one in entries}
         return {rank: reading for rank, reading in found.items() if reading is not None}
 
     def _evidence(self, watch: HangWatch) -> tuple[Evidence, ...] | None:
         """Ask all machines at once; the far ones answer later."""
         found: list[tuple[Evidence, ...] | None] = []
-        for site in reversed(list(self._sites)):
-            ranks = {one.number: one.rank for one in self._roster.on(site.index) if one.rank >= 0}
-            if None in found and site is self._sites.own:
+        for node in reversed(list(self._nodes)):
+            ranks = {one.number: one.rank for one in self._roster.on(node.index) if one.rank >= 0}
+            if None in found and node is self._nodes.own:
                 return None  # its workers are shown when the others' are
-            found.append(site.hands.look(ranks, site.host, watch) if ranks else ())
+            found.append(node.pool.look(ranks, node.host, watch) if ranks else ())
         return None if None in found else tuple(one for some in found for one in some or ())

@@ -24,7 +24,7 @@ GOODBYE_S = 2.0
 class Observer(CrewListener, Protocol):
     """Who is told about machines, and about their workers."""
 
-    def arrived(self, machine: Follower, crew: RemoteWorkerPool) -> None:
+    def arrived(self, machine: Follower, pool: RemoteWorkerPool) -> None:
         """A machine is there and takes orders."""
 
     def left(self, machine: Follower, reason: str) -> None:
@@ -47,7 +47,7 @@ class Follower:
     host: str = ""
     store_address: str = ""
     """Where its workers reach this machine."""
-    crew: RemoteWorkerPool | None = field(default=None, repr=False)
+    pool: RemoteWorkerPool | None = field(default=None, repr=False)
 
 
 class Leading:
@@ -67,7 +67,7 @@ class Leading:
         self._give_up_at = 0.0
         self._is_open = False
 
-    def open(self, crew: LocalWorkerPool, store_port: int) -> None:
+    def open(self, pool: LocalWorkerPool, store_port: int) -> None:
         """Hold the rendezvous, and listen for the launchers of other machines."""
         self._observer.remark(
             f"listening on {self._rendezvous.bound}: whoever can reach it can run code here. Use a network you trust."
@@ -77,7 +77,7 @@ class Leading:
         self._listener = Listener(address, secret.encode(), timeout_s=self._rendezvous.silence_s)
         self._selector.register(self._listener, selectors.EVENT_READ, self._on_connection)
         offer = Offer(control_port=self._listener.port, store_port=store_port, secret=secret)
-        self._keeper = crew.start_keeper(
+        self._keeper = pool.start_keeper(
             self._plan.jobs[0], self._rendezvous, self._plan.agreed, offer, "rendezvous.log"
         )
         self._selector.register(self._keeper, selectors.EVENT_READ, self._on_keeper)
@@ -93,7 +93,7 @@ class Leading:
 
     def present(self) -> list[Follower]:
         """Return the machines that take orders."""
-        return [one for one in self._followers if one.crew is not None]
+        return [one for one in self._followers if one.pool is not None]
 
     def tick(self) -> float:
         """Keep the links alive and see which are over; give the seconds until something is due again."""
@@ -104,7 +104,7 @@ class Leading:
             if reason is None:
                 continue
             self._followers.remove(one)
-            if one.crew is not None:
+            if one.pool is not None:
                 self._observer.left(one, reason)
             else:
                 self._observer.remark(f"a connection was turned away: {reason}")
@@ -145,15 +145,15 @@ class Leading:
         self._followers.append(follower)
 
     def _on_message(self, one: Follower, message: Message) -> None:
-        if one.crew is not None:
-            one.crew.hear(message)
+        if one.pool is not None:
+            one.pool.hear(message)
             return
         hello: dict[str, Any] = message["hello"]
         machine = Machine(host=hello["host"], address=hello["address"])
         one.host, one.name, one.store_address = machine.host, str(machine), hello["leader"]
         one.wire.rename(one.name)
-        one.crew = RemoteWorkerPool(one.wire.send, self._audience, self._observer)
-        self._observer.arrived(one, one.crew)
+        one.pool = RemoteWorkerPool(one.wire.send, self._audience, self._observer)
+        self._observer.arrived(one, one.pool)
 
     def _on_keeper(self) -> None:
         for report in self._keeper.on_readable():

@@ -61,7 +61,7 @@ class MembershipClient:
         if not self.elastic:
             self.tell("began")
             return
-        threading.Thread(target=self._listen, name="paceline-seat", daemon=True).start()
+        threading.Thread(target=self._listen, name="paceline-membership", daemon=True).start()
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_notice)
         if not self.newcomer:

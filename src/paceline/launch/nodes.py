@@ -52,7 +52,7 @@ class Node:
 
     index: int
     host: str
-    hands: WorkerPool
+    pool: WorkerPool
     store_address: str
     """Where its workers reach the store."""
     wanted: int
@@ -65,49 +65,49 @@ class Nodes:
     """All machines that are there, the leader's own first."""
 
     def __init__(self, own: Node) -> None:
-        self._sites = {own.index: own}
+        self._nodes = {own.index: own}
 
     def __iter__(self) -> Iterator[Node]:
-        return iter(self._sites.values())
+        return iter(self._nodes.values())
 
     def __len__(self) -> int:
-        return len(self._sites)
+        return len(self._nodes)
 
     def __getitem__(self, index: int) -> Node:
-        return self._sites[index]
+        return self._nodes[index]
 
     def get(self, index: int) -> Node | None:
         """Return a machine, or None for one that is gone."""
-        return self._sites.get(index)
+        return self._nodes.get(index)
 
-    def add(self, site: Node) -> None:
+    def add(self, node: Node) -> None:
         """Count in a machine that came."""
-        self._sites[site.index] = site
+        self._nodes[node.index] = node
 
     def drop(self, index: int) -> Node | None:
         """Count out a machine that is gone; None where it was never counted in."""
-        return self._sites.pop(index, None)
+        return self._nodes.pop(index, None)
 
     @property
     def own(self) -> Node:
         """The machine of this launcher."""
-        return self._sites[LEADER]
+        return self._nodes[LEADER]
 
     @property
     def wanted(self) -> int:
         """How many workers all of them are to have."""
-        return sum(site.wanted for site in self)
+        return sum(node.wanted for node in self)
 
     def settle(self, staying: Mapping[int, int]) -> None:
         """Want of each machine what stays there, given by machine."""
-        for site in self:
-            site.wanted = staying.get(site.index, 0)
+        for node in self:
+            node.wanted = staying.get(node.index, 0)
 
     def place(self, there: Mapping[int, int]) -> Node:
         """Choose where to start one more worker: where most are missing, or else where fewest are; `there` counts them."""
-        short = max(self, key=lambda site: (site.wanted - there.get(site.index, 0), -site.index))
+        short = max(self, key=lambda node: (node.wanted - there.get(node.index, 0), -node.index))
         if short.wanted > there.get(short.index, 0):
             return short
-        chosen = min(self, key=lambda site: (there.get(site.index, 0), site.index))
+        chosen = min(self, key=lambda node: (there.get(node.index, 0), node.index))
         chosen.wanted = there.get(chosen.index, 0) + 1
         return chosen

@@ -20,7 +20,7 @@ class Entry:
 
     number: int
     """Which worker it is, for all its life; ranks change."""
-    site: int
+    node: int
     """Which machine it runs on."""
     rank: int
     """In its group; -1 as long as it is in none."""
@@ -49,12 +49,12 @@ class Roster:
     def __contains__(self, number: object) -> bool:
         return number in self._entries
 
-    def add(self, site: int, rank: int | None, slot: int | None = None) -> Entry:
+    def add(self, node: int, rank: int | None, slot: int | None = None) -> Entry:
         """Enter a worker that is being started; without a slot it gets the first that is free."""
         if slot is None:
             taken = {one.slot for one in self.running()}
             slot = next(free for free in range(len(taken) + 1) if free not in taken)
-        entry = Entry(self._numbers, site, -1 if rank is None else rank, slot)
+        entry = Entry(self._numbers, node, -1 if rank is None else rank, slot)
         self._entries[entry.number] = entry
         self._numbers += 1
         return entry
@@ -67,13 +67,13 @@ class Roster:
         """Return those that run."""
         return [one for one in self if one.running]
 
-    def on(self, site: int) -> list[Entry]:
+    def on(self, node: int) -> list[Entry]:
         """Return those that run on one machine."""
-        return [one for one in self.running() if one.site == site]
+        return [one for one in self.running() if one.node == node]
 
     def counts(self) -> Counter[int]:
         """Count those that run, by machine."""
-        return Counter(one.site for one in self.running())
+        return Counter(one.node for one in self.running())
 
     def results(self) -> tuple[Any, ...]:
         """Return what those that ended well returned, by rank."""

@@ -57,14 +57,14 @@ class Supervisor:
     def __init__(self, plan: LaunchPlan, folder: Path, console: Console) -> None:
         self._plan, self._folder, self._console = plan, folder, console
         self._selector = selectors.DefaultSelector()
-        self._crew = LocalWorkerPool(folder, console, self._selector, self)
+        self._pool = LocalWorkerPool(folder, console, self._selector, self)
         self._membership = membership = Membership(plan.policy, time.monotonic)
-        self._roster, self._ending = Roster(), Shutdown()
+        self._roster, self._shutdown = Roster(), Shutdown()
         self._announcements = Announcements(self._tell)
-        own = Node(LEADER, env.host(), self._crew, plan.address, wanted=len(plan.jobs))
-        self._sites = Nodes(own)
-        self._staffing = WorkerScheduler(plan, self._sites, self._roster, membership)
-        self._lookout = HealthMonitor(Watch(plan.policy.hang_timeout), self._sites, self._roster, membership)
+        own = Node(LEADER, env.host(), self._pool, plan.address, wanted=len(plan.jobs))
+        self._nodes = Nodes(own)
+        self._scheduler = WorkerScheduler(plan, self._nodes, self._roster, membership)
+        self._health = HealthMonitor(Watch(plan.policy.hang_timeout), self._nodes, self._roster, membership)
         self._without: list[int] = []
         """The ranks that were lost and that the others do without."""
         self._verdicts: dict[int, str] = {}
@@ -82,24 +82,24 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Start the workers, and serve until every one has ended and every byte it wrote has been read."""
-        with self._ending.on_signals(self._selector, NOTICES if self._can_stop else ()):
-            self._staffing.open_store(self._crew)
+        with self._shutdown.on_signals(self._selector, NOTICES if self._can_stop else ()):
+            self._scheduler.open_store(self._pool)
             if self._leading is not None:
-                self._leading.open(self._crew, self._staffing.store_port)
-            while self._leading is not None and not self._leading.gathered() and not self._ending.under_way:
+                self._leading.open(self._pool, self._scheduler.store_port)
+            while self._leading is not None and not self._leading.gathered() and not self._shutdown.under_way:
                 self._turn()
-            if not self._ending.under_way:
-                self._staffing.start_all()
+            if not self._shutdown.under_way:
+                self._scheduler.start_all()
             while self._busy():
                 self._turn()
-        results, ending = self._roster.results(), self._ending
+        results, ending = self._roster.results(), self._shutdown
         noticed = ending.notice if ending.cause is None else None
-        if not results and noticed is None and not ending.under_way and self._staffing.started:
-            self._ending.begin(failures.nobody_finished(env.host()))
-        self._announcements.drop() if self._ending.under_way else self._announcements.tell_all()
+        if not results and noticed is None and not ending.under_way and self._scheduler.started:
+            self._shutdown.begin(failures.nobody_finished(env.host()))
+        self._announcements.drop() if self._shutdown.under_way else self._announcements.tell_all()
         outcome = Outcome(
             results=results,
-            failure=self._ending.cause,
+            failure=self._shutdown.cause,
             errors=self._membership.errors,
             interrupted=ending.interrupted or noticed,
             at_once=ending.interrupted is not None,
@@ -115,16 +115,16 @@ class Supervisor:
         """End what still runs, and let go of every descriptor."""
         if self._leading is not None:
             self._leading.close()
-        self._crew.close()
+        self._pool.close()
         if self._control is not None:
             self._selector.unregister(self._control)
             self._control.close()
         self._selector.close()
 
     def _busy(self) -> bool:
-        if self._ending.interrupted is not None and not self._crew.alive():
+        if self._shutdown.interrupted is not None and not self._pool.alive():
             return False
-        return any(not self._only_waits(one) for one in self._roster.running()) or self._crew.unheard
+        return any(not self._only_waits(one) for one in self._roster.running()) or self._pool.unheard
 
     def _only_waits(self, entry: Entry) -> bool:
         """Return whether a worker is none of the group's yet: nobody waits for one when the run ends meanwhile."""
@@ -133,8 +133,8 @@ class Supervisor:
 
     def _turn(self) -> None:
         """Wait for what happens next, and take it."""
-        ending = self._ending
-        look_at = None if ending.under_way else self._lookout.due
+        ending = self._shutdown
+        look_at = None if ending.under_way else self._health.due
         far = None if self._leading is None else time.monotonic() + self._leading.tick()
         moments = (ending.deadline, look_at, far, self._announcements.due, ending.remind_at, self._cause_by)
         times = [moment for moment in moments if moment is not None]
@@ -153,8 +153,8 @@ class Supervisor:
             self._heed_notice()
         if ending.due:
             self._say_unsaved()
-            if ending.interrupted is not None and self._crew.unstarted:
-                self._crew.kill_server()  # it still loads torch: waiting for that only to end its workers helps nobody
+            if ending.interrupted is not None and self._pool.unstarted:
+                self._pool.kill_server()  # it still loads torch: waiting for that only to end its workers helps nobody
                 return
             self._end_all()
         elif not ending.under_way and look_at is not None and time.monotonic() >= look_at:
@@ -163,7 +163,7 @@ class Supervisor:
     @property
     def _has_steps(self) -> bool:
         """Whether some worker has finished a step."""
-        readings = [self._sites[one.site].hands.reading(one.number) for one in self._roster.running()]
+        readings = [self._nodes[one.node].pool.reading(one.number) for one in self._roster.running()]
         return any(reading is not None and reading.steps for reading in readings)
 
     @property
@@ -174,7 +174,7 @@ class Supervisor:
     def _say_unsaved(self) -> None:
         """Report that a run with a folder is left at once, where its workers cannot end behind a step."""
         trains = any(one.trains for one in self._roster.running())
-        if self._ending.interrupted is None or self._can_stop or self._plan.out is None or not trains:
+        if self._shutdown.interrupted is None or self._can_stop or self._plan.out is None or not trains:
             return
         if not self._said_unsaved:
             self._said_unsaved = True
@@ -185,7 +185,7 @@ class Supervisor:
 
     def _heed_notice(self) -> None:
         """Have the workers save a checkpoint behind the next step and end; say so, and how to leave before."""
-        ending, now = self._ending, time.monotonic()
+        ending, now = self._shutdown, time.monotonic()
         if ending.notice is None:
             return
         if not self._membership.stopping:
@@ -208,20 +208,20 @@ class Supervisor:
             )
 
     def _end_all(self) -> None:
-        plain, training = self._ending.signals()
+        plain, training = self._shutdown.signals()
         for entry in self._roster.running():
             self._signal(entry, training if entry.trains else plain)
 
     def _signal(self, entry: Entry, number: signal.Signals) -> None:
-        self._sites[entry.site].hands.signal(entry.number, number)
+        self._nodes[entry.node].pool.signal(entry.number, number)
 
     def _look(self) -> None:
         """Act on what can be seen of the workers."""
-        found = self._lookout.look()
+        found = self._health.look()
         if found.verdict is not None:
             self._act_on(found.verdict)
         for change in found.changes:
-            self._tell(self._lookout.describe(change))
+            self._tell(self._health.describe(change))
         if found.shares is not None and self._membership.policy.rebalance:
             self._do(self._membership.reshare(found.shares))
 
@@ -242,7 +242,7 @@ class Supervisor:
 
     def started(self, number: int, pid: int) -> None:  # noqa: ARG002
         """Write down who runs where."""
-        self._staffing.write_roster(self._folder)
+        self._scheduler.write_roster(self._folder)
 
     def said(self, number: int, kind: str, value: Any) -> None:
         """Take a worker's message."""
@@ -273,16 +273,16 @@ class Supervisor:
 
     def ended(self, number: int, status: int, why: str = "") -> None:
         """Take note of a worker's end, and decide how the others go on."""
-        if number == STORE and not self._ending.under_way and self._roster.running():
+        if number == STORE and not self._shutdown.under_way and self._roster.running():
             # The next group meets at another one; the present one does not need it any more.
-            self._staffing.open_store(self._crew)
+            self._scheduler.open_store(self._pool)
         if number not in self._roster:
             return
         entry = self._roster[number]
         entry.running = False
         failure = entry.reported
         if failure is None and (status != 0 or self._ended_early(entry)):
-            failure = failures.from_status(status, entry.rank, self._sites[entry.site].host)
+            failure = failures.from_status(status, entry.rank, self._nodes[entry.node].host)
             failure = dataclasses.replace(failure, message=f"was lost: {why.rstrip('.')}") if why else failure
             if number in self._verdicts:
                 # In full where that ends the run, shortly where it was said before.
@@ -302,18 +302,18 @@ class Supervisor:
 
     def _announce(self, entry: Entry, failure: Failure) -> None:
         """Have it told that the user's code failed on a worker, with its traceback, should the run go on."""
-        host = self._sites[entry.site].host if self._sites.get(entry.site) is not None else failure.host
+        host = self._nodes[entry.node].host if self._nodes.get(entry.node) is not None else failure.host
         where = "" if failure.step is None else f" in step {failure.step}"
         reason = f"{failure.cause()}{where}, which is tried once more"
         self._announcements.add(WorkerLost(failure.rank, host, reason, failure.step, failure.trace))
 
     def _lost(self, entry: Entry, failure: Failure) -> None:
         entry.running = False
-        if (site := self._sites.get(entry.site)) is not None:
+        if (node := self._nodes.get(entry.node)) is not None:
             words = failure.trace or f"rank {failure.rank} {failure.message}\n"
-            site.hands.write_log(entry.number, words)
-        if self._ending.under_way:
-            self._ending.note(failure)
+            node.pool.write_log(entry.number, words)
+        if self._shutdown.under_way:
+            self._shutdown.note(failure)
             return
         actions = self._membership.lost(entry.number, failure, failure.step)
         if not any(isinstance(action, GiveUp | AwaitCause) for action in actions):
@@ -327,24 +327,24 @@ class Supervisor:
 
     # What is heard of other machines.
 
-    def arrived(self, machine: Follower, crew: RemoteWorkerPool) -> None:
+    def arrived(self, machine: Follower, pool: RemoteWorkerPool) -> None:
         """Let a machine take part: from the beginning, or from the next step on."""
         policy = self._membership.policy
-        room = policy.most - self._sites.wanted
-        to_come = 1 if self._plan.rendezvous is None else self._plan.rendezvous.max_nodes - len(self._sites)
+        room = policy.most - self._nodes.wanted
+        to_come = 1 if self._plan.rendezvous is None else self._plan.rendezvous.max_nodes - len(self._nodes)
         wanted = min(len(self._plan.jobs) - policy.server_count, -(-room // max(1, to_come)))
-        site = Node(machine.index, machine.host, crew, machine.store_address, wanted, due=wanted)
-        self._sites.add(site)
-        self._membership.target = self._sites.wanted
-        if self._staffing.started:
-            self.remark(f"{machine.name} has come; {site.wanted} workers join there.")
+        node = Node(machine.index, machine.host, pool, machine.store_address, wanted, due=wanted)
+        self._nodes.add(node)
+        self._membership.target = self._nodes.wanted
+        if self._scheduler.started:
+            self.remark(f"{machine.name} has come; {node.wanted} workers join there.")
             self._fill()
 
     def left(self, machine: Follower, reason: str) -> None:
         """Take a machine's workers as lost; none is started elsewhere in their place."""
         lost = self._roster.on(machine.index)
-        self._sites.drop(machine.index)
-        self._membership.target = self._sites.wanted
+        self._nodes.drop(machine.index)
+        self._membership.target = self._nodes.wanted
         self.remark(f"{machine.name} is lost, and its {len(lost)} workers with it: {reason}.")
         for entry in lost:
             if entry.number in self._roster:  # else all were started over because of the one before
@@ -353,7 +353,7 @@ class Supervisor:
 
     def unmet(self, failure: Failure) -> None:
         """End a launch whose machines did not come together."""
-        self._ending.begin(failure)
+        self._shutdown.begin(failure)
 
     def remark(self, text: str) -> None:
         """Print for the user; a folder that has events before its workers have seen it would be another run's to them."""
@@ -365,38 +365,38 @@ class Supervisor:
     def _fill(self) -> None:
         """Start the first workers of machines that were not in the first group, once that trains."""
         first = [one for one in self._roster.running() if not self._only_waits(one)]
-        if self._ending.under_way or not self._membership.policy.elastic:
+        if self._shutdown.under_way or not self._membership.policy.elastic:
             return
         if first and all(one.trains for one in first):
-            self._staffing.start_due()
+            self._scheduler.start_due()
 
     # What is to be done.
 
     def _do(self, actions: list[Action]) -> None:
-        if self._ending.under_way:
+        if self._shutdown.under_way:
             return
         places = [action for action in actions if isinstance(action, Assign)]
         for action in actions:
             match action:
                 case Break() | Begin() | Tell():
-                    self._staffing.send(action.member, _order(action))
+                    self._scheduler.send(action.member, _order(action))
                 case Assign() if action is places[0]:
-                    self._staffing.assign(places)
-                    self._lookout.regrouped()
-                    self._staffing.write_roster(self._folder)
+                    self._scheduler.assign(places)
+                    self._health.regrouped()
+                    self._scheduler.write_roster(self._folder)
                 case Release():
                     self._roster[action.member].rank = -1
-                    self._staffing.send(action.member, {"do": "release"})
+                    self._scheduler.send(action.member, {"do": "release"})
                 case Start():
                     for _ in range(action.count):
-                        self._staffing.start_newcomer()
+                        self._scheduler.start_newcomer()
                 case AwaitCause():
                     self._cause_by = self._cause_by or time.monotonic() + ECHO_WAIT_S
                 case StartOver():
                     self._start_over(action.failure)
                     return
                 case GiveUp():
-                    self._ending.begin(action.failure)
+                    self._shutdown.begin(action.failure)
                     return
 
     def _start_over(self, failure: Failure) -> None:
@@ -405,12 +405,12 @@ class Supervisor:
         saved = out is not None and run_folder.has_run(out)
         how = "from the last checkpoint" if saved else "from the beginning"
         self._tell(Note(text=f"no worker is left ({failure.cause()}): starting over {how}."))
-        for site in self._sites:
-            site.hands.restart()
+        for node in self._nodes:
+            node.pool.restart()
         self._roster.clear()
         self._membership.restarted()
-        self._staffing.open_store(self._crew)
-        self._staffing.start_all()
+        self._scheduler.open_store(self._pool)
+        self._scheduler.start_all()
 
     def _on_order(self, order: dict[str, Any]) -> str:
         """Carry out what somebody asks of the run from outside."""
@@ -429,7 +429,7 @@ class Supervisor:
             raise InputError("the run has not begun to train yet. Try again in a moment.")
         actions = membership.resize(workers + servers)
         staying = [one for one in self._roster.running() if not membership.members[one.number].leaving]
-        self._sites.settle(Counter(one.site for one in staying))
+        self._nodes.settle(Counter(one.node for one in staying))
         self._do(actions)
         return f"{before} -> {workers} workers"
 

@@ -24,8 +24,8 @@ from paceline.world.env import Identity
 class WorkerScheduler:
     """Who is to work where."""
 
-    def __init__(self, plan: LaunchPlan, sites: Nodes, roster: Roster, membership: Membership) -> None:
-        self._plan, self._sites = plan, sites
+    def __init__(self, plan: LaunchPlan, nodes: Nodes, roster: Roster, membership: Membership) -> None:
+        self._plan, self._nodes = plan, nodes
         self._roster, self._membership = roster, membership
         self._store_port = 0
         self._starts = 0
@@ -49,11 +49,11 @@ class WorkerScheduler:
             return False
         return bool(call.options.get("resume")) or (self._starts > 0 and run_folder.has_run(out))
 
-    def open_store(self, crew: LocalWorkerPool) -> None:
+    def open_store(self, pool: LocalWorkerPool) -> None:
         """Serve the store that the workers of all machines meet at."""
         rendezvous = self._plan.rendezvous
         with listen(self._plan.address if rendezvous is None else rendezvous.bound) as listening:
-            crew.start_store(self._plan.jobs[0], listening)
+            pool.start_store(self._plan.jobs[0], listening)
             self._store_port = listening.getsockname()[1]
 
     def start_all(self) -> None:
@@ -62,49 +62,49 @@ class WorkerScheduler:
         Only this machine is sure to have the checkpoint of a run that goes on: workers of others join, and get the state
         from these.
         """
-        first = [self._sites.own] if self.resumes or self._starts else list(self._sites)
-        for site in self._sites:
-            site.due = 0 if site in first else site.wanted
-        seats = [(node, site, local) for node, site in enumerate(first) for local in range(site.wanted)]
+        first = [self._nodes.own] if self.resumes or self._starts else list(self._nodes)
+        for node in self._nodes:
+            node.due = 0 if node in first else node.wanted
+        places = [(number, node, local) for number, node in enumerate(first) for local in range(node.wanted)]
         # Servers are the last of this machine's workers, and have the last ranks of all.
-        served = self._sites.own.wanted - self._membership.policy.server_count
-        seats.sort(key=lambda seat: seat[0] == 0 and seat[2] >= served)
-        for rank, (node, site, local) in enumerate(seats):
+        served = self._nodes.own.wanted - self._membership.policy.server_count
+        places.sort(key=lambda place: place[0] == 0 and place[2] >= served)
+        for rank, (number, node, local) in enumerate(places):
             identity = Identity(
                 rank=rank,
-                size=len(seats),
+                size=len(places),
                 local_rank=local,
-                local_size=site.wanted,
-                node_rank=node,
+                local_size=node.wanted,
+                node_rank=number,
                 nodes=len(first),
-                master_address=site.store_address,
+                master_address=node.store_address,
                 master_port=self.store_port,
             )
-            self._start(site, identity, rank=rank)
+            self._start(node, identity, rank=rank)
         self._starts += 1
 
     def start_due(self) -> None:
         """Start the workers of machines that have none yet."""
-        for site in self._sites:
-            for _ in range(site.due):
-                self.start_newcomer(site)
-            site.due = 0
+        for node in self._nodes:
+            for _ in range(node.due):
+                self.start_newcomer(node)
+            node.due = 0
 
-    def start_newcomer(self, site: Node | None = None) -> None:
+    def start_newcomer(self, node: Node | None = None) -> None:
         """Start a worker that will join; without a machine, where one is missing."""
         there = self._roster.counts()
         members = self._membership.members
-        staying = Counter(one.site for one in self._roster.running() if not members[one.number].leaving)
-        site = site or self._sites.place(staying)
-        local = there[site.index]
+        staying = Counter(one.node for one in self._roster.running() if not members[one.number].leaving)
+        node = node or self._nodes.place(staying)
+        local = there[node.index]
         identity = Identity(
-            rank=0, size=1, local_rank=local, local_size=local + 1, master_address=site.store_address
+            rank=0, size=1, local_rank=local, local_size=local + 1, master_address=node.store_address
         )
-        self._start(site, identity, rank=None)
+        self._start(node, identity, rank=None)
 
-    def _start(self, site: Node, identity: Identity, rank: int | None) -> None:
-        entry = self._roster.add(site.index, rank, slot=rank)
-        self._membership.add(entry.number, rank=rank, host=site.index)
+    def _start(self, node: Node, identity: Identity, rank: int | None) -> None:
+        entry = self._roster.add(node.index, rank, slot=rank)
+        self._membership.add(entry.number, rank=rank, host=node.index)
         job = self._plan.jobs[0]
         call = job.call
         if self.resumes and isinstance(call, FunctionCall):
@@ -118,11 +118,11 @@ class WorkerScheduler:
         )
         if rank == 0:
             self._show(entry.number)
-        site.hands.start(entry.number, job, f"rank-{entry.slot}.log")
+        node.pool.start(entry.number, job, f"rank-{entry.slot}.log")
 
     def assign(self, places: list[Assign]) -> None:
         """Assign workers their places in the next group: the ranks of one machine follow each other."""
-        hosts = [self._roster[one.member].site for one in places]
+        hosts = [self._roster[one.member].node for one in places]
         sizes, nodes = Counter(hosts), list(dict.fromkeys(hosts))
         seated: Counter[int] = Counter()
         for place, host in zip(places, hosts, strict=True):
@@ -146,26 +146,26 @@ class WorkerScheduler:
 
     def send(self, number: int, order: dict[str, Any]) -> None:
         """Send a worker an order; one whose machine is gone does not get it."""
-        site = self._sites.get(self._roster[number].site)
-        if site is not None:
-            site.hands.send(number, json.dumps(order).encode())
+        node = self._nodes.get(self._roster[number].node)
+        if node is not None:
+            node.pool.send(number, json.dumps(order).encode())
 
     def write_roster(self, folder: Path) -> None:
         """Write down who runs where."""
         members = self._membership.members
 
         def where(entry: Entry) -> tuple[int | None, str] | None:
-            site = self._sites.get(entry.site)
-            if site is None or members[entry.number].newcomer:
+            node = self._nodes.get(entry.node)
+            if node is None or members[entry.number].newcomer:
                 return None
-            return site.hands.pid(entry.number), site.host
+            return node.pool.pid(entry.number), node.host
 
         self._roster.write(folder, self._membership.generation, where)
 
     def _address_for(self, host: int) -> str:
         """Return where a machine's workers reach the store; one that is gone will not."""
-        return (self._sites.get(host) or self._sites.own).store_address
+        return (self._nodes.get(host) or self._nodes.own).store_address
 
     def _show(self, number: int) -> None:
-        for site in self._sites:
-            site.hands.show(number)
+        for node in self._nodes:
+            node.pool.show(number)

@@ -64,7 +64,7 @@ class _Bucket:
 class PostBackwardReduce:
     """The sum over all workers of lists of gradients that are finished.
 
-    `world` holds those that data is dealt out to: `world.along("ddp", "fsdp")` where there are others.
+    `world` holds those that data is dealt out to: `world.submesh("ddp", "fsdp")` where there are others.
     """
 
     def __init__(self, world: World, shards: int, transport: str = "auto", *, strategy: str = "pp") -> None:

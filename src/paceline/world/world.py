@@ -95,7 +95,7 @@ class World:
         kinds = dict(part.split(":") for part in self.backend.split(",")) if ":" in self.backend else {}
         return kinds.get(self.device.type, self.backend)
 
-    def along(self, *sides: str) -> World:
+    def submesh(self, *sides: str) -> World:
         """Return the world of those who differ from this worker along these sides of the mesh only.
 
         Everybody must call it with the same sides; data is dealt out flat in it. Servers come to the world of all servers.

@@ -47,7 +47,7 @@ def test_a_lost_worker_is_replaced_on_its_own_machine():
 def test_a_worker_more_than_wanted_goes_where_fewest_are():
     made = sites(2, 1)
     assert made.place({0: 2, 1: 1}).index == 1
-    assert [site.wanted for site in made] == [2, 2]
+    assert [node.wanted for node in made] == [2, 2]
 
 
 def test_what_a_machine_was_to_have_goes_with_it():
@@ -61,12 +61,12 @@ def test_what_a_machine_was_to_have_goes_with_it():
 def test_a_smaller_run_wants_what_stays_of_each_machine():
     made = sites(2, 2)
     made.settle({0: 2, 1: 1})
-    assert [site.wanted for site in made] == [2, 1]
+    assert [node.wanted for node in made] == [2, 1]
 
 
 def test_numbers_are_never_used_again_and_logs_are():
     roster = Roster()
-    first = [roster.add(site, rank=rank, slot=rank) for rank, site in enumerate((0, 0, 1))]
+    first = [roster.add(node, rank=rank, slot=rank) for rank, node in enumerate((0, 0, 1))]
     first[1].running = False
     again = roster.add(0, rank=None)
     assert (again.number, again.slot, again.rank) == (3, 1, -1)

@@ -42,7 +42,7 @@ class Fsdp:
 
 def shard(inputs: StrategyInputs, world: World) -> tuple[RowsPlacement, FsdpReducer, GatheringSchedule]:
     """Cut a model up among the workers of a world, and make what computes with it."""
-    data, place, copies = world.along("ddp", "fsdp"), world.along("fsdp"), world.along("ddp")
+    data, place, copies = world.submesh("ddp", "fsdp"), world.submesh("fsdp"), world.submesh("ddp")
     exact = is_exact(inputs)
     reduction = Reduction(data, place, copies, inputs.shards, exact=exact, transport=inputs.transport)
     placement = RowsPlacement(inputs, data, place, reduction, exact=exact)

@@ -46,7 +46,7 @@ class Hybrid:
                 f"{asked} cannot reach what servers do with a step of --strategy hybrid. Leave it out, or use ddp."
             )
         world.note_transport(RPC)
-        group = world.along("ddp")
+        group = world.submesh("ddp")
         if not inputs.weights_in_sync:
             for parameter in sparse.sparse_parameters(inputs.model):
                 parameter.data.copy_(world.comm.broadcast(parameter.data.to(world.device)))

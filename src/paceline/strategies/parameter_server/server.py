@@ -36,7 +36,7 @@ class ServerPlacement(Placement):
         self.model = inputs.model.to(world.device)
         self.scope = Scope.PARAMETERS if world.mesh.servers > 1 else Scope.ELSEWHERE
         self._inputs, self.world = inputs, world
-        self.peers = world.along("ddp")
+        self.peers = world.submesh("ddp")
         self.trainers = world.mesh.trainers
         self.staleness = inputs.tuning.staleness
         self.letters: list[Push] = []

@@ -50,7 +50,7 @@ class ServedPlacement(Placement):
         self.model = inputs.model.to(world.device)
         self.scope = Scope.PARAMETERS if world.mesh.servers > 1 else Scope.ELSEWHERE
         self._inputs, self.world = inputs, world
-        self.peers = world.along("ddp")
+        self.peers = world.submesh("ddp")
         self.owned = owned_shards(self.peers.rank, self.peers.size, inputs.shards, world.shares)
         """The shards of this trainer."""
         self.staleness = inputs.tuning.staleness

@@ -39,11 +39,11 @@ class StagePlacement(Placement):
 
     def __init__(self, inputs: StrategyInputs, world: World) -> None:
         self._world = world
-        self.pipe = world.along("pp")
+        self.pipe = world.submesh("pp")
         """The workers of this pipeline."""
-        self.data = world.along("ddp", "fsdp")
+        self.data = world.submesh("ddp", "fsdp")
         """Those that hold the same stages in other pipelines."""
-        self._rows_among = world.along("fsdp")
+        self._rows_among = world.submesh("fsdp")
         """Those among them that share the parameters."""
         self._model = inputs.model
         refuse_sparse(self._model, "pp")

@@ -78,7 +78,7 @@ class TensorParallel:
         _select_kernels(inputs, world)
         if rows > 1:
             refuse_draws()
-        data = world.along(*DATA)
+        data = world.submesh(*DATA)
         own = Mesh(tuple((side, size) for side, size in world.mesh.sizes if side in DATA))
         group = replace(data, mesh=own)
         split = SplitModel(inputs, world, data)
@@ -119,7 +119,7 @@ class SplitModel:
 
     def __init__(self, inputs: StrategyInputs, world: World, data: World) -> None:
         """Make the model and split it in place."""
-        self.beside, self.rows = world.along("tp"), world.along("fsdp")
+        self.beside, self.rows = world.submesh("tp"), world.submesh("fsdp")
         model, tuning = inputs.make_model().to(world.device), inputs.tuning
         for refuse in (refuse_sparse, refuse_hooks, refuse_references):
             refuse(model, "tp")
