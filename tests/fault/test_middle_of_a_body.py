@@ -93,6 +93,18 @@ def test_so_it_is_where_one_evaluates_before_its_batches_and_another_has_yet_to_
     assert set(tmp_path.glob("hit/fault-*"))
 
 
+@pytest.mark.parametrize("options", [{"strategy": "fsdp"}, {"strategy": "ddp", "shard_optimizer": True}])
+def test_so_it_is_where_the_one_that_is_left_has_the_whole_state(
+    options: dict[str, Any], tmp_path: Path, quiet: Any
+) -> None:
+    """What the body began with was of parameters in parts: they are not put back into an optimizer of whole ones."""
+    hit: Faults = [("loop", 4, 1, "kill")]
+    for found, _ in launch(tmp_path / "hit", hit, None, "before", workers=2, save_every=1, **options):
+        assert found[0] == quiet[0]
+        assert found[1][1:] == quiet[1][:-1]
+    assert set(tmp_path.glob("hit/fault-*"))
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("action", ["kill", "raise"])
 def test_so_it_is_where_one_is_lost_as_soon_as_another_has_joined(

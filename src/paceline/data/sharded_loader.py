@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from paceline.data.device import pinned
+from paceline.data.epochs import epoch_setters
 from paceline.data.loaders import check_dataset
 from paceline.data.loading import LoadingOptions, WorkerInit
 from paceline.data.map_style import LoadedMapStyle, MapStyle
@@ -71,6 +72,8 @@ class ShardedLoader:
         self._running: Generator[StepData] | None = None
         self._source: _Source
         self._stream: Stream | None = None
+        self.is_told_epochs = bool(epoch_setters(dataset))
+        """Whether the data set, or one that it is made of, is told which epoch begins."""
         self.readings = 0
         """How many epochs were begun with the shards that this worker carries now."""
         self.samples: int | None

@@ -15,6 +15,7 @@ step's gradient. That remainder is this worker's own: it is not in checkpoints, 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -45,7 +46,7 @@ class Span(NamedTuple):
         return self.start + self.shape.numel()
 
 
-class CompressedExchange:
+class CompressedExchange(ABC):
     """What all ways have in common: which part of a bucket goes as it is, and the count of bytes."""
 
     def __init__(self, comm: Comm, exact: Exchange) -> None:
@@ -94,13 +95,13 @@ class CompressedExchange:
 
         self._exact.start(key, pieces, pieces[0], put_back)
 
+    @abstractmethod
     def _send(self, target: Tensor, spans: list[Span], done: Done) -> None:
         """Start the small message of one tensor; each kind of compression has its own."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _receive(self) -> None:
         """Complete every message started, in order."""
-        raise NotImplementedError
 
 
 class CastExchange(CompressedExchange):

@@ -121,6 +121,9 @@ class Placement(ABC):
     def abandon(self) -> None:  # noqa: B027
         """Release the group: it is broken. What this worker holds stays."""
 
+    def check_reusable(self) -> None:  # noqa: B027
+        """Raise where the user's own module has lost what another group would need of it."""
+
     def restore(self) -> None:  # noqa: B027
         """Make the user's own module of the model again, for another placement to begin with."""
 

@@ -5,7 +5,7 @@ generator or a position from one epoch to the next is elsewhere by then, or has 
 was trained on. So the contents of each epoch's first global batch are kept, in the checkpoints too, and compared.
 
 A run that was saved at the end of an epoch has nothing of the next to compare. But a stream that begins anew in another process
-begins as an epoch did that is over, though no two of them began alike.
+begins as an epoch did that is over, though these did not all begin alike. (One with `set_epoch` may do so by intent.)
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ class EpochStarts:
             self._contents[_epoch_of(position)] = kept["began"]
         self._ends = kept
 
-    def check(self, position: Position, data: StepData) -> str | None:
+    def check(self, position: Position, data: StepData, *, by_epoch: bool) -> str | None:
         """Raise where the epoch that is being read began with other items when it was read before.
 
-        Return what is to be said, once, where nothing can be compared, or where it looks so without being sure.
+        Return what is to be said, once, where nothing can be compared, or where it looks so without being sure. A stream
+        that goes `by_epoch`, which it is told, may begin two epochs alike for good reason.
         """
         mine = data.beginning
         if mine is not None:
@@ -89,7 +90,7 @@ class EpochStarts:
         while len(self._contents) > _KEPT:
             del self._contents[next(iter(self._contents))]
         kept, self._ends = self._ends, None
-        return None if was_read or kept is None else _check_next(kept, position, mine)
+        return None if was_read or by_epoch or kept is None else _check_next(kept, position, mine)
 
 
 def _check_next(kept: dict[str, Any], position: Position, mine: str) -> str | None:

@@ -116,6 +116,8 @@ class Preparation:
         if self.inputs is None:
             raise RuntimeError("a group is entered when the model is prepared")
         state = self.state
+        if before is not None and not self.inputs.can_rebuild:
+            before.placement.check_reusable()
         inputs = carried_inputs(self.inputs, before) if before is not None else self.inputs
         state.strategy = strategies.load(state.options.choice.strategy(state.world.mesh))
         with seeds.preserved():  # the loop may draw on behind run.evaluate, in which the group broke

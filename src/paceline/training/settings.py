@@ -20,6 +20,7 @@ class Settings:
     def __init__(self, replica: Replica, tensors: Sequence[Tensor]) -> None:
         """`tensors` are those of the model."""
         optimizer = replica.optimizer
+        self._of_whole = replica.whole
         self.options = options_of(optimizer)
         self.groups = [(group, list(group["params"])) for group in optimizer.param_groups]
         self._tensors, self._trained = tensors, list(map(_TRAINS, tensors))
@@ -32,7 +33,8 @@ class Settings:
     def put_back(self, replica: Replica) -> None:
         """Have it be so again."""
         optimizer = replica.optimizer
-        if replica.whole:  # else the parameters may be others, and nothing is added to their groups
+        # Else the parameters are others, here or there, and nothing is added to their groups.
+        if replica.whole and self._of_whole:
             known = {id(one) for _, parameters in self.groups for one in parameters}
             for parameter in [one for group in optimizer.param_groups for one in group["params"]]:
                 if id(parameter) not in known:

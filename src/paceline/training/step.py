@@ -182,7 +182,9 @@ class Step:
         same step once more. The result then says `again`.
         """
         if self.result is not None:
-            raise InputError(f"step {self.number}: step.apply() was called before. Call it once a step.")
+            raise InputError(
+                f"step {self.number}: step.apply() was called before (step.compute applies, too). Call it once a step."
+            )
         if not self._read:
             raise InputError(
                 f"step {self.number}: step.apply() came before the loop had gone through all its batches, and the rest "

@@ -123,7 +123,7 @@ class Stepping:
     def _check_stream(self, data: StepData) -> None:
         """Raise where a stream gives other items than before; note where that cannot be seen, and matters."""
         state = self.state
-        note = state.epoch_starts.check(state.position, data)
+        note = state.epoch_starts.check(state.position, data, by_epoch=self.feed.is_told_epochs)
         if note is not None and (state.world.size > 1 or state.options.out is not None):
             state.emit(Note(text=note))
 

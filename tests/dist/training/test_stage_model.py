@@ -1,6 +1,8 @@
 """A loop of one's own under pp: its model tells one process's values or refuses in one line, and its exceptions are its own."""
 
 import copy
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -143,6 +145,24 @@ def test_an_exception_of_the_loop_is_tried_once_more_and_then_its_own(kind, tmp_
     with pytest.raises(WorkerFailedError, match="rank 1") as caught:
         paceline.launch(fail, kind, str(twice), 2, **options)
     assert "KeyError: 'of the loop'" in "".join(caught.value.__notes__)
+
+
+def lose(run, folder):
+    """Lose a worker of a pipeline whose model was handed over ready made."""
+    model = rows()
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in run.steps(DATA, batch_size=8, steps=4):
+        step.compute(loss)
+        if step.number == 1 and run.world.rank == 1 and not list(Path(folder).iterdir()):
+            Path(folder, "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_model_that_was_handed_over_ready_made_does_not_survive_a_death(tmp_path):
+    with pytest.raises(
+        InputError, match="a model that was handed over ready made, for its other stages are lost"
+    ):
+        paceline.launch(lose, str(tmp_path), workers=2, shards=4, strategy="pp", threads=1, device="cpu")
 
 
 def replace(run):

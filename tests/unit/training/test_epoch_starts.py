@@ -159,6 +159,26 @@ def test_one_that_gives_the_same_again_is_resumed_anywhere(
     assert torch.equal(found, whole)
 
 
+class Rotates(Shuffled):
+    """Begins every second epoch alike, by the epoch that it is told."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.first = 10 * (epoch % 2)
+
+    def order(self) -> list[int]:
+        return [(number + self.first) % 30 for number in range(30)]
+
+
+@pytest.mark.parametrize("save_every", [None, "1epoch"])
+def test_one_that_is_told_the_epoch_may_begin_two_alike(save_every: str | None, tmp_path: Path) -> None:
+    with opened() as run:
+        whole = train(run, Rotates(), 14)
+    for steps in (8, 12, 14):
+        with opened(out=tmp_path, resume=steps > 8, save_every=save_every) as run:
+            found = train(run, Rotates(), steps)
+    assert torch.equal(found, whole)
+
+
 def test_one_that_is_copied_for_each_epoch_by_a_loading_process_is_resumed(tmp_path: Path) -> None:
     with opened(num_workers=1) as run:
         whole = train(run, Shuffled(), 9)
@@ -237,7 +257,7 @@ def test_an_epoch_that_is_read_again_by_another_group_is_compared() -> None:
     def read(stream: Any, epoch: int, step: int) -> None:
         position = Position(epoch, step)
         for data in feeds[stream].epoch(epoch, step):
-            starts[stream].check(position, data)
+            starts[stream].check(position, data, by_epoch=False)
 
     streams = Shuffled(), Global()
     feeds = {

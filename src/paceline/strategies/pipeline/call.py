@@ -31,7 +31,7 @@ class StandIn:
         object.__setattr__(self, "_calls", self._calls + 1)
         if self._calls > 1:
             raise InputError(
-                "the loss calls the model twice, but under pp a micro-batch goes through the pipeline once. "
+                "the loss calls the model twice, or the metrics do, but under pp a micro-batch goes through the pipeline once. "
                 "Call it once with both inputs together, or use another strategy."
             )
         return self._compute(args, kwargs)

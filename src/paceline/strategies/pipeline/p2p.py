@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from paceline.errors import InputError
 from paceline.world import Pending, World
+from paceline.world.interruption import LOOK_S
 
 NOTE = 13312
 """Bytes of a note: up to 10200 of them say where the random streams stand, 5056 for torch's own."""
@@ -74,10 +76,29 @@ class Links:
         return StageMessage(note, pending)
 
     def settle(self) -> None:
-        """Wait until everything that was sent has left."""
+        """Wait until everything that was sent has left, or the group is broken.
+
+        In a thread: gloo at times never ends the wait for a message to a worker that has left the group.
+        """
         leaving, self._leaving = self._leaving, []
-        for one in leaving:
-            one.wait()
+        failures: list[Exception] = []
+
+        def wait() -> None:
+            try:
+                for one in leaving:
+                    one.wait()
+            except Exception as failure:  # noqa: BLE001  (raised again below)
+                failures.append(failure)
+
+        waiter = Thread(target=wait, name="paceline-leaving", daemon=True)
+        waiter.start()
+        while waiter.is_alive():
+            broken = self._world.interruption.raised
+            waiter.join(LOOK_S)
+            if broken and waiter.is_alive():
+                self._world.interruption.check()
+        if failures:
+            raise failures[0]
 
 
 def _order(tensor: Tensor) -> tuple[int, ...]:

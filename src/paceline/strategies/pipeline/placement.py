@@ -186,6 +186,14 @@ class StagePlacement(Placement):
         """Free weights that were gathered for a step that broke."""
         self._rows.let_go()
 
+    def check_reusable(self) -> None:
+        """Raise from the cut on: this worker's module has its own stages alone."""
+        if self.is_cut:
+            raise InputError(
+                "pp cannot form a new group with a model that was handed over ready made, for its other stages are lost. "
+                "Give run.prepare functions that make model and optimizer, or use --no-elastic."
+            )
+
     # State.
 
     def held(self) -> LocalState:

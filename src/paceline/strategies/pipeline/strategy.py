@@ -49,11 +49,6 @@ class Pipeline:
 def _check(inputs: StrategyInputs, world: World) -> None:
     """Refuse what a pipeline cannot do, before anything is computed."""
     tuning, workers = inputs.tuning, world.mesh.size("pp")
-    if inputs.previous is not None and not inputs.previous.whole and not inputs.can_rebuild:
-        raise InputError(
-            "pp cannot form a new group with a model that was handed over ready made, for its other stages are lost. "
-            "Give run.prepare functions that make model and optimizer, or use --no-elastic."
-        )
     if inputs.precision.name == "fp16":
         raise InputError("--precision fp16 needs one scale for all stages, which pp does not keep. Use bf16.")
     if inputs.compile:
