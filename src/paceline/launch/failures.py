@@ -22,9 +22,9 @@ _CALLERS = (
 
 
 _HINTS = {
-    "Expected more than 1 value per channel when training": "A batch is computed in shards, one at a time, and BatchNorm got "
-    "a shard of one sample. Choose batch size and shards so that every batch, the last one of the data too, has two samples for "
-    "each shard.\n",
+    "Expected more than 1 value per channel when training": "A batch is computed in shards (and these in micro-batches, "
+    "where micro_batch is given), one at a time, and BatchNorm got one sample. Choose batch size, shards and micro_batch so that "
+    "every batch, the last one of the data too, has two samples for each of them.\n",
 }
 """What torch's own words do not say, by what they are."""
 

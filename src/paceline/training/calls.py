@@ -40,8 +40,8 @@ from paceline.world import all_gather_object
 from paceline.world.status_page import Phase
 
 _DECIDE = (
-    "it decides by something that is not as it was then. Decide by run.evaluate, a step's result, or what run.register_state "
-    "holds."
+    "it was asked for fewer calls, or decides by something that is not as it was then. Decide by run.evaluate, a step's result, "
+    "or what run.register_state holds."
 )
 
 

@@ -116,4 +116,4 @@ def test_a_failure_in_our_own_code_is_shown_whole():
 def test_a_shard_of_one_sample_is_named_where_batchnorm_cannot_take_it() -> None:
     with pytest.raises(ValueError, match="more than 1 value") as seen:
         torch.nn.BatchNorm1d(3)(torch.ones(1, 3))
-    assert "has two samples for each shard" in failures.user_traceback(seen.value).splitlines()[-1]
+    assert "has two samples for each of them" in failures.user_traceback(seen.value).splitlines()[-1]
