@@ -117,6 +117,13 @@ def resize_to(workers):
     return resize
 
 
+def grow(run):
+    """Ask for a fourth worker, and wait until it is there and the group is to change at the next step."""
+    resize_to(4)(run)
+    while not run.engine.recovery.membership.change_wanted:
+        time.sleep(0.01)
+
+
 def fail(_):
     raise ValueError("a passing trouble")
 
@@ -153,4 +160,5 @@ ACTIONS = {
     "to 1": resize_to(1),
     "to 3": resize_to(3),
     "to 4": resize_to(4),
+    "to 4 and wait": grow,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import paceline
+from paceline.world import fault_points
 from tests.fault.survivors import BATCH, Samples, mean_output, set_off
 
 STEPS = 9
@@ -20,7 +22,12 @@ Faults = list[tuple[str, int, int | None, str]]
 
 def train(run: paceline.Run, folder: str, faults: Faults, slow: int | None, where: str) -> Any:
     """Evaluate and save before or behind every step, whether or not it is given once more."""
-    late = run.world.rank == slow
+    late, points = run.world.rank == slow, cycle(["connecting", "agreeing"])
+    agreeing = any(point == "agreeing" for point, *_ in faults)
+    if agreeing:
+        fault_points.set_fault(
+            lambda name: set_off(run, folder, faults, next(points) if name == fault_points.REGROUP else name)
+        )
     make: Any = lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))  # noqa: E731
     model, _ = run.prepare(make, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
     means = run.register_state("means", {"by step": []})
@@ -42,6 +49,7 @@ def train(run: paceline.Run, folder: str, faults: Faults, slow: int | None, wher
             means["by step"].append(mean)
         if late:
             time.sleep(0.15)  # comes to the next step when the others are in the middle of it
+            set_off(run, folder, faults, "late")
     reasons = [(one["reason"], one["workers"]) for one in run.recoveries]
     return [run.weights_sha256(), means["by step"]], reasons
 
@@ -121,3 +129,13 @@ def test_so_it_is_where_workers_join(slow: int | None, tmp_path: Path, quiet: An
     for found, reasons in launch(tmp_path / "more", [("loop", 2, 0, "to 4")], slow):
         assert found == quiet
         assert reasons[-1] == ("a worker joins", 4)
+
+
+def test_so_it_is_where_those_in_the_body_are_lost_while_the_next_group_agrees(
+    tmp_path: Path, quiet: Any
+) -> None:
+    """What was said in a group that came to nothing is not kept: whoever is left takes the step with those who join."""
+    hit: Faults = [("late", 3, 0, "to 4 and wait"), ("agreeing", 3, 1, "kill"), ("agreeing", 3, 2, "kill")]
+    for found, _ in launch(tmp_path / "hit", hit, 0, strategy="fsdp"):
+        assert found == quiet
+    assert len(set(tmp_path.glob("hit/fault-*"))) == 3

@@ -15,8 +15,8 @@ from paceline.documents import shown
 from paceline.errors import CheckpointError
 
 _NUMBER = (int, float, Tensor)
-_CALLS = ("first call", "last call")
-"""Of what a checkpoint knows of a stream, what is a number."""
+_STREAM = {"began": str, "last": str, "first": str, "call": int, "call's first": str}
+"""What a checkpoint knows of a stream."""
 _WORDS = {dict: "a dict", list: "a list", str: "text", Tensor: "a tensor", int: "a number"}
 
 
@@ -68,8 +68,10 @@ def _check(rest: dict[str, Any]) -> None:
     for name in _items("loop", rest.get("loop", {}), dict):
         _be("loop: a name in it", name, str)
     _items("between", rest.get("between", []), list)
-    for name in _items("stream", rest.get("stream", {}), dict):
-        _be(f"stream: {shown(name)}", rest["stream"][name], *((int,) if name in _CALLS else (str,)))
+    if "stream" in rest:
+        _items("stream", rest["stream"], dict)
+        for name, kind in _STREAM.items():
+            _be(f"stream: {name}", _there(rest["stream"], name, "stream: "), kind)
 
 
 def _there(found: Mapping[str, Any], name: str, where: str) -> Any:

@@ -105,12 +105,17 @@ class ShardedLoader:
             )
         self.steps_per_epoch = None if self.samples is None else steps_per_epoch(self.samples, batch_size)
 
-    def epoch(self, epoch: int, start_step: int = 0, *, contents: bool = False) -> Iterator[StepData]:
-        """Go through an epoch from a step on; with the `contents` of a stream, for workers to compare."""
+    def epoch(
+        self, epoch: int, start_step: int = 0, *, contents: bool = False, beginning: bool = False
+    ) -> Iterator[StepData]:
+        """Go through an epoch from a step on; with the `contents` of a stream, for workers to compare.
+
+        With the `beginning` of a stream's epoch, also where no step of it is left: as one step of no items.
+        """
         self._stop_running()
         self.readings += 1
         if self._stream is not None:
-            self._stream.notes_contents = contents
+            self._stream.notes_contents, self._stream.tells_beginning = contents, beginning
         self._running = self._source.steps(epoch, start_step)
         return map(pinned, self._running) if self._pin else self._running
 

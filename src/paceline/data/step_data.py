@@ -27,7 +27,7 @@ class StepData:
     step: int
     """Counted within the epoch."""
     size: int
-    """Samples of the GLOBAL batch."""
+    """Samples of the GLOBAL batch; 0 where a stream has ended before the step that it is read from."""
     shards: tuple[ShardData, ...]
     """The shards this worker carries, empty ones included."""
     contents: str | None = None

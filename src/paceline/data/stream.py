@@ -59,6 +59,8 @@ class Stream:
         self._aside, self._aside_to_look = GeneratorsAside(), GeneratorsAside()
         self.notes_contents = False
         """Whether a step says what its items hold: the first that is read, and the steps 1, 2, 4, 8 and so on."""
+        self.tells_beginning = False
+        """Whether there is a step of no items where no other is left: it says what the epoch began with."""
 
     def steps(self, epoch: int, start_step: int) -> Generator[StepData]:
         """Go through an epoch from a step on."""
@@ -96,6 +98,8 @@ class Stream:
             if data is not None:
                 yield data
             if len(batch) < self._batch_size:
+                if self.tells_beginning and beginning is not None and (step < start_step or not batch):
+                    yield StepData(epoch, start_step, 0, (), None, beginning)
                 return
 
     def own(self, owned: range) -> None:

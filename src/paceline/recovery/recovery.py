@@ -161,9 +161,10 @@ class Recovery:
                 progress.recoveries[-1]["seconds"] = round(time.monotonic() - progress.broken_at, 4)
             progress.broken_at = None
 
-    def goes_through_body(self, number: int) -> bool:
-        """Return whether others are in the body of a step in which the group broke, and this worker has yet to go through it."""
-        return self._progress.broken_body == number
+    @property
+    def broken_body(self) -> int | None:
+        """The step in whose body others are, to no effect, and that this worker has yet to go through."""
+        return self._progress.broken_body
 
     def end_broken_body(self) -> None:
         """Know that this worker has."""

@@ -63,7 +63,7 @@ class Progress:
     asks_in_body: bool = False
     """Whether the body of the user's loop does things with all workers: it may do so behind a step that broke, too."""
     broken_body: int | None = None
-    """The step in whose body others are, to no effect: this worker goes through it too before it takes the step with them."""
+    """The step in whose body workers of the group are, to no effect: all go through it before they take a step together."""
 
     @property
     def waits_to_join(self) -> bool:
@@ -197,8 +197,7 @@ class Regrouping:
         members: list[Member] = all_gather_object(world.comm, mine)
         check_computed(members)
         progress.asks_in_body = any(member.asks_in_body for member in members)
-        number = broken_body(members)
-        progress.broken_body = progress.broken_body if number is None else number
+        progress.broken_body = broken_body(members)
         if self.options.shards_state(world) or any(member.sharded for member in members):
             return self._assemble(world, members)
         check_intact(members)

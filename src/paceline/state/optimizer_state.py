@@ -118,19 +118,12 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, bool | int | float | str | Tensor)
 
 
-def options_to_tell(optimizer: Optimizer, then: Options | None = None) -> Options:
-    """Return, for each group, what another worker is to update with, or of that only what is other than `then`."""
-    told = [
+def options_to_tell(optimizer: Optimizer) -> Options:
+    """Return, for each group, what another worker is to update with."""
+    return [
         {key: value for key, value in group.items() if key not in _HOW}
         for group in saved_options_of(optimizer)
     ]
-    if then is None:
-        return told
-    changed = [
-        {key: value for key, value in group.items() if key not in before or not _same(value, before[key])}
-        for group, before in zip(told, then, strict=False)
-    ]
-    return changed if any(changed) else []
 
 
 def same_options(these: Options, those: Options) -> bool:

@@ -5,7 +5,7 @@ generator or a position from one epoch to the next is elsewhere by then, or has 
 was trained on. So the contents of each epoch's first global batch are kept, in the checkpoints too, and compared.
 
 A run that was saved at the end of an epoch has nothing of the next to compare. But a stream that begins anew in another process
-begins as an epoch did that is over, though these did not all begin alike. (One with `set_epoch` may do so by intent.)
+begins as the first epoch did, though the last began otherwise. (One with `set_epoch` may do so by intent.)
 """
 
 from __future__ import annotations
@@ -38,34 +38,48 @@ class EpochStarts:
     def __init__(self) -> None:
         self._contents: dict[tuple[int, int], str] = {}
         self._said = False
-        self._ends: dict[str, Any] | None = None
-        """What a resumed run knows of its first epoch and of the last that ended, until the next begins."""
-        self._first: tuple[int, str] | None = None
-        """The call of `run.steps` with the run's first epoch, and what that began with."""
+        self._first: str | None = None
+        """What the run's first epoch began with."""
+        self._call = 0
+        """The call of `run.steps` that an epoch was last read in."""
+        self._call_first = ""
+        """What the first epoch of that call began with."""
+        self._loaded_last = ""
+        """What the last epoch began with that was read before the run was resumed."""
+        self._resumed = False
+        """Whether the next epoch is the first of a resumed run."""
 
     def at(self, position: Position) -> dict[str, Any] | None:
         """Return what a run that goes on from here must know, if anything is known."""
-        began = self._contents.get(_epoch_of(position)) if position.step else None
+        key = _epoch_of(position)
+        began = self._contents.get(key) if position.step else None
         if self._first is None or (position.step and began is None):
             return None
-        phase, last = next(((key[0], one) for key, one in reversed(self._contents.items())), self._first)
-        first_phase, first = self._first
+        over = [one for one in self._contents if one < key]
+        last = began or (self._contents[max(over)] if over else self._loaded_last)
         return {
             "began": began or "",
-            "first": first,
-            "first call": first_phase,
             "last": last,
-            "last call": phase,
+            "first": self._first,
+            "call": self._call,
+            "call's first": self._call_first,
         }
 
     def load(self, position: Position, kept: dict[str, Any] | None) -> None:
         """Take over what a checkpoint says of the epoch that it was saved in, or behind."""
         if kept is None:
             return
-        self._first = kept["first call"], kept["first"]
+        self._first, self._loaded_last = kept["first"], kept["last"]
+        self._call, self._call_first = kept["call"], kept["call's first"]
         if kept["began"]:
             self._contents[_epoch_of(position)] = kept["began"]
-        self._ends = kept
+        self._resumed = True
+
+    def adopt(self, position: Position, theirs: Position, kept: dict[str, Any] | None) -> None:
+        """Take over what the others of a group know, where they stand or, where all go back, of another epoch."""
+        if kept is not None and _epoch_of(position) != _epoch_of(theirs):
+            kept = {**kept, "began": "", "last": ""}
+        self.load(position, kept)
 
     def check(self, position: Position, data: StepData, *, by_epoch: bool) -> str | None:
         """Raise where the epoch that is being read began with other items when it was read before.
@@ -74,12 +88,17 @@ class EpochStarts:
         that goes `by_epoch`, which it is told, may begin two epochs alike for good reason.
         """
         mine = data.beginning
-        if mine is not None:
-            self._first = self._first or (position.phase, mine)
+        if mine is None:
+            return None
+        resumed, self._resumed = self._resumed, False
+        note = None if by_epoch or not (mine and resumed) else self._check_next(position, mine)
+        if self._first is None:
+            self._first = mine
+        if self._call != position.phase or not self._call_first:
+            self._call, self._call_first = position.phase, mine
         if not mine:
-            said, self._said = self._said, self._said or mine is not None
-            return NOT_COMPARED if self._said and not said else None
-        was_read = _epoch_of(position) in self._contents
+            said, self._said = self._said, True
+            return None if said else NOT_COMPARED
         found = compare(mine, self._contents.setdefault(_epoch_of(position), mine))
         if found is not None:
             raise InputError(
@@ -89,27 +108,30 @@ class EpochStarts:
             )
         while len(self._contents) > _KEPT:
             del self._contents[next(iter(self._contents))]
-        kept, self._ends = self._ends, None
-        return None if was_read or by_epoch or kept is None else _check_next(kept, position, mine)
+        return note
 
+    def _check_next(self, position: Position, mine: str) -> str | None:
+        """Raise where a resumed run begins its next epoch as the first of that call, unlike the last; or say that it looks so.
 
-def _check_next(kept: dict[str, Any], position: Position, mine: str) -> str | None:
-    """Raise where a resumed run begins its next epoch as an earlier one, of which no two began alike; or say that it looks so.
-
-    Only within one call of `run.steps` is it known to be the same stream.
-    """
-    first, last = kept["first"], kept["last"]
-    if not (first and last) or compare(last, first) is None:
-        return None
-    if compare(mine, first) is not None and compare(mine, last) is not None:
-        return None
-    text = (
-        f"the training stream begins epoch {position.epoch} of a resumed run as an epoch before it began, though these began "
-        f"differently: it has begun anew, and gives other items than without the stop. {_ADVICE}"
-    )
-    if kept["first call"] == kept["last call"] == position.phase:
-        raise InputError(text)
-    return text
+        Only within one call of `run.steps` is it known to be the same stream.
+        """
+        same_call = self._call == position.phase
+        before = [one for one in (self._call_first, self._first) if one]
+        if (
+            _epoch_of(position) in self._contents  # it is compared with itself
+            or not self._loaded_last
+            or compare(mine, self._loaded_last) is None
+            or all(compare(mine, one) is not None for one in before)
+        ):
+            return None
+        text = (
+            f"the training stream begins epoch {position.epoch} of a resumed run as the first epoch began, and not as the last: "
+            f"it has begun anew, and gives other items than without the stop. {_ADVICE} (With such a method epochs may begin "
+            "alike.)"
+        )
+        if same_call and self._call_first and compare(mine, self._call_first) is None:
+            raise InputError(text)
+        return text
 
 
 def _epoch_of(position: Position) -> tuple[int, int]:

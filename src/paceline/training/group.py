@@ -112,6 +112,7 @@ class RunGroup:
             "workers": state.workers,
             "meta": state.meta,
             "journal": self.journal.state(),
+            "epoch starts": (state.position, state.epoch_starts.at(state.position)),
             "states": self.loop.registered.snapshot(),
             **self.history.state(),
             "data": None if data is None else (DataFacts.of(data[0]), data[1]),
@@ -127,6 +128,7 @@ class RunGroup:
         if shared[FROZEN] is not None:
             freeze_as(state.replica.model, shared[FROZEN])
         self.journal.load(shared["journal"])
+        state.epoch_starts.adopt(position, *shared["epoch starts"])
         self.history.load(shared)
         state.others_training, self.history.adopted = shared["data"], shared["states"]
         self.loop.registered.load(shared["states"])

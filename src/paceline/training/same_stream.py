@@ -47,7 +47,7 @@ def read_alike(
 ) -> Iterator[StepData]:
     """Go through an epoch from a step on; raise where this worker reads another stream than the others."""
     if feed.order is not None or world.size == 1 or (feed.readings + 1).bit_count() > 1:
-        return feed.epoch(epoch, start_step)
+        return feed.epoch(epoch, start_step, beginning=start_step > 0)
     return _Comparison(feed, world, which, epoch).read(start_step)
 
 
@@ -63,7 +63,7 @@ class _Comparison:
         self._begin()
         whole = self._feed.batch_size
         items, ended = start_step * whole, False
-        for data in self._feed.epoch(self._epoch, start_step, contents=True):
+        for data in self._feed.epoch(self._epoch, start_step, contents=True, beginning=start_step > 0):
             if data.contents is not None:
                 self._compare_items(data.step, data.contents)
             items, ended = data.step * whole + data.size, data.size < whole

@@ -278,9 +278,8 @@ class Step:
                     self._attempt.put_forward()
                 self._applied(self)
                 return self.result
-        elif (
-            self._attempt is not None
-        ):  # the group broke where the body did something else, or others were in it
+        elif self._attempt is not None:
+            # The group broke where the body did something else, or others were in it.
             self._attempt.note_writes()
             self._attempt.put_back()
             if self._attempt.dirty:

@@ -100,11 +100,12 @@ class Stepping:
             ):
                 hit(DATA)
                 self._check_stream(data)
-                number = state.position.number
+                if not data.size:
+                    continue
                 if self.recovery.membership.change_wanted:
                     self.recovery.regroup(STEP)
-                if self.recovery.goes_through_body(number):
-                    yield self._make(data, number, broken=True)
+                if (body := self.recovery.broken_body) is not None:  # also where the run has gone back since
+                    yield self._make(data, body, broken=True)
                     break
                 if self.recovery.stopping:
                     self.saving.at_the_end()

@@ -80,17 +80,17 @@ class World:
     def note_transport(self, name: str | None = None) -> None:
         """Record what tensors really travel by; without a name, the backend of the process group."""
         if self.size > 1:
-            self.transports.add(self._carrier if name is None else name)
+            self.transports.add(self.carrier if name is None else name)
 
     @property
     def transport(self) -> str:
         """What tensors really travel by; nothing in a world of one."""
         if self.size == 1:
             return NO_TRANSPORT
-        return " + ".join(sorted(self.transports, reverse=True)) or self._carrier
+        return " + ".join(sorted(self.transports, reverse=True)) or self.carrier
 
     @property
-    def _carrier(self) -> str:
+    def carrier(self) -> str:
         """What the process group moves tensors of this worker's device with: gloo or nccl."""
         kinds = dict(part.split(":") for part in self.backend.split(",")) if ":" in self.backend else {}
         return kinds.get(self.device.type, self.backend)

@@ -124,6 +124,14 @@ def test_a_rate_that_is_made_of_the_weights_is_that_of_the_trainers(
     assert found == launched(rate_of_weights, of_tables, where, strategy="single")
 
 
+@pytest.mark.parametrize("where", ["before", "behind"])
+def test_so_it_is_where_trainers_go_ahead(where: str) -> None:
+    """With one trainer nobody is stale, so there is one answer."""
+    options = {"strategy": "ps", "servers": 2, "workers": 1, "tuning": {"staleness": 2}}
+    found = launched(rate_of_weights, False, where, **options)
+    assert found == launched(rate_of_weights, False, where, strategy="single")
+
+
 def test_servers_refuse_rates_that_differ() -> None:
     with pytest.raises(InputError, match="differ between the trainers, whose loops"):
         launched(change_rate, True, strategy="ps", servers=1)

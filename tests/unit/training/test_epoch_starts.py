@@ -102,15 +102,16 @@ def test_a_stream_that_keeps_its_place_from_epoch_to_epoch_is_not_resumed_within
         train(run, kind(), 9)
 
 
-ANEW = r"the training stream begins epoch 2 of a resumed run as an epoch before it began, though these began differently"
+ANEW = r"the training stream begins epoch 2 of a resumed run as the first epoch began, and not as the last"
 
 
 @pytest.mark.parametrize("save_every", [None, "1epoch"])
 @pytest.mark.parametrize("kind", [Shuffled, GoesOn])
 def test_nor_is_it_at_the_end_of_one(kind: type[Shuffled], save_every: str | None, tmp_path: Path) -> None:
+    """All of it is read again, to see that it is over."""
     with opened(out=tmp_path, save_every=save_every) as run:
         train(run, kind(), 8)
-    with resumed(tmp_path) as run, pytest.raises(InputError, match=ANEW):
+    with resumed(tmp_path) as run, pytest.raises(InputError, match=OTHERS):
         train(run, kind(), 9)
 
 
@@ -128,6 +129,89 @@ def test_nor_where_it_was_killed_behind_one(kind: type[Shuffled], tmp_path: Path
         train(run, kind(), 12)
 
 
+class Sized(Shuffled):
+    """Whose epochs are known to be over before they are read to their end."""
+
+    def __len__(self) -> int:
+        return 30
+
+
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_nor_where_it_was_resumed_and_saved_again_before_a_step(times: int, tmp_path: Path) -> None:
+    def train_and_save(run: Run, steps: int) -> None:
+        model, _ = prepared(run)
+        for step in run.steps(Sized(), batch_size=8, steps=steps):
+            for batch in step:
+                step.backward(losses(model, batch))
+            step.apply()
+        run.save()
+        run.engine.calls.finish()
+
+    with opened(out=tmp_path) as run:
+        train_and_save(run, 8)
+    for _ in range(times):
+        with resumed(tmp_path) as run:
+            train_and_save(run, 8)
+    with resumed(tmp_path) as run, pytest.raises(InputError, match=ANEW):
+        train_and_save(run, 9)
+
+
+class Later(Shuffled):
+    """Other items from the second epoch on, by how far the run is: it needs to be told no epoch."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.run = run
+
+    def __len__(self) -> int:
+        return 30
+
+    def order(self) -> list[int]:
+        first = 0 if self.run.engine.state.position.epoch == 0 else 30
+        return list(range(first, first + 30))
+
+
+def test_one_whose_epochs_begin_alike_from_the_second_on_is_resumed(tmp_path: Path) -> None:
+    with opened() as run:
+        whole = train(run, Later(run), 14)
+    for steps in (4, 8, 12, 14):
+        with opened(out=tmp_path, resume=steps > 4) as run:
+            found = train(run, Later(run), steps)
+    assert torch.equal(found, whole)
+
+
+def test_the_second_call_has_a_first_epoch_of_its_own(tmp_path: Path) -> None:
+    def train_twice(run: Run, epochs: int) -> None:
+        model, _ = prepared(run)
+        for stream, how_many in ((GoesOn(), 1), (Shuffled(), epochs)):
+            for step in run.steps(stream, batch_size=8, epochs=how_many):
+                for batch in step:
+                    step.backward(losses(model, batch))
+                step.apply()
+        run.engine.calls.finish()
+
+    with opened(out=tmp_path) as run:
+        train_twice(run, 2)
+    with resumed(tmp_path) as run, pytest.raises(InputError, match=ANEW.replace("2", "3")):
+        train_twice(run, 3)
+
+
+def test_one_that_joins_knows_what_the_others_know() -> None:
+    feed = ShardedLoader(Shuffled(), batch_size=8, shards=1, seed=0, owned=range(1), num_workers=0)
+    knows, joins, goes_back = EpochStarts(), EpochStarts(), EpochStarts()
+    for epoch in range(2):
+        for data in feed.epoch(epoch):
+            knows.check(Position(epoch, data.step), data, by_epoch=False)
+    at = Position(2, 0)
+    joins.adopt(at, at, knows.at(at))
+    assert joins.at(at) == knows.at(at)
+    goes_back.adopt(Position(1, 0), at, knows.at(at))
+    told = goes_back.at(Position(1, 0))
+    assert told is not None
+    assert told["first"] == knows.at(at)["first"]  # type: ignore[index]
+    assert told["last"] == ""
+
+
 @pytest.mark.parametrize(("kind", "said"), [(Shuffled, 1), (GoesOn, 1), (Anew, 0), (Global, 0)])
 def test_between_two_calls_it_is_said(kind: type[Shuffled], said: int, tmp_path: Path) -> None:
     """Another call may have another stream, which begins like the first for good reason."""
@@ -143,7 +227,7 @@ def test_between_two_calls_it_is_said(kind: type[Shuffled], said: int, tmp_path:
                         step.backward(losses(model, batch))
                     step.apply()
             run.engine.calls.finish()
-    assert sum("as an epoch before it began" in note for note in notes) == said
+    assert sum("as the first epoch began" in note for note in notes) == said
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from paceline.state.optimizer_state import same_options
 from paceline.strategies.parameter_server.push_queue import Push
 from paceline.strategies.parameter_server.server import ServerPlacement
 from paceline.strategies.replica import Replica
@@ -34,7 +35,8 @@ class AsyncUpdate:
         self._counts = [max(count, work.number) for count in self._counts]  # nobody is behind it
         while min(self._counts) <= work.number:
             letters = self._placement.receive(1)
-            self._apply_together(replica, letters)
+            for alike in _by_options(letters):
+                self._apply_together(replica, alike)
             for letter in letters:
                 self._counts[letter.trainer] = letter.step + 1
                 self._entries.setdefault(letter.step, {})[letter.trainer] = letter
@@ -49,7 +51,7 @@ class AsyncUpdate:
 
     @torch.no_grad()
     def _apply_together(self, replica: Replica, letters: list[Push]) -> None:
-        """Make one update of the weighted mean of some shares, as far as their part of a global batch goes."""
+        """Make one update of the weighted mean of shares with the same options, as far as their part of a global batch goes."""
         shares = [letter.content["share"] for letter in letters]
         whole = sum(shares)
         if not whole:
@@ -63,8 +65,7 @@ class AsyncUpdate:
                 gradient.mul_(share / whole)
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         replica.partial_update.check()
-        for letter in letters:
-            self._placement.take_options([letter])
+        self._placement.take_options(letters)
         hit(OPTIMIZER)
         rates = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
@@ -78,7 +79,9 @@ class AsyncUpdate:
         self.updates += 1
 
     def _complete(self, replica: Replica, number: int) -> None:
-        """Let the schedule go on, and the buffers become what the trainers made of them in this step."""
+        """Let the schedule go on from this step, and the buffers become what the trainers made of them in it."""
+        first = self._entries[number][min(self._entries[number])]
+        self._placement.take_options([first])  # others may be further
         if replica.scheduler is not None:
             replica.scheduler.step()
         rows = [letter.content["buffers"] for _, letter in sorted(self._entries[number].items())]
@@ -114,6 +117,17 @@ class AsyncUpdate:
             answer["buffers"] = {name: buffers[name].detach().cpu().clone() for name in sent}
             self._unanswered = [letter for letter in self._unanswered if letter not in able]
             self._placement.queue.answer(able, answer)
+
+
+def _by_options(letters: list[Push]) -> list[list[Push]]:
+    """Split letters, in their order, where the options change: the rate of another step, or of other weights."""
+    runs: list[list[Push]] = []
+    for letter in letters:
+        if runs and same_options(runs[-1][0].content["options"], letter.content["options"]):
+            runs[-1].append(letter)
+        else:
+            runs.append([letter])
+    return runs
 
 
 def _total(letters: Mapping[int, Push]) -> tuple[Tensor, dict[str, Tensor]]:

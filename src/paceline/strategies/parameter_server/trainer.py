@@ -19,7 +19,7 @@ from paceline.reduce.combination import Combination
 from paceline.reduce.tree import Gradients, add
 from paceline.remote.grouping import PATIENCE_S, open_group
 from paceline.state.chunks import OPTIMIZER, Catalogue, LocalState, Read
-from paceline.state.optimizer_state import Options, load_optimizer_state, options_to_tell
+from paceline.state.optimizer_state import load_optimizer_state, options_to_tell
 from paceline.strategies import gradients
 from paceline.strategies.base import StepWork, StrategyInputs
 from paceline.strategies.parameter_server import push_queue
@@ -77,15 +77,6 @@ class ServedPlacement(Placement):
         """Begin a step in a new group, or after loading, with the weights that the servers have."""
         if self._stale:
             self._fetch()
-        self._options = options_to_tell(self.optimizer) if self.staleness else None
-
-    @property
-    def told_options(self) -> Options:
-        """What servers are to update with: their loops have no batches, and not all weights to compute options from.
-
-        Where steps overlap, only what the loop has changed since the step began: a server's schedule is further.
-        """
-        return options_to_tell(self.optimizer, self._options)
 
     @torch.no_grad()
     def _fetch(self) -> None:
@@ -162,7 +153,8 @@ class ServedUpdate:
         contents, norm = (
             self._shares(replica, max_grad_norm) if placement.staleness else (self._sums(replica), None)
         )
-        options = placement.told_options
+        # Servers' loops have no batches, and not all weights to compute options from.
+        options = options_to_tell(replica.optimizer)
         for content in contents:
             content["options"] = options
         hit(REDUCTION)

@@ -49,6 +49,9 @@ class Links:
     def __init__(self, world: World) -> None:
         self._world = world
         self._leaving: list[Pending[None]] = []
+        """Through gloo."""
+        self._on_stream: list[Pending[None]] = []
+        """Through NCCL, where a wait is an order to the stream of the thread that waits, and returns at once."""
 
     def send(self, to: int, note: Any, tensors: Sequence[Tensor]) -> None:
         """Start a message; it has left when `settle` returns."""
@@ -64,7 +67,9 @@ class Links:
         room[: len(packed)] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
         self._leaving.append(comm.isend(room, to))
         for one, form in zip(tensors, forms, strict=True):
-            self._leaving.append(comm.isend(one.detach().permute(form.order), to))
+            by_nccl = one.is_cuda and self._world.carrier == "nccl"
+            leaving = self._on_stream if by_nccl else self._leaving
+            leaving.append(comm.isend(one.detach().permute(form.order), to))
 
     def receive(self, source: int) -> StageMessage:
         """Wait for the note of the next message of a worker, and start to receive its tensors."""
@@ -78,8 +83,11 @@ class Links:
     def settle(self) -> None:
         """Wait until everything that was sent has left, or the group is broken.
 
-        In a thread: gloo at times never ends the wait for a message to a worker that has left the group.
+        For gloo in a thread: at times it never ends the wait for a message to a worker that has left the group.
         """
+        on_stream, self._on_stream = self._on_stream, []
+        for one in on_stream:
+            one.wait()
         leaving, self._leaving = self._leaving, []
         failures: list[Exception] = []
 
