@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import AsJson
-from paceline.cli.outcome import print_json
+from paceline.cli.outcome import show_report
 
 
 def audit(
@@ -18,9 +18,4 @@ def audit(
     """Check that every sample was used exactly once an epoch, whatever happened to the workers."""
     from paceline.verify.audit import audit as check
 
-    found = check(folder)
-    if json_:
-        print_json(found.as_json())
-    else:
-        print("\n".join(found.lines()))  # noqa: T201
-    return 0 if found.holds else 1
+    return show_report(check(folder), as_json=json_)

@@ -7,17 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from paceline.cli.folders import new_folder
 from paceline.cli.generated import Given, takes
 from paceline.cli.options import TASK, AsJson, Settings, Threads, folder_option, settings
-from paceline.cli.outcome import print_json
-from paceline.cli.outcome import report as report_failure
+from paceline.cli.outcome import report, report_error, show_report
 from paceline.cli.reference import resolve
 from paceline.errors import InputError, WorkerFailedError
-from paceline.launch.base import Outcome
-from paceline.launch.failures import Failure
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
 from paceline.verify.faults import KINDS
@@ -99,15 +95,9 @@ def chaos(
     try:
         found, outcome = run_chaos(request, open_progress)
     except WorkerFailedError as error:
-        failure = Failure(
-            rank=error.rank, host=error.host, kind="code", message=error.cause, trace=error.trace
-        )
-        return report_failure(Outcome(results=(), failure=failure))
-    if json_:
-        print_json(found.as_json())
-    else:
-        Console(highlight=False).print(found.render(), soft_wrap=True)
-    return report_failure(outcome) or (0 if found.holds else 1)
+        return report_error(error)
+    status = show_report(found, as_json=json_)
+    return report(outcome) or status
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import WorkerFailedError
 from paceline.launch.base import Outcome
 from paceline.launch.failures import Failure
+
+if TYPE_CHECKING:
+    from paceline.verify.report import Report
 
 
 def report(outcome: Outcome) -> int:
@@ -37,6 +40,19 @@ def report_error(error: WorkerFailedError) -> int:
     """Show a failure of the user's own code as that of a run: its traceback, last."""
     failure = Failure(rank=error.rank, host=error.host, kind="code", message=error.cause, trace=error.trace)
     return report(Outcome(results=(), failure=failure))
+
+
+def show_report(found: Report, *, as_json: bool) -> int:
+    """Print what a check found, and return the exit status: 1 where it does not hold."""
+    if as_json:
+        print_json(found.as_json())
+    else:
+        from rich.console import Console
+
+        Console(highlight=False).print(
+            found.render(), soft_wrap=True
+        )  # a sentence stays one line, to be searched for
+    return 0 if found.holds else 1
 
 
 def print_json(value: Any) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from paceline.cli.generated import Given, takes
 from paceline.cli.options import TASK, AsJson, Config, Settings, Threads, settings
-from paceline.cli.outcome import print_json, report_error
+from paceline.cli.outcome import report_error, show_report
 from paceline.cli.reference import resolve
 from paceline.errors import InputError, WorkerFailedError
 from paceline.option_fields import flag, known_options
@@ -128,7 +128,6 @@ def _task(
     from paceline.launch.resumed import said_for
     from paceline.verify.check import verify as check
     from paceline.verify.request import Request
-    from paceline.verify.table import render
 
     reference, name = resolve(task)
     idle = [flag(one) for one in WITHOUT_EFFECT if one in said]
@@ -154,7 +153,7 @@ def _task(
     )
     with _progress() as progress:
         report = check(request, progress)
-    return _end(report.as_json(), render(report), holds=report.holds, as_json=as_json)
+    return show_report(report, as_json=as_json)
 
 
 @contextmanager
@@ -173,7 +172,7 @@ def _script(script: str, arguments: list[str], *, workers: int, threads: int | N
 
     request = ScriptRequest(script=script, arguments=arguments, workers=workers, threads=threads)
     report = verify_script(request)
-    return _end(report.as_json(), report.render(), holds=report.holds, as_json=as_json)
+    return show_report(report, as_json=as_json)
 
 
 def _receipt(folder: Path, said: dict[str, Any], *, as_json: bool, **options: Any) -> int:
@@ -194,20 +193,12 @@ def _receipt(folder: Path, said: dict[str, Any], *, as_json: bool, **options: An
         )
     except WorkerFailedError as error:
         return report_error(error)
-    return _end(report.as_json(), "\n".join(report.lines()), holds=report.holds, as_json=as_json)
+    return show_report(report, as_json=as_json)
 
 
 def _was_given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _end(plain: dict[str, Any], shown: Any, *, holds: bool, as_json: bool) -> int:
-    if as_json:
-        print_json(plain)
-    else:
-        Console(highlight=False).print(shown, soft_wrap=True)  # a sentence stays one line, to be searched for
-    return 0 if holds else 1
 
 
 def _numbers(text: str) -> tuple[int, ...]:

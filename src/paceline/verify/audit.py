@@ -22,7 +22,7 @@ from paceline.errors import InputError
 from paceline.ranges import SAMPLES
 from paceline.records import ledger
 from paceline.records.receipt import FIRST_LINK, Receipt, Start
-from paceline.verify.audit_report import Audit
+from paceline.verify.audit_report import AuditReport
 from paceline.verify.book import Book, Whole
 from paceline.verify.kept_weights import check_kept
 from paceline.world.mesh import DATA, Mesh
@@ -31,7 +31,7 @@ BLOCK_SAMPLES = 2**20
 """The order is computed for about so many samples at once: 8 MB of ids, whatever the size of the data set."""
 
 
-def audit(folder: Path) -> Audit:
+def audit(folder: Path) -> AuditReport:
     """Compare the ledgers of a run folder with the order of its data, up to the last checkpoint."""
     receipt = Receipt.read(folder)
     if not receipt.steps:
@@ -82,7 +82,7 @@ class _Audit:
     twice: int = 0
     wrong: int = 0
 
-    def report(self) -> Audit:
+    def report(self) -> AuditReport:
         """Check every stretch, then the chain."""
         receipt, book = self.receipt, self.book
         starts = receipt.stretches
@@ -111,7 +111,7 @@ class _Audit:
         if not last.stream and last.samples:
             per_epoch = steps_per_epoch(last.samples, receipt.batch_size)
             position = (position[0] + position[1] // per_epoch, position[1] % per_epoch)
-        return Audit(
+        return AuditReport(
             name=receipt.name,
             steps=receipt.steps,
             epochs=position[0] - left_early,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from paceline.verify.report import Part, Report
 
 _SHOWN = 20
 _CHANGES_SHOWN = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Audit:
+class AuditReport(Report):
     """The whole finding, up to the last checkpoint of a run."""
 
     name: str
@@ -58,36 +61,28 @@ class Audit:
             "holds": self.holds,
         }
 
-    def lines(self) -> list[str]:
-        """Return it as text for a person."""
+    def parts(self) -> Iterator[Part]:
+        """Return what was served by whom, and what is wrong with it."""
         epochs = f"{self.epochs} whole epoch{'' if self.epochs == 1 else 's'}"
         more = f" and {self.steps_of_next_epoch} steps of the next" if self.steps_of_next_epoch else ""
-        lines = [
-            f"{self.name}: {self.steps:,} steps ({epochs}{more}), {self.shards} shards, {self.samples:,} samples",
-            f"workers: {self._workers()}",
-            "served: " + ", ".join(f"rank {rank} {count:,}" for rank, count in self.by_rank.items()),
-            f"lost {self.lost:,}, repeated {self.repeated:,}",
-        ]
+        yield f"{self.name}: {self.steps:,} steps ({epochs}{more}), {self.shards} shards, {self.samples:,} samples"
+        yield f"workers: {self._workers()}"
+        yield "served: " + ", ".join(f"rank {rank} {count:,}" for rank, count in self.by_rank.items())
+        yield f"lost {self.lost:,}, repeated {self.repeated:,}"
         if self.superseded:
-            lines.append(
-                f"{self.superseded:,} records left out: their steps were taken again, or they belong to none"
-            )
+            yield f"{self.superseded:,} records left out: their steps were taken again, or they belong to none"
         if self.beyond:
-            lines.append(
-                f"{self.beyond:,} steps after the last checkpoint left out: no kept weights have seen them"
-            )
+            yield f"{self.beyond:,} steps after the last checkpoint left out: no kept weights have seen them"
         if self.kept:
-            lines.append(f"weights hashed again: step {', '.join(map(str, self.kept))}")
-        lines += [f"  {problem}" for problem in self.problems[:_SHOWN]]
+            yield f"weights hashed again: step {', '.join(map(str, self.kept))}"
+        yield from (f"  {problem}" for problem in self.problems[:_SHOWN])
         if len(self.problems) > _SHOWN:
-            lines.append(f"  and {len(self.problems) - _SHOWN:,} more (--json lists all)")
+            yield f"  and {len(self.problems) - _SHOWN:,} more (--json lists all)"
         if self.stream:
-            lines.append(
+            yield (
                 "a stream: checked is that each of its positions was served once and in order; what it gave there, "
                 "and whether it ended where it should, no ledger can tell"
             )
-        lines.append(self._verdict())
-        return lines
 
     def _workers(self) -> str:
         told = [f"{workers} ({name}) from step {step}" for step, workers, name in self.workers]
@@ -96,7 +91,9 @@ class Audit:
             told[_CHANGES_SHOWN - 1 : -1] = [f"{left:,} more changes (--json lists all)"]
         return ", then ".join(told)
 
-    def _verdict(self) -> str:
+    @property
+    def verdict(self) -> str:
+        """Whether every sample was used exactly once an epoch."""
         if not self.holds and not (self.lost or self.repeated or self.served_twice or self.served_wrongly):
             return f"the records do NOT hold ({len(self.problems):,} faults)"
         if not self.holds:

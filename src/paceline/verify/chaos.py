@@ -118,7 +118,7 @@ def disturb(
         restarts=outcome.restarts,
         out=str(request.folder),
         assert_same=request.assert_same,
-        wall_s=time.perf_counter() - started,
+        seconds=time.perf_counter() - started,
         **_books(request.folder / DISTURBED, timeline, outcome),
     )
     return report, outcome

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich import box
-from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from paceline.observe.formats import duration, plural
 from paceline.verify.faults import KINDS, Fault, Mark
+from paceline.verify.report import Part, Report, columns
 
 SHARES = {"p50": 0.5, "p95": 0.95, "max": 1.0}
 
@@ -30,7 +29,7 @@ class Injection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChaosReport:
+class ChaosReport(Report):
     """The whole finding."""
 
     task: str
@@ -53,7 +52,7 @@ class ChaosReport:
     restarts: int = 0
     """Workers started in place of lost ones."""
     out: str = ""
-    wall_s: float = 0.0
+    seconds: float | None = 0.0
     assert_same: bool = False
 
     @property
@@ -117,38 +116,34 @@ class ChaosReport:
                 for one in self.injections
             ],
             "out": self.out,
-            "wall_s": round(self.wall_s, 3),
+            "wall_s": round(self.seconds or 0.0, 3),
         }
 
-    def render(self) -> RenderableType:
-        """Lay it out: a table by kind, then what happened to steps, samples and weights."""
+    def parts(self) -> Iterator[Part]:
+        """Return a table by kind, then what happened to steps, samples and weights."""
         head = (
             f": {self.strategy} on {plural(self.workers, 'worker')}, {plural(self.shards, 'shard')}, "
             f"{plural(self.steps, 'step')}, seed {self.seed}"
         )
-        parts: list[RenderableType] = [Text.assemble((self.task, "bold"), head), self._table()]
-        parts += [
-            Text(f"not injected: {one.fault}", style="red") for one in self.injections if one.mark is None
-        ]
-        parts += [
-            Text(f"not recovered: {one.fault}", style="red") for one in self.injected if one.seconds is None
-        ]
+        yield Text.assemble((self.task, "bold"), head)
+        yield self._table()
+        missed = [f"not injected: {one.fault}" for one in self.injections if one.mark is None]
+        missed += [f"not recovered: {one.fault}" for one in self.injected if one.seconds is None]
+        missed += [f"the disturbed run failed: {self.failure}"] if self.failure else []
+        yield from (Text(line, style="red") for line in missed)
         if self.failure:
-            parts.append(Text(f"the disturbed run failed: {self.failure}", style="red"))
-        else:
-            parts.append(
-                Text(
-                    f"{plural(self.steps_redone, 'step')} redone, {plural(self.restarts, 'worker')} replaced; of "
-                    f"{plural(self.samples, 'sample')} {self.lost:,} lost, {self.repeated:,} repeated"
-                )
-            )
-            parts += [Text(f"  {problem}", style="red") for problem in self.problems[:10]]
-            parts.append(Text(self._weights(), style="" if self.same else "red"))
-        verdict = "all is well" if self.holds else "NOT all is well"
-        parts.append(
-            Text(f"{verdict} ({duration(self.wall_s)})", style="bold green" if self.holds else "bold red")
+            return
+        yield (
+            f"{plural(self.steps_redone, 'step')} redone, {plural(self.restarts, 'worker')} replaced; of "
+            f"{plural(self.samples, 'sample')} {self.lost:,} lost, {self.repeated:,} repeated"
         )
-        return Group(*parts)
+        yield from (Text(f"  {problem}", style="red") for problem in self.problems[:10])
+        yield Text(self._weights(), style="" if self.same else "red")
+
+    @property
+    def verdict(self) -> str:
+        """Whether all is well."""
+        return "all is well" if self.holds else "NOT all is well"
 
     def _weights(self) -> str:
         mine, theirs = (self.weights_sha256 or "")[:12], self.undisturbed_sha256[:12]
@@ -157,9 +152,7 @@ class ChaosReport:
         return f"the weights are NOT those of the undisturbed run ({mine}, not {theirs})"
 
     def _table(self) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        for name in ("fault", "planned", "injected", "recovered", *SHARES):
-            table.add_column(name, justify="left" if name == "fault" else "right", no_wrap=True)
+        table = columns(("fault", "planned", "injected", "recovered", *SHARES), left=("fault",))
         for kind in KINDS:
             of_kind = [one for one in self.injections if one.fault.kind == kind]
             if of_kind:

@@ -20,14 +20,15 @@ from paceline.verify.fresh import FreshRun
 from paceline.verify.lab.notes import Notes
 from paceline.verify.probes import diagnose
 from paceline.verify.record import Record
-from paceline.verify.report import Finding, Report, Row
+from paceline.verify.report import Finding
 from paceline.verify.request import Candidate, Request
+from paceline.verify.task_report import Row, TaskReport
 from paceline.world import env
 
 _LAB = "paceline.verify.lab.work:main"
 
 
-def verify(request: Request, progress: Callable[[str], None] = lambda _: None) -> Report:
+def verify(request: Request, progress: Callable[[str], None] = lambda _: None) -> TaskReport:
     """Run the reference and each candidate, compare them at every step, and explain what differs."""
     if env.identity() is not None:
         raise InputError(
@@ -56,7 +57,7 @@ class _Check:
         self.first = self.comparisons[0]
         self.fresh = FreshRun(self.first.request, folder) if request.hash_seed else None
 
-    def report(self) -> Report:
+    def report(self) -> TaskReport:
         """Do everything, and say what came of it."""
         unfit = self._leave_out()
         rows = {one.request.total_shards: one.rows() for one in self.comparisons}
@@ -67,7 +68,7 @@ class _Check:
             shards = wrong.request.total_shards
             rows[shards] = [row if row.holds else wrong.bisected(row) for row in rows[shards]]
         last = self.first.reference.steps[-1]
-        return Report(
+        return TaskReport(
             task=self.first.request.spec.name,
             steps=len(self.first.reference.steps),
             shards=self.first.request.total_shards,

@@ -16,8 +16,8 @@ from paceline.verify.bisecting import first_operation
 from paceline.verify.bounds import Size, bound
 from paceline.verify.comparison import Difference, count_samples, first_difference, resumed
 from paceline.verify.record import Dump, Record
-from paceline.verify.report import Resume, Row
 from paceline.verify.request import REFERENCE, Candidate, Request
+from paceline.verify.task_report import Resume, Row
 from paceline.verify.wanted import Watching
 
 RECORD = "paceline.verify.recording:main"

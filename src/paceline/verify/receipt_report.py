@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.records.receipt import Point, Start
+from paceline.verify.report import Part, Report
 
 _SHOWN = 12
 
@@ -48,7 +50,7 @@ class Compared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReceiptReport:
+class ReceiptReport(Report):
     """The whole comparison."""
 
     name: str
@@ -63,7 +65,7 @@ class ReceiptReport:
     """What the bits depend on and is not the same here."""
     faults: list[str]
     """Checkpoints in the folder, or facts of the task's data, that are not those that the receipt tells of."""
-    seconds: float
+    seconds: float | None
 
     @property
     def holds(self) -> bool:
@@ -97,24 +99,26 @@ class ReceiptReport:
             "differences": self.differences,
             "faults": self.faults,
             "holds": self.holds,
-            "wall_s": round(self.seconds, 3),
+            "wall_s": round(self.seconds or 0.0, 3),
         }
 
-    def lines(self) -> list[str]:
-        """Return it as text for a person."""
+    def parts(self) -> Iterator[Part]:
+        """Return each recorded step, and what may explain a difference."""
         recorded = self.recorded
-        lines = [
-            f"{self.name}: steps {self.first} to {self.compared[-1].step} of {self.folder} once more",
-            f"by {self.strategy} x {self.workers}; recorded: {recorded.strategy} x {recorded.workers}",
-            *(one.line() for one in self.compared),
-            *self.faults,
-        ]
+        yield f"{self.name}: steps {self.first} to {self.compared[-1].step} of {self.folder} once more"
+        yield f"by {self.strategy} x {self.workers}; recorded: {recorded.strategy} x {recorded.workers}"
+        yield from (one.line() for one in self.compared)
+        yield from self.faults
         if self.differences:
-            lines += ["not the same here:", *(f"  {line}" for line in self.differences)]
+            yield "not the same here:"
+            yield from (f"  {line}" for line in self.differences)
         if not all(one.holds for one in self.compared):
-            lines += self._explained()
-        verdict = "the same bits" if self.holds else "NOT the same bits"
-        return [*lines, f"{verdict} ({self.seconds:.1f} s)"]
+            yield from self._explained()
+
+    @property
+    def verdict(self) -> str:
+        """Whether the bits are the same."""
+        return "the same bits" if self.holds else "NOT the same bits"
 
     def _explained(self) -> list[str]:
         recorded = self.recorded

@@ -1,17 +1,65 @@
-"""What a verification found: one row a candidate, the diagnosis, and whether every promise holds. Imports no torch."""
+"""What a check found, for a program and for a person: one kind of report, laid out in one way. Imports no torch."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-HOLDS = {
-    "bitwise": ("bitwise",),
-    "numeric": ("bitwise", "numeric"),
-    "statistical": ("bitwise", "numeric", "statistical"),
-}
-"""Which levels found satisfy which level promised."""
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from paceline.observe.formats import duration
+
+Part = str | Text | Table
+"""A line, or a table."""
+
+
+class Report(ABC):
+    """What `verify`, `audit` and `chaos` print, and what their exit status says."""
+
+    @property
+    @abstractmethod
+    def holds(self) -> bool:
+        """Whether what was checked is as it must be."""
+
+    @abstractmethod
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+
+    @abstractmethod
+    def parts(self) -> Iterable[Part]:
+        """Return what a person reads, from top to bottom."""
+
+    @property
+    @abstractmethod
+    def verdict(self) -> str:
+        """The last line."""
+
+    seconds: float | None = None
+    """How long it took, where that is worth saying."""
+
+    def render(self) -> RenderableType:
+        """Lay it out."""
+        took = "" if self.seconds is None else f" ({duration(self.seconds)})"
+        last = Text(self.verdict + took, style="bold green" if self.holds else "bold red")
+        return Group(*(Text(one) if isinstance(one, str) else one for one in self.parts()), last)
+
+    def lines(self) -> list[str]:
+        """Return its lines as plain text, without tables; the last is the verdict."""
+        return [str(one) for one in self.parts() if not isinstance(one, Table)] + [self.verdict]
+
+
+def columns(names: Sequence[str], *, left: Sequence[str], wraps: Sequence[str] = ()) -> Table:
+    """Return a table without rows; numbers stand on the right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    for name in names:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=name not in wraps)
+    return table
 
 
 def finite(number: float | None) -> float | None:
@@ -34,105 +82,3 @@ class Finding:
         """Return it as text for a person."""
         head = "Worth knowing" if self.harmless else "Cause"
         return [f"{head}: {self.cause}", f"  seen: {self.evidence}", f"  remedy: {self.remedy}"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """What became of one candidate."""
-
-    strategy: str
-    workers: int
-    promised: str
-    found: str
-    """bitwise, numeric, statistical (its loss curve is in the band), diverged, failed, refused (in one line, so nothing
-    could differ), unverified, or skipped."""
-    relative: float | None = None
-    """The largest relative difference of gradient, weights and loss, where there is one."""
-    lost: int = 0
-    repeated: int = 0
-    seconds: float = 0.0
-    first: str = ""
-    """Where it first parts from the reference, and by how much; or why it could not be run."""
-    step: int | None = None
-    shards: int = 0
-    band: str = ""
-    """For a statistical promise: what its loss curve was held to, and what it came to."""
-    operation: str = ""
-    """The first operation that differs, where no cause was found."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether the promise holds; a pair that cannot be run breaks none."""
-        if self.found == "skipped":
-            return True
-        return self.found in HOLDS.get(self.promised, ()) and not self.lost and not self.repeated
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resume:
-    """A run that was saved in the middle and resumed otherwise, against one that was not."""
-
-    saved_by: str
-    resumed_by: str
-    shards: int
-    step: int
-    promised: str
-    found: str
-    first: str = ""
-
-    @property
-    def holds(self) -> bool:
-        """Whether what came of it is what both promise."""
-        return self.found in HOLDS.get(self.promised, ())
-
-    def line(self) -> str:
-        """Return it as text for a person."""
-        told = f"saved by {self.saved_by} after {self.step} steps, resumed by {self.resumed_by}: {self.found}"
-        return told if self.holds else f"{told}; {self.first}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """The whole verification."""
-
-    task: str
-    steps: int
-    shards: int
-    loss: float
-    """The reference's loss after the last step."""
-    bound: float
-    """The largest relative difference that a numeric promise allows at the end."""
-    rows: list[Row]
-    shard_counts: tuple[int, ...] = ()
-    """All numbers of shards that were verified with; `shards` is the first."""
-    resumes: list[Resume] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-    ruled_out: list[str] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @property
-    def holds(self) -> bool:
-        """Whether every promise holds and nothing was found that would break one elsewhere."""
-        kept = all(row.holds for row in self.rows) and all(one.holds for one in self.resumes)
-        return kept and all(finding.harmless for finding in self.findings)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return {
-            "task": self.task,
-            "steps": self.steps,
-            "shards": self.shards,
-            "shard_counts": list(self.shard_counts or (self.shards,)),
-            "loss": self.loss,
-            "bound": self.bound,
-            "holds": self.holds,
-            "rows": [
-                {**vars(row), "relative": finite(row.relative), "holds": row.holds} for row in self.rows
-            ],
-            "resumes": [{**vars(one), "holds": one.holds} for one in self.resumes],
-            "findings": [vars(finding) for finding in self.findings],
-            "ruled_out": self.ruled_out,
-            "unchecked": self.unchecked,
-            "wall_s": round(self.seconds, 3),
-        }

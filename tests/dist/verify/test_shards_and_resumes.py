@@ -10,15 +10,15 @@ import pytest
 from paceline.cli.application import app
 from paceline.training.spec import TrainSpec
 from paceline.verify.check import verify
-from paceline.verify.report import Report
 from paceline.verify.request import Request
+from paceline.verify.task_report import TaskReport
 
 TASKS = str(Path(__file__).with_name("broken.py"))
 
 
 def check(
     task: str, *strategies: str, steps: int = 4, workers: tuple[int, ...] = (2,), **asked: object
-) -> Report:
+) -> TaskReport:
     spec = TrainSpec(task=f"tests.dist.verify.broken:{task}", name=task, steps=steps)
     common = {"threads": 1, "device": "cpu", "hash_seed": False}
     return verify(Request(spec=spec, strategies=strategies, workers=workers, **common, **asked))  # type: ignore[arg-type]

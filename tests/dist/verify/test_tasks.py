@@ -9,14 +9,14 @@ import pytest
 from paceline.errors import InputError
 from paceline.training.spec import TrainSpec
 from paceline.verify.check import verify
-from paceline.verify.report import Report
 from paceline.verify.request import Request
+from paceline.verify.task_report import TaskReport
 
 
 @cache
 def check(
     task: str, *, workers: tuple[int, ...] = (2,), strategies: tuple[str, ...] = ("ddp",), steps: int = 5
-) -> Report:
+) -> TaskReport:
     """Verify a task; only where the hash seed matters is it worth the seconds that a fresh interpreter takes."""
     spec = TrainSpec(task=f"tests.dist.verify.broken:{task}", name=task, steps=steps)
     return verify(

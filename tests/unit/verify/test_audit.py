@@ -22,7 +22,7 @@ from paceline.records import ledger
 from paceline.records.receipt import _RANGES, FIRST_LINK, Point, Receipt, Start
 from paceline.verify import audit as auditing
 from paceline.verify.audit import audit
-from paceline.verify.audit_report import Audit
+from paceline.verify.audit_report import AuditReport
 
 START = Start(
     generation=0,
@@ -377,7 +377,9 @@ def test_any_cut_of_any_data(
     assert not left.holds
 
 
-def _audited(start: Start, steps: int, batch: int, shards: int, block: int) -> tuple[Audit, Audit]:
+def _audited(
+    start: Start, steps: int, batch: int, shards: int, block: int
+) -> tuple[AuditReport, AuditReport]:
     """Audit a run as it is, and once more without one of its records."""
     before, auditing.BLOCK_SAMPLES = auditing.BLOCK_SAMPLES, block
     try:

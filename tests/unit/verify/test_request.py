@@ -18,9 +18,9 @@ from paceline.cli.verify import verify
 from paceline.errors import InputError
 from paceline.strategies.tuning import Tuning
 from paceline.training.spec import TrainSpec
-from paceline.verify.report import Finding, Report, Row
+from paceline.verify.report import Finding
 from paceline.verify.request import REFERENCE, Candidate, Request
-from paceline.verify.table import render
+from paceline.verify.task_report import Row, TaskReport
 
 SPEC = TrainSpec(task="digits", name="digits", steps=2)
 
@@ -133,9 +133,11 @@ def test_a_fault_fails_a_report_whose_rows_all_hold() -> None:
     facts: dict[str, Any] = {"task": "t", "steps": 1, "shards": 2, "loss": 0.5, "bound": 1e-5, "rows": [row]}
     harmless = Finding(probe="p", cause="c", evidence="e", remedy="r", harmless=True)
     fault = Finding(probe="p", cause="c", evidence="e", remedy="r")
-    assert Report(**facts, findings=[harmless]).holds
-    assert not Report(**facts, findings=[harmless, fault]).holds
-    assert json.loads(json.dumps(Report(**facts).as_json(), allow_nan=False))["rows"][0]["relative"] is None
+    assert TaskReport(**facts, findings=[harmless]).holds
+    assert not TaskReport(**facts, findings=[harmless, fault]).holds
+    assert (
+        json.loads(json.dumps(TaskReport(**facts).as_json(), allow_nan=False))["rows"][0]["relative"] is None
+    )
 
 
 def test_a_strategy_that_refuses_the_task_is_no_other_answer() -> None:
@@ -143,7 +145,7 @@ def test_a_strategy_that_refuses_the_task_is_no_other_answer() -> None:
     refused = Row(
         strategy="pp", workers=2, promised="bitwise", found="refused", first="no row of layers", shards=2
     )
-    report = Report(
+    report = TaskReport(
         task="t",
         steps=1,
         shards=2,
@@ -153,7 +155,7 @@ def test_a_strategy_that_refuses_the_task_is_no_other_answer() -> None:
         ruled_out=["a cause"],
     )
     stream = io.StringIO()
-    Console(file=stream, width=120).print(render(report))
+    Console(file=stream, width=120).print(report.render())
     told = stream.getvalue()
     assert not report.holds
     assert told.count("pp x 2 was refused: no row of layers") == 1

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
-from paceline.verify.report import Finding, finite
+from paceline.verify.report import Finding, Part, Report, finite
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScriptReport:
+class ScriptReport(Report):
     """Whether a script computes on several workers what it computes on one."""
 
     script: str
@@ -26,7 +24,7 @@ class ScriptReport:
     findings: list[Finding]
     observed: list[str]
     unobserved: list[str]
-    seconds: float
+    seconds: float | None
 
     @property
     def holds(self) -> bool:
@@ -37,23 +35,25 @@ class ScriptReport:
         """Return it as plain data."""
         plain = {**vars(self), "steps": list(self.steps), "findings": [vars(one) for one in self.findings]}
         plain["relative"] = finite(self.relative)
-        return {**plain, "holds": self.holds, "wall_s": round(plain.pop("seconds"), 3)}
+        return {**plain, "holds": self.holds, "wall_s": round(plain.pop("seconds") or 0.0, 3)}
 
-    def render(self) -> RenderableType:
-        """Lay it out."""
+    def parts(self) -> Iterator[Part]:
+        """Return the difference, its causes, and what could be observed."""
         one, many = self.steps
         runs = f"{self.workers} workers ({many} steps) against one process ({one} steps)"
-        lines = [f"{self.script}: {runs}: {self.found}, largest relative difference {self.relative:.2g}"]
-        lines += [f"first differs at {self.first}"] if self.first else []
+        yield f"{self.script}: {runs}: {self.found}, largest relative difference {self.relative:.2g}"
+        if self.first:
+            yield f"first differs at {self.first}"
         for finding in self.findings:
-            lines += finding.lines()
+            yield from finding.lines()
         if self.found == "diverged" and not self.findings:
-            lines.append("No cause was found among what could be observed.")
-        lines += [f"observed: {text}" for text in self.observed]
-        lines += [f"not observed: {text}" for text in self.unobserved]
-        verdict = (
+            yield "No cause was found among what could be observed."
+        yield from (f"observed: {text}" for text in self.observed)
+        yield from (f"not observed: {text}" for text in self.unobserved)
+
+    @property
+    def verdict(self) -> str:
+        """Whether several workers give the answer of one."""
+        return (
             "the script computes what its one-process run computes" if self.holds else "NOT the same answer"
         )
-        parts: list[RenderableType] = [Text(line) for line in lines]
-        style = "bold green" if self.holds else "bold red"
-        return Group(*parts, Text(f"{verdict} ({self.seconds:.1f} s)", style=style))

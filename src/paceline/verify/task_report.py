@@ -1,0 +1,204 @@
+"""What the verification of a task found: a row for each candidate, the causes, the verdict. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.text import Text
+
+from paceline.verify.report import Finding, Part, Report, columns, finite
+
+HOLDS = {
+    "bitwise": ("bitwise",),
+    "numeric": ("bitwise", "numeric"),
+    "statistical": ("bitwise", "numeric", "statistical"),
+}
+"""Which levels found satisfy which level promised."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What became of one candidate."""
+
+    strategy: str
+    workers: int
+    promised: str
+    found: str
+    """bitwise, numeric, statistical (its loss curve is in the band), diverged, failed, refused (in one line, so nothing
+    could differ), unverified, or skipped."""
+    relative: float | None = None
+    """The largest relative difference of gradient, weights and loss, where there is one."""
+    lost: int = 0
+    repeated: int = 0
+    seconds: float = 0.0
+    first: str = ""
+    """Where it first parts from the reference, and by how much; or why it could not be run."""
+    step: int | None = None
+    shards: int = 0
+    band: str = ""
+    """For a statistical promise: what its loss curve was held to, and what it came to."""
+    operation: str = ""
+    """The first operation that differs, where no cause was found."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the promise holds; a pair that cannot be run breaks none."""
+        if self.found == "skipped":
+            return True
+        return self.found in HOLDS.get(self.promised, ()) and not self.lost and not self.repeated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """A run that was saved in the middle and resumed otherwise, against one that was not."""
+
+    saved_by: str
+    resumed_by: str
+    shards: int
+    step: int
+    promised: str
+    found: str
+    first: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether what came of it is what both promise."""
+        return self.found in HOLDS.get(self.promised, ())
+
+    def line(self) -> str:
+        """Return it as text for a person."""
+        told = f"saved by {self.saved_by} after {self.step} steps, resumed by {self.resumed_by}: {self.found}"
+        return told if self.holds else f"{told}; {self.first}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskReport(Report):
+    """The whole verification."""
+
+    task: str
+    steps: int
+    shards: int
+    loss: float
+    """The reference's loss after the last step."""
+    bound: float
+    """The largest relative difference that a numeric promise allows at the end."""
+    rows: list[Row]
+    shard_counts: tuple[int, ...] = ()
+    """All numbers of shards that were verified with; `shards` is the first."""
+    resumes: list[Resume] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    ruled_out: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    seconds: float | None = 0.0
+
+    @property
+    def holds(self) -> bool:
+        """Whether every promise holds and nothing was found that would break one elsewhere."""
+        return not self._unmet and self._harmless
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "task": self.task,
+            "steps": self.steps,
+            "shards": self.shards,
+            "shard_counts": list(self.shard_counts or (self.shards,)),
+            "loss": self.loss,
+            "bound": self.bound,
+            "holds": self.holds,
+            "rows": [
+                {**vars(row), "relative": finite(row.relative), "holds": row.holds} for row in self.rows
+            ],
+            "resumes": [{**vars(one), "holds": one.holds} for one in self.resumes],
+            "findings": [vars(finding) for finding in self.findings],
+            "ruled_out": self.ruled_out,
+            "unchecked": self.unchecked,
+            "wall_s": round(self.seconds or 0.0, 3),
+        }
+
+    def parts(self) -> Iterator[Part]:
+        """Return one table, then the first difference, the causes, and what was ruled out."""
+        counts = " and ".join(map(str, self.shard_counts or (self.shards,)))
+        yield Text.assemble(
+            (self.task, "bold"),
+            f": {self.steps} steps, {counts} shards, against one process (loss {self.loss:.6g} at the end)",
+        )
+        table = columns(
+            ("strategy", "workers", "shards", "promised", "found", "lost", "repeated"),
+            left=("strategy", "promised", "found"),
+            wraps=("found",),
+        )
+        for row in self.rows:
+            table.add_row(*_cells(row))
+        yield table
+        yield from dict.fromkeys(line for row in self.rows for line in _about(row, self.shards))
+        for one in self.resumes:
+            yield Text(one.line(), style="" if one.holds else "red")
+        if any(row.found == "numeric" or row.promised == "numeric" for row in self.rows):
+            yield Text(
+                f"numeric: a relative difference of at most {self.bound:.3g} after the last step", style="dim"
+            )
+        for finding in self.findings:
+            yield from finding.lines()
+        if self._unmet - {"refused"} and self._harmless:
+            yield "No cause is confirmed. Ruled out:"
+            yield from (f"  {name}" for name in self.ruled_out)
+        yield from (Text(f"not checked: {what}", style="dim") for what in self.unchecked)
+
+    @property
+    def verdict(self) -> str:
+        """Whether every promise holds."""
+        if self.holds:
+            curves = any(row.promised == row.found == "statistical" for row in self.rows)
+            return "every promise holds" + (", statistical ones by the loss curve alone" if curves else "")
+        if self._unmet and self._unmet <= {"unverified", "refused"} and self._harmless:
+            return "NOT verified"
+        return "NOT the same answer" if self._unmet else "the answer depends on how it is computed"
+
+    @property
+    def _unmet(self) -> set[str]:
+        """What became of those that do not hold."""
+        resumed = {"resumed"} if not all(one.holds for one in self.resumes) else set()
+        return {row.found for row in self.rows if not row.holds} | resumed
+
+    @property
+    def _harmless(self) -> bool:
+        return all(finding.harmless for finding in self.findings)
+
+
+def _about(row: Row, shards: int) -> list[str]:
+    """Return what there is to say of a row beside its cells."""
+    if row.found == "skipped":
+        return []
+    who = f"{row.strategy} x {row.workers}"
+    if row.shards not in (0, shards):
+        who += f" ({row.shards} shards)"
+    if row.found == "refused":
+        return [f"{row.strategy} x {row.workers} was refused: {row.first}"]
+    if row.found == "failed":
+        return [f"{who} failed: {row.first}"]
+    lines = [f"{who}: {row.band}"] if row.band else []
+    lines += [f"{who} first differs at {row.first}"] if row.first and row.found != "unverified" else []
+    lines += [f"{who} is not verified: {row.first}"] if row.found == "unverified" else []
+    lines += [f"  first operation that differs: {row.operation}"] if row.operation else []
+    return lines
+
+
+def _cells(row: Row) -> tuple[str | Text, ...]:
+    if row.found == "skipped":
+        skipped = Text(f"skipped: {row.first}", style="dim")
+        return row.strategy, str(row.workers), str(row.shards), "", skipped, "", ""
+    by_size = row.relative is not None and row.found != "statistical"
+    largest = f" ({row.relative:.2g})" if by_size else ""
+    style = "green" if row.holds else "red"
+    return (
+        row.strategy,
+        str(row.workers),
+        str(row.shards),
+        row.promised,
+        Text(row.found + largest, style=style),
+        str(row.lost),
+        str(row.repeated),
+    )
