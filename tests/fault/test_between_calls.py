@@ -80,10 +80,13 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Any:
         (("end", 14, 1, "kill"), {"peer_snapshots": 1, "snapshot_every": 7}),
         (("call 1", 14, 1, "kill"), {"save_every": 7}),
         (("left 1", STEPS + 17, 1, "kill"), {}),
+        (("behind 1", STEPS + 1, 1, "kill"), {"save_every": STEPS + 1}),
+        (("behind 1", STEPS + 1, 0, "kill"), {"save_every": STEPS + 1}),
     ],
     ids=[
         "between", "between, with copies", "first step of a call", "a checkpoint in the call", "a copy in the call",
         "at an epoch's end", "at an epoch's end, with copies", "behind an epoch's end", "behind the last call",
+        "before a checkpoint that is due", "before one, the first",
     ],
 )  # fmt: skip
 def test_a_worker_killed_changes_nothing(

@@ -139,3 +139,51 @@ def test_so_it_is_where_those_in_the_body_are_lost_while_the_next_group_agrees(
     for found, _ in launch(tmp_path / "hit", hit, 0, strategy="fsdp"):
         assert found == quiet
     assert len(set(tmp_path.glob("hit/fault-*"))) == 3
+
+
+class Tables(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 6, sparse=True)
+        self.dense = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        rows = (features[:, 0].abs() * 7).long() % 20
+        return self.dense(features + self.table(rows))  # type: ignore[no-any-return]
+
+
+def hash_in_odd_steps(run: paceline.Run, folder: str, faults: Faults, slow: int | None) -> Any:
+    late, points = run.world.rank == slow, cycle(["connecting", "agreeing"])
+    model, _ = run.prepare(Tables, lambda made: torch.optim.SGD(made.parameters(), lr=0.05))
+    hashes = run.register_state("hashes", {"odd": []})
+    fault_points.set_fault(
+        lambda name: set_off(run, folder, faults, next(points) if name == fault_points.REGROUP else name)
+    )
+    for step in run.steps(Samples(), batch_size=BATCH, steps=7):
+        for features, labels in step:
+            step.backward(F.cross_entropy(model(features), labels, reduction="none"))
+        if late:
+            time.sleep(0.05)
+        step.apply()
+        if step.number % 2:
+            hashes["odd"].append(run.weights_sha256())
+        set_off(run, folder, faults, "end")
+    fault_points.set_fault(None)
+    return run.weights_sha256(), hashes["odd"]
+
+
+def test_so_it_is_where_one_is_a_step_behind_the_body_that_another_is_in_and_all_go_back(
+    tmp_path: Path,
+) -> None:
+    """It ends its own body first, to no effect, and then goes through that one."""
+
+    def launched(name: str, faults: Faults, **options: Any) -> Any:
+        (tmp_path / name).mkdir()
+        chosen = {"shards": 6, "threads": 1, "device": "cpu", "out": tmp_path / name / "run", **options}
+        return paceline.launch(hash_in_odd_steps, str(tmp_path / name), faults, 2, **chosen)
+
+    (alone,) = launched("one", [], strategy="single", workers=1)
+    hit: Faults = [("end", 5, 1, "kill"), ("agreeing", 5, 0, "kill")]
+    for found in launched("hit", hit, strategy="hybrid", workers=3, hang_timeout=4):
+        assert found == alone
+    assert len(set(tmp_path.glob("hit/fault-*"))) == 2

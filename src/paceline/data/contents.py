@@ -75,7 +75,8 @@ def compare(mine: str, theirs: str) -> Difference | None:
     if not differing or sum(differing.values()) < same:
         return None
     largest = max(differing, key=lambda place: differing[place])
-    return Difference(largest, both[largest][0][3], both[largest][1][3])
+    here, there = both[largest][0][3], both[largest][1][3]  # of the first item
+    return Difference(largest, here, there if here != there else f"{there} with others behind it")
 
 
 def _places(value: Any, place: str) -> Iterator[tuple[str, Any]]:

@@ -119,6 +119,15 @@ class ShardedLoader:
         self._running = self._source.steps(epoch, start_step)
         return map(pinned, self._running) if self._pin else self._running
 
+    def beginning_of(self, epoch: int) -> str | None:
+        """Return what a stream's epoch begins with, read once more; the reading that it ends is to be begun again."""
+        self._stop_running()
+        self.readings -= 1
+        first = self._source.steps(epoch, 0)
+        found = next(first, None)
+        first.close()
+        return None if found is None else found.beginning
+
     def own(self, owned: range) -> None:
         """Carry other shards from now on; the epoch being read ends here."""
         self._stop_running()

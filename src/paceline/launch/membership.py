@@ -396,7 +396,8 @@ class Membership:
         if first is not None:
             return first
         if self._complete or not self._in_group() or self._coming() < owed:
-            return failures.first_cause(self._failures)
+            # What nobody is left to retry, not a loss before it that could have been outlived.
+            return failures.first_cause([one for one in self._failures if one.of_code])
         self._code.note(failure, step, retried=True)
         if not member.leaving:
             self._code.vacant.append(member.place)

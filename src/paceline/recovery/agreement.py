@@ -13,12 +13,16 @@ NEWCOMER = -1
 
 
 class RolledBackError(WorkerGoneError):
-    """The run stands at an earlier step, so what was in flight is not to be done: steps are to be taken once more."""
+    """This worker cannot go on: the newest state that is whole is one that its function is past, and is to start over from."""
 
     def __init__(self, number: int) -> None:
         super().__init__(
             f"a worker was lost, and the newest state that is whole is that of step {number}. Go on with --resume."
         )
+
+
+class WentBackError(RolledBackError):
+    """The run stands at an earlier step, so what was in flight is not to be done; whoever takes steps can go on from there."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from paceline.errors import PacelineError
-from paceline.recovery.agreement import NEWCOMER, RolledBackError
+from paceline.recovery.agreement import NEWCOMER, RolledBackError, WentBackError
 from paceline.recovery.group_state import GroupState
 from paceline.recovery.hooks import RunHooks
 from paceline.recovery.loop_exits import LoopExits
@@ -118,7 +118,7 @@ class Recovery:
                 missed, outcome = self.regroup(kind)
                 if self._went_back:
                     # Steps are to be taken once more, and whoever asked for this must not go on as if they had been.
-                    raise RolledBackError(group.position.number) from error
+                    raise WentBackError(group.position.number) from error
                 if not missed:
                     continue
                 self._end_operation()
@@ -166,9 +166,10 @@ class Recovery:
         """The step in whose body others are, to no effect, and that this worker has yet to go through."""
         return self._progress.broken_body
 
-    def end_broken_body(self) -> None:
-        """Know that this worker has."""
-        self._progress.broken_body = None
+    def end_body(self, number: int) -> None:
+        """Know that this worker has gone through the body of a step to no effect; others may be in that of the next."""
+        if self._progress.broken_body == number:
+            self._progress.broken_body = None
 
     def regroup(self, kind: str) -> tuple[bool, Any]:
         """Leave the broken group and enter the next; return whether others had finished what was in flight, and its outcome.

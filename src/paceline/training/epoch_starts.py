@@ -5,7 +5,8 @@ generator or a position from one epoch to the next is elsewhere by then, or has 
 was trained on. So the contents of each epoch's first global batch are kept, in the checkpoints too, and compared.
 
 A run that was saved at the end of an epoch has nothing of the next to compare. But a stream that begins anew in another process
-begins as the first epoch did, though the last began otherwise. (One with `set_epoch` may do so by intent.)
+begins as the first epoch did, though the last began otherwise. It may do so by chance, or by intent: so it is asked for that
+epoch a second time, for which one that keeps something gives other items. (One with `set_epoch` is not suspected.)
 """
 
 from __future__ import annotations
@@ -80,6 +81,21 @@ class EpochStarts:
         if kept is not None and _epoch_of(position) != _epoch_of(theirs):
             kept = {**kept, "began": "", "last": ""}
         self.load(position, kept)
+        self._resumed = False  # what this worker reads is compared with what the others read
+
+    def suspects(self, position: Position, data: StepData) -> bool:
+        """Return whether a resumed run begins its next epoch as its call of `run.steps` began, and not as the last epoch."""
+        mine = data.beginning
+        return bool(mine) and self._call == position.phase and self._begins_anew(position, mine or "")
+
+    def confirm(self, position: Position, data: StepData, again: str | None) -> None:
+        """Raise where the stream gives other items when it is asked for the same epoch `again`."""
+        self._resumed = False
+        if again and compare(data.beginning or "", again) is not None:
+            raise InputError(
+                f"the training stream begins epoch {position.epoch} of a resumed run as the first epoch began, and not as the "
+                f"last: it has begun anew, and gives other items than without the stop. {_ADVICE}"
+            )
 
     def check(self, position: Position, data: StepData, *, by_epoch: bool) -> str | None:
         """Raise where the epoch that is being read began with other items when it was read before.
@@ -90,8 +106,14 @@ class EpochStarts:
         mine = data.beginning
         if mine is None:
             return None
-        resumed, self._resumed = self._resumed, False
-        note = None if by_epoch or not (mine and resumed) else self._check_next(position, mine)
+        note = None
+        if mine and not by_epoch and self._call != position.phase and self._begins_anew(position, mine):
+            # Another call of `run.steps` may have another stream.
+            note = (
+                f"the training stream begins epoch {position.epoch} of a resumed run as the first epoch began, and not as the "
+                f"last. Where it is one stream, it has begun anew, and gives other items than without the stop. {_ADVICE}"
+            )
+        self._resumed = False
         if self._first is None:
             self._first = mine
         if self._call != position.phase or not self._call_first:
@@ -110,28 +132,12 @@ class EpochStarts:
             del self._contents[next(iter(self._contents))]
         return note
 
-    def _check_next(self, position: Position, mine: str) -> str | None:
-        """Raise where a resumed run begins its next epoch as the first of that call, unlike the last; or say that it looks so.
-
-        Only within one call of `run.steps` is it known to be the same stream.
-        """
-        same_call = self._call == position.phase
-        before = [one for one in (self._call_first, self._first) if one]
-        if (
-            _epoch_of(position) in self._contents  # it is compared with itself
-            or not self._loaded_last
-            or compare(mine, self._loaded_last) is None
-            or all(compare(mine, one) is not None for one in before)
-        ):
-            return None
-        text = (
-            f"the training stream begins epoch {position.epoch} of a resumed run as the first epoch began, and not as the last: "
-            f"it has begun anew, and gives other items than without the stop. {_ADVICE} (With such a method epochs may begin "
-            "alike.)"
-        )
-        if same_call and self._call_first and compare(mine, self._call_first) is None:
-            raise InputError(text)
-        return text
+    def _begins_anew(self, position: Position, mine: str) -> bool:
+        """Return whether an epoch of a resumed run begins as the first one did, of the run or its last call, unlike the last."""
+        if not (self._resumed and self._loaded_last) or _epoch_of(position) in self._contents:
+            return False
+        began = [one for one in (self._call_first, self._first) if one and compare(mine, one) is None]
+        return bool(began) and compare(mine, self._loaded_last) is not None
 
 
 def _epoch_of(position: Position) -> tuple[int, int]:

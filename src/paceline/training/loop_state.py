@@ -183,7 +183,7 @@ class LoopState:
                 if theirs.get(name) != everybody[0].get(name):
                     raise InputError(
                         f"the state {name!r} of the loop differs between rank {rank} and rank 0; a checkpoint holds one. "
-                        "Compute it from what all workers share: the weights, a step's result, run.evaluate."
+                        "Compute it from what all workers share: run.evaluate, or (not with --staleness) weights or step.result."
                     )
         return values
 

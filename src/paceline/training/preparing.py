@@ -22,6 +22,7 @@ from paceline.strategies.replica import Replica
 from paceline.strategies.structure import Structure
 from paceline.task import Task
 from paceline.training.options import RunOptions
+from paceline.training.schedules import noted
 from paceline.world import seeds
 
 ONE_MODEL = (
@@ -56,7 +57,7 @@ def new_parts(
         structure=structure or Structure(),
         tuning=options.tuning,
         make_optimizer=(lambda _: optimizer) if isinstance(optimizer, Optimizer) else optimizer,
-        make_scheduler=scheduler if callable(scheduler) else (lambda _: scheduler),
+        make_scheduler=noted(scheduler if callable(scheduler) else (lambda _: scheduler)),
         precision=Precision(options.precision, device),
         shards=options.total_shards,
         threads=options.workers if strategies.entry(options.strategy).threaded else 1,

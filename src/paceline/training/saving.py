@@ -9,7 +9,7 @@ from typing import Any
 from paceline.checkpoint import CheckpointMetadata, Checkpoints, Saved, Saver
 from paceline.errors import CheckpointError, DiskFaultError, InputError
 from paceline.observe import CheckpointSaved, Note
-from paceline.recovery.agreement import RolledBackError
+from paceline.recovery.agreement import WentBackError
 from paceline.recovery.membership import EVALUATE, SAVE
 from paceline.recovery.position import Position
 from paceline.recovery.recovery import Recovery
@@ -131,7 +131,7 @@ class Saving:
         if again or last or not (asked or due):
             return
         try:
-            with suppress(RolledBackError):
+            with suppress(WentBackError):
                 self.save()
         except DiskFaultError as error:
             if asked:
@@ -226,13 +226,13 @@ class Saving:
         if number <= state.started_at:
             return
         if self._saver is None:
-            with suppress(RolledBackError):
+            with suppress(WentBackError):
                 self._recovery.together(
                     SAVE, lambda: check_weights(state.replica, state.world, state.position.number)
                 )
         elif not saved:
             try:
-                with suppress(RolledBackError):
+                with suppress(WentBackError):
                     self.save(last=True)
             except DiskFaultError as error:
                 newest = folder.newest_step(out)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
+from weakref import WeakSet
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -12,11 +14,25 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.errors import InputError
 
 DEPTH = 4
+_made: WeakSet[LRScheduler] = WeakSet()
+"""Those that were made by what `run.prepare` was given: one of a group that came to nothing may be there for a while."""
+
+
+def noted(make: Callable[[Optimizer], LRScheduler | None]) -> Callable[[Optimizer], LRScheduler | None]:
+    """Return what makes a schedule, and has it known as one that is kept."""
+
+    def made(optimizer: Optimizer) -> LRScheduler | None:
+        schedule = make(optimizer)
+        with suppress(TypeError):  # None, or an object of the user's own that cannot be referred to weakly
+            _made.add(schedule)  # type: ignore[arg-type]
+        return schedule
+
+    return made
 
 
 def check_kept(optimizer: Optimizer, kept: Iterable[Any]) -> None:
     """Raise where a schedule of this optimizer is not among those that are saved and handed on."""
-    known = {id(one) for one in _with_parts(kept)}
+    known = {id(one) for one in _with_parts([*kept, *_made])}
     for found in _schedules_of(optimizer):
         if id(found) not in known:
             name = type(found).__name__

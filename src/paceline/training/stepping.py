@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from paceline.data import ShardedLoader, StepData
 from paceline.errors import InputError
 from paceline.observe import Note
-from paceline.recovery.agreement import RolledBackError
+from paceline.recovery.agreement import WentBackError
 from paceline.recovery.membership import STEP, LeaveRunError
 from paceline.recovery.recovery import Recovery
 from paceline.recovery.sharded_recovery import ShardedRecovery
@@ -80,7 +80,7 @@ class Stepping:
                     state.seed_loop("epoch", state.position.epoch)
                     self.after_epoch(state.position.epoch)
                     self._snapshot_due()  # one that was taken on the way is of no place to begin at
-            except RolledBackError:
+            except WentBackError:
                 continue
             position = state.position
             self.saving.after_body(
@@ -99,6 +99,8 @@ class Stepping:
                 self.feed, state.world, TRAINING, state.position.epoch, state.position.step
             ):
                 hit(DATA)
+                if self._is_asked_again(data):
+                    break
                 self._check_stream(data)
                 if not data.size:
                     continue
@@ -120,6 +122,14 @@ class Stepping:
                 pulse.enter(Phase.DATA)
             else:
                 return
+
+    def _is_asked_again(self, data: StepData) -> bool:
+        """Ask a stream for the beginning of an epoch a second time where it may have begun anew; then all of it is read again."""
+        starts, position = self.state.epoch_starts, self.state.position
+        if self.feed.is_told_epochs or not starts.suspects(position, data):
+            return False
+        starts.confirm(position, data, self.feed.beginning_of(position.epoch))
+        return True
 
     def _check_stream(self, data: StepData) -> None:
         """Raise where a stream gives other items than before; note where that cannot be seen, and matters."""
@@ -189,7 +199,7 @@ class Stepping:
             )
         step.end()
         if step.again:
-            self.recovery.end_broken_body()
+            self.recovery.end_body(step.number)
         if not self._schedules_seen:
             self._schedules_seen = True
             self._check_schedules()

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.data.loaders import is_loader
 from paceline.observe import Evaluated, Note, RunFinished
-from paceline.recovery.agreement import RolledBackError
+from paceline.recovery.agreement import WentBackError
 from paceline.task import Task
 from paceline.training.checks import check_shards, near_names
 from paceline.training.counters import Modes, note_of_changes, numbers_of
@@ -74,7 +74,7 @@ class Trainer:
             try:
                 self._measure(self._state.position.epoch)
                 return self._result()
-            except RolledBackError:
+            except WentBackError:
                 continue
 
     def _steps(self) -> None:

@@ -324,6 +324,12 @@ class TestExceptions:
         (end,) = of(GiveUp, made.lost(1, raised(1), step=4))
         assert end.failure.rank == 0
 
+    def test_raised_where_nobody_is_left_it_is_shown_and_not_a_loss_before_it(self):
+        made = training(2)
+        made.lost(0, killed(0))
+        failure = raised(1)
+        assert of(GiveUp, made.lost(1, failure, step=5)) == [GiveUp(failure)]
+
     def test_raised_again_in_the_same_step_it_is_the_end(self):
         made = training(3)
         made.lost(1, raised(1), step=4)

@@ -156,27 +156,80 @@ def test_nor_where_it_was_resumed_and_saved_again_before_a_step(times: int, tmp_
         train_and_save(run, 9)
 
 
-class Later(Shuffled):
-    """Other items from the second epoch on, by how far the run is: it needs to be told no epoch."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__()
-        self.run = run
+class Files(Shuffled):
+    """Two files in an order that is drawn from the process's own generator: many epochs begin alike."""
 
     def __len__(self) -> int:
         return 30
 
     def order(self) -> list[int]:
-        first = 0 if self.run.engine.state.position.epoch == 0 else 30
-        return list(range(first, first + 30))
+        files = [list(range(15)), list(range(15, 30))]
+        random.shuffle(files)
+        return [*files[0], *files[1]]
+
+
+class Place(Files):
+    """Which keeps its place within an epoch in itself, where a second reader moves it."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        self.now, self.place = self.order(), 0
+        while self.place < len(self.now):
+            self.place += 1
+            yield item(self.now[self.place - 1])
+
+
+@pytest.mark.parametrize("kind", [Files, Place])
+def test_one_that_begins_as_the_first_epoch_by_chance_is_resumed(kind: type, tmp_path: Path) -> None:
+    with opened() as run:
+        whole = train(run, kind(), 40)
+    asked = 0
+    for steps in range(4, 41, 4):
+        with opened(out=tmp_path, resume=steps > 4) as run:
+            starts = run.engine.state.epoch_starts
+            confirm = starts.confirm
+
+            def counted(*args: Any, confirm: Any = confirm) -> None:
+                nonlocal asked
+                asked += 1
+                confirm(*args)
+
+            starts.confirm = counted  # type: ignore[method-assign]
+            found = train(run, kind(), steps)
+    assert asked, "some begin as the first did, and not as the last"
+    assert torch.equal(found, whole)
+
+
+class Levels(Shuffled):
+    """Other items from the second epoch on, by a state that is registered."""
+
+    def __init__(self, level: dict[str, int]) -> None:
+        super().__init__()
+        self.level = level
+
+    def __len__(self) -> int:
+        return 30
+
+    def order(self) -> list[int]:
+        return list(range(30 * self.level["now"], 30 * self.level["now"] + 30))
 
 
 def test_one_whose_epochs_begin_alike_from_the_second_on_is_resumed(tmp_path: Path) -> None:
+    def train_levels(run: Run, steps: int) -> Tensor:
+        model, _ = prepared(run)
+        level = run.register_state("level", {"now": 0})
+        for step in run.steps(Levels(level), batch_size=8, steps=steps):
+            for batch in step:
+                step.backward(losses(model, batch))
+            step.apply()
+            level["now"] = min(1, (step.number + 1) // 4)
+        run.engine.calls.finish()
+        return torch.cat([one.detach().flatten() for one in model.parameters()])
+
     with opened() as run:
-        whole = train(run, Later(run), 14)
+        whole = train_levels(run, 14)
     for steps in (4, 8, 12, 14):
         with opened(out=tmp_path, resume=steps > 4) as run:
-            found = train(run, Later(run), steps)
+            found = train_levels(run, steps)
     assert torch.equal(found, whole)
 
 
