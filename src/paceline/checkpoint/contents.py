@@ -1,4 +1,4 @@
-"""What goes into one checkpoint: the pieces this worker writes, and what the manifest says of all."""
+"""What goes into one checkpoint: the chunks this worker writes, and what the manifest says of all."""
 
 from __future__ import annotations
 
@@ -84,18 +84,18 @@ def contents_of(step: int, state: Mapping[str, Any]) -> Contents:
         {key: value for key, value in state.items() if key not in ("position", "meta")}
         | {MODEL: {name: dense(value, name) for name, value in state[MODEL].items()}}
     )
-    plan = assign_writers([ShardInventory.of("", held.pieces)])
+    plan = assign_writers([ShardInventory.of("", held.chunks)])
     return Contents(
         moment=moment,
         plan=plan,
-        tensors=apart(written(held.pieces, plan.keys[0])),
+        tensors=apart(written(held.chunks, plan.keys[0])),
         rest=plain_rest(held.rest),
     )
 
 
-def written(pieces: Mapping[str, TensorChunk], keys: tuple[str, ...]) -> dict[str, Tensor]:
-    """Return the values of some pieces; what is no dense tensor is refused."""
-    return {key: dense(pieces[key].values, key.partition("/")[2]) for key in keys}
+def written(chunks: Mapping[str, TensorChunk], keys: tuple[str, ...]) -> dict[str, Tensor]:
+    """Return the values of some chunks; what is no dense tensor is refused."""
+    return {key: dense(chunks[key].values, key.partition("/")[2]) for key in keys}
 
 
 def own_slots(rest: Mapping[str, Any]) -> dict[str, Any]:

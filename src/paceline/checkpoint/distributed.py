@@ -1,4 +1,4 @@
-"""Our format through the eyes of torch.distributed.checkpoint: its planner deals pieces out and finds those to read.
+"""Our format through the eyes of torch.distributed.checkpoint: its planner deals chunks out and finds those to read.
 
 `PartsReader` makes a checkpoint readable for anything that works on torch.distributed.checkpoint:
 `torch.distributed.checkpoint.load(state, storage_reader=PartsReader(folder))`. Nothing is unpickled.
@@ -38,10 +38,12 @@ from paceline.state.chunks import ChunkBounds, TensorMeta
 
 
 def deal(
-    forms: Mapping[str, TensorMeta], wanted: Sequence[Mapping[str, ChunkBounds]], *, spread: bool
+    metas: Mapping[str, TensorMeta], wanted: Sequence[Mapping[str, ChunkBounds]], *, spread: bool
 ) -> list[dict[str, ChunkBounds]]:
-    """Return for each worker those of its pieces that it is to write, every piece to one; `spread` evens out their sizes."""
-    plans = [SavePlan([_item(key, forms[key], box) for key, box in boxes.items()]) for boxes in wanted]
+    """Return for each worker those of its chunks that it is to write, every chunk to one; `spread` evens out their sizes."""
+    plans = [
+        SavePlan([_item(key, metas[key], bounds) for key, bounds in chunks.items()]) for chunks in wanted
+    ]
     planner = DefaultSavePlanner(
         flatten_state_dict=False, flatten_sharded_tensors=False, dedup_save_to_lowest_rank=not spread
     )
@@ -49,26 +51,26 @@ def deal(
         dealt, _ = planner.create_global_plan(plans)
     except ValueError as error:
         raise CheckpointError(
-            f"cannot save: the workers' pieces do not make up whole tensors ({str(error)[:300]}). "
+            f"cannot save: the workers' chunks do not make up whole tensors ({str(error)[:300]}). "
             "Every part of the state must be held by a worker of the group."
         ) from error
     return [
-        {item.index.fqn: boxes[item.index.fqn] for item in plan.items}
-        for plan, boxes in zip(dealt, wanted, strict=True)
+        {item.index.fqn: chunks[item.index.fqn] for item in plan.items}
+        for plan, chunks in zip(dealt, wanted, strict=True)
     ]
 
 
-def _item(key: str, form: TensorMeta, box: ChunkBounds) -> WriteItem:
-    chunk = ChunkStorageMetadata(offsets=torch.Size(box.offset), sizes=torch.Size(box.shape))
+def _item(key: str, meta: TensorMeta, bounds: ChunkBounds) -> WriteItem:
+    chunk = ChunkStorageMetadata(offsets=torch.Size(bounds.offset), sizes=torch.Size(bounds.shape))
     data = TensorWriteData(
-        chunk=chunk, properties=TensorProperties(dtype=form.dtype), size=torch.Size(form.shape)
+        chunk=chunk, properties=TensorProperties(dtype=meta.dtype), size=torch.Size(meta.shape)
     )
     # A shard, also where it is the whole: only of those may several workers offer the same.
-    return WriteItem(index=MetadataIndex(key, box.offset), type=WriteItemType.SHARD, tensor_data=data)
+    return WriteItem(index=MetadataIndex(key, bounds.offset), type=WriteItemType.SHARD, tensor_data=data)
 
 
 class PartsReader(StorageReader):
-    """Reads the tensors of one checkpoint, by the keys of its manifest, in whatever pieces they are asked for."""
+    """Reads the tensors of one checkpoint, by the keys of its manifest, in whatever chunks they are asked for."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

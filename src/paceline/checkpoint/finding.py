@@ -25,7 +25,7 @@ class Found:
     rest: dict[str, Any]
 
     def open(self) -> StoredTensors:
-        """Open its parts, to be read piece by piece."""
+        """Open its parts, to be read chunk by chunk."""
         return StoredTensors(self.path, self.manifest)
 
 

@@ -61,7 +61,7 @@ class Inspection:
                     "shape": list(tensor.shape),
                     "dtype": tensor.dtype,
                     "bytes": tensor.bytes,
-                    "parts": sorted({box.part for box in tensor.boxes}),
+                    "parts": sorted({bounds.part for bounds in tensor.chunks}),
                 }
                 for key, tensor in self.tensors()[:most]
             },

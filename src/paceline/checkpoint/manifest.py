@@ -75,7 +75,7 @@ class Manifest:
             "aliases": self.aliases,
             "files": {name: record._asdict() for name, record in self.files.items()},
             "tensors": {
-                key: {"shape": tensor.shape, "dtype": tensor.dtype, "boxes": tensor.boxes}
+                key: {"shape": tensor.shape, "dtype": tensor.dtype, "boxes": tensor.chunks}
                 for key, tensor in self.tensors.items()
             },
         }

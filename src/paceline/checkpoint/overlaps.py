@@ -1,4 +1,4 @@
-"""Finds the stored pieces that a part of a tensor comes from, with the planner of torch.distributed.checkpoint."""
+"""Finds the stored chunks that a part of a tensor comes from, with the planner of torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paceline.checkpoint.stored import Stored
 from paceline.state.chunks import ChunkBounds
 
 
-def overlaps(stored: Stored, box: ChunkBounds) -> Iterator[tuple[int, ChunkBounds, ChunkBounds]]:
-    """Yield, for a part of a tensor, the stored pieces it comes from: which one, its part of it, and where that goes."""
-    wanted = ChunkStorageMetadata(offsets=torch.Size(box.offset), sizes=torch.Size(box.shape))
+def overlaps(stored: Stored, bounds: ChunkBounds) -> Iterator[tuple[int, ChunkBounds, ChunkBounds]]:
+    """Yield, for a part of a tensor, the stored chunks it comes from: which one, its part of it, and where that goes."""
+    wanted = ChunkStorageMetadata(offsets=torch.Size(bounds.offset), sizes=torch.Size(bounds.shape))
     for item in create_read_items_for_chunk_list("", metadata_of(stored), [wanted]):
         if item.storage_index.index is None:
-            raise RuntimeError("a piece without its number")
+            raise RuntimeError("a chunk without its number")
         lengths = tuple(item.lengths)
         yield (
             item.storage_index.index,
@@ -37,7 +37,7 @@ def metadata_of(stored: Stored) -> TensorStorageMetadata:
         properties=TensorProperties(dtype=dtype_named(stored.dtype)),
         size=torch.Size(stored.shape),
         chunks=[
-            ChunkStorageMetadata(offsets=torch.Size(box.offset), sizes=torch.Size(box.shape))
-            for box in stored.boxes
+            ChunkStorageMetadata(offsets=torch.Size(bounds.offset), sizes=torch.Size(bounds.shape))
+            for bounds in stored.chunks
         ],
     )

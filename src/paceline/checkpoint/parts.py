@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, read piece by piece: nobody reads more than what it holds."""
+"""The tensors of a checkpoint, read chunk by chunk: nobody reads more than what it holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.checkpoint.dtypes import dtype_named
 from paceline.checkpoint.manifest import MODEL_PREFIX, Manifest, part_name
-from paceline.checkpoint.stored import Stored, StoredBox
+from paceline.checkpoint.stored import Stored, StoredChunk
 from paceline.errors import CheckpointError
 from paceline.state.chunks import ChunkBounds, TensorMeta
 
@@ -45,36 +45,36 @@ class StoredTensors:
         return _Model(self)
 
     def check(self) -> None:
-        """Raise CheckpointError unless every part holds the pieces that the manifest says; all of them are read."""
+        """Raise CheckpointError unless every part holds the chunks that the manifest says; all of them are read."""
         for key, stored in self.manifest.tensors.items():
-            for one in stored.boxes:
-                self._piece(key, one)
+            for one in stored.chunks:
+                self._chunk(key, one)
 
-    def read(self, key: str, box: ChunkBounds) -> Tensor:
+    def read(self, key: str, bounds: ChunkBounds) -> Tensor:
         """Return the values of a part of a tensor, in memory of their own."""
         stored, target = self._stored[key], self.manifest.aliases.get(key, key)
-        for one in stored.boxes:
-            if (one.offset, one.shape) == (box.offset, box.shape):
-                return self._piece(target, one)
-        form = self.catalogue[key]
-        values = torch.empty(box.shape, dtype=form.dtype)
-        if box == ChunkBounds.whole(form.shape):
-            for one in stored.boxes:
-                ChunkBounds(one.offset, one.shape).of(values).copy_(self._piece(target, one))
+        for one in stored.chunks:
+            if (one.offset, one.shape) == (bounds.offset, bounds.shape):
+                return self._chunk(target, one)
+        meta = self.catalogue[key]
+        values = torch.empty(bounds.shape, dtype=meta.dtype)
+        if bounds == ChunkBounds.whole(meta.shape):
+            for one in stored.chunks:
+                ChunkBounds(one.offset, one.shape).of(values).copy_(self._chunk(target, one))
             return values
-        for number, inside, place in self._overlaps(stored, box):
-            place.of(values).copy_(self._piece(target, stored.boxes[number], inside))
+        for number, inside, place in self._overlaps(stored, bounds):
+            place.of(values).copy_(self._chunk(target, stored.chunks[number], inside))
         return values
 
     @staticmethod
-    def _overlaps(stored: Stored, box: ChunkBounds) -> Iterator[tuple[int, ChunkBounds, ChunkBounds]]:
-        # Only where pieces are cut anew: loading torch.distributed.checkpoint takes a second.
+    def _overlaps(stored: Stored, bounds: ChunkBounds) -> Iterator[tuple[int, ChunkBounds, ChunkBounds]]:
+        # Only where chunks are cut anew: loading torch.distributed.checkpoint takes a second.
         from paceline.checkpoint.overlaps import overlaps
 
-        return overlaps(stored, box)
+        return overlaps(stored, bounds)
 
-    def _piece(self, key: str, stored: StoredBox, inside: ChunkBounds | None = None) -> Tensor:
-        """Read a stored piece, or a part of it."""
+    def _chunk(self, key: str, stored: StoredChunk, inside: ChunkBounds | None = None) -> Tensor:
+        """Read a stored chunk, or a part of it."""
         name = part_name(stored.part)
         try:
             file = self._file(stored.part)

@@ -43,7 +43,7 @@ class _Hello:
     """What each worker says at the beginning of a save."""
 
     changed: bool
-    """Whether it holds other pieces than at the last save of this group."""
+    """Whether it holds other chunks than at the last save of this group."""
     fault: Fault
     last: int
     slots: dict[str, Any]
@@ -87,7 +87,7 @@ class Saver:
         """
         started = time.perf_counter()
         self.wait()
-        offer = ShardInventory.of(world.host, held.pieces)
+        offer = ShardInventory.of(world.host, held.chunks)
         rest, fault = self._checked(world, held, moment)
         changed = self._agreed is None or self._agreed[0] is not world.comm or self._agreed[1] != offer
         slots = {} if world.is_first else own_slots(rest)
@@ -108,7 +108,7 @@ class Saver:
         except CheckpointError as error:
             return Fault.of(error)  # the same on all workers
         part = plan.part_of(world.rank)
-        tensors = {} if part is None else written(held.pieces, plan.keys[part])
+        tensors = {} if part is None else written(held.chunks, plan.keys[part])
         writing = Writing(
             checkpoints=self.checkpoints,
             draft=draft,
@@ -173,8 +173,8 @@ class Saver:
             return {}, self._late
         try:
             moment.check()
-            for key, piece in held.pieces.items():
-                dense(piece.values, key.partition("/")[2])
+            for key, chunk in held.chunks.items():
+                dense(chunk.values, key.partition("/")[2])
             rest = held.rest if world.is_first else with_slots({}, own_slots(held.rest))
             return plain_rest(rest), Fault()
         except CheckpointError as error:

@@ -226,10 +226,10 @@ def _holds_same(final: Path, partial: Path, manifest: Manifest, *, replaces: boo
                 and same(read_rest(final), read_rest(partial))
                 and all(
                     same(
-                        there.read(key, ChunkBounds.whole(form.shape)),
-                        here.read(key, ChunkBounds.whole(form.shape)),
+                        there.read(key, ChunkBounds.whole(meta.shape)),
+                        here.read(key, ChunkBounds.whole(meta.shape)),
                     )
-                    for key, form in here.catalogue.items()
+                    for key, meta in here.catalogue.items()
                 )
             )
     except CheckpointError:

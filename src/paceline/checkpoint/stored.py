@@ -1,4 +1,4 @@
-"""A tensor as a checkpoint holds it: its shape and type, and which file has which piece. Imports no torch."""
+"""A tensor as a checkpoint holds it: its shape and type, and which file has which chunk. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 
-class StoredBox(NamedTuple):
-    """A piece of a tensor, and the part it lies in."""
+class StoredChunk(NamedTuple):
+    """A chunk of a tensor, and the part it lies in."""
 
     part: int
     offset: tuple[int, ...]
@@ -24,7 +24,7 @@ class Stored:
     shape: tuple[int, ...]
     dtype: str
     """As torch names it, without "torch."."""
-    boxes: tuple[StoredBox, ...]
+    chunks: tuple[StoredChunk, ...]
 
     @property
     def values(self) -> int:
@@ -45,5 +45,5 @@ class Stored:
     @classmethod
     def parse(cls, entry: Mapping[str, Any]) -> Stored:
         """Return what JSON says of one; whether that can be is for `Manifest.check`."""
-        boxes = (StoredBox(part, tuple(offset), tuple(shape)) for part, offset, shape in entry["boxes"])
-        return cls(tuple(entry["shape"]), entry["dtype"], tuple(boxes))
+        chunks = (StoredChunk(part, tuple(offset), tuple(shape)) for part, offset, shape in entry["boxes"])
+        return cls(tuple(entry["shape"]), entry["dtype"], tuple(chunks))

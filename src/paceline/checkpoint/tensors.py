@@ -41,15 +41,15 @@ def whole(bare: Tensor) -> Tensor:
     return bare
 
 
-def tied(pieces: Mapping[str, TensorChunk]) -> dict[str, str]:
+def tied(chunks: Mapping[str, TensorChunk]) -> dict[str, str]:
     """Find the tied weights: the keys of a model's tensors that are another's very memory, each with that one's key."""
     aliases: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}
-    for key, piece in pieces.items():
-        values = piece.values
+    for key, chunk in chunks.items():
+        values = chunk.values
         if values.numel() and key.startswith(f"{MODEL}/"):
             address = (values.device, values.data_ptr(), values.is_conj(), values.is_neg())
-            layout = (values.dtype, values.shape, values.stride(), piece.box, piece.form)
+            layout = (values.dtype, values.shape, values.stride(), chunk.bounds, chunk.meta)
             if first.setdefault((address, layout), key) != key:
                 aliases[key] = first[address, layout]
     return aliases

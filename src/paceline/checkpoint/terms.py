@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from paceline import ranges
-from paceline.checkpoint.stored import Stored, StoredBox
+from paceline.checkpoint.stored import Stored, StoredChunk
 from paceline.documents import DocumentError, check_fields, fits, number, shown
 
 _POSITION = {
@@ -79,23 +79,25 @@ def check_meta(meta: Mapping[str, Any]) -> None:
 
 
 def check_tensors(tensors: Mapping[str, Stored], sizes: Mapping[int, int]) -> None:
-    """Raise DocumentError unless each tensor is made up of boxes that lie in parts of such `sizes`, in bytes."""
+    """Raise DocumentError unless each tensor is made up of chunks that lie in parts of such `sizes`, in bytes."""
     used = dict.fromkeys(sizes, 0)
     for key, stored in tensors.items():
         where = f"tensors: {shown(key)}:"
         _check_extents(f"{where} shape", stored.shape)
         if not isinstance(stored.dtype, str) or _DTYPE.fullmatch(stored.dtype) is None:
             raise DocumentError(f"{where} dtype is {shown(stored.dtype)}, which is none")
-        for box in stored.boxes:
-            _check_box(where, box, stored.shape)
-            if box.part not in used:
-                raise DocumentError(f"{where} a box of it lies in part {shown(box.part)}, which is not there")
-            used[box.part] += math.prod(box.shape) * stored.itemsize
-        if sum(math.prod(box.shape) for box in stored.boxes) != math.prod(stored.shape):
-            raise DocumentError(f"{where} the boxes do not make up the tensor")
-        if len({box.part for box in stored.boxes}) < len(stored.boxes):
-            raise DocumentError(f"{where} two of its boxes lie in one part")
-        if len(stored.boxes) > 1:
+        for bounds in stored.chunks:
+            _check_box(where, bounds, stored.shape)
+            if bounds.part not in used:
+                raise DocumentError(
+                    f"{where} a chunk of it lies in part {shown(bounds.part)}, which is not there"
+                )
+            used[bounds.part] += math.prod(bounds.shape) * stored.itemsize
+        if sum(math.prod(bounds.shape) for bounds in stored.chunks) != math.prod(stored.shape):
+            raise DocumentError(f"{where} the chunks do not make up the tensor")
+        if len({bounds.part for bounds in stored.chunks}) < len(stored.chunks):
+            raise DocumentError(f"{where} two of its chunks lie in one part")
+        if len(stored.chunks) > 1:
             _check_apart(where, stored)
     for part, size in used.items():
         if size > sizes[part]:
@@ -109,28 +111,33 @@ def _check_extents(what: str, extents: Any) -> None:
         number(what, extent, _EXTENT)
 
 
-def _check_box(where: str, box: StoredBox, shape: tuple[int, ...]) -> None:
-    _check_extents(f"{where} the offset of a box", box.offset)
-    _check_extents(f"{where} the shape of a box", box.shape)
-    ends = [begin + length for begin, length in zip(box.offset, box.shape, strict=False)]
-    if not len(box.offset) == len(box.shape) == len(shape) or any(
+def _check_box(where: str, bounds: StoredChunk, shape: tuple[int, ...]) -> None:
+    _check_extents(f"{where} the offset of a chunk", bounds.offset)
+    _check_extents(f"{where} the shape of a chunk", bounds.shape)
+    ends = [begin + length for begin, length in zip(bounds.offset, bounds.shape, strict=False)]
+    if not len(bounds.offset) == len(bounds.shape) == len(shape) or any(
         end > most for end, most in zip(ends, shape, strict=True)
     ):
         raise DocumentError(
-            f"{where} a box of {list(box.shape)} at {list(box.offset)} is not inside of {list(shape)}"
+            f"{where} a chunk of {list(bounds.shape)} at {list(bounds.offset)} is not inside of {list(shape)}"
         )
 
 
 def _check_apart(where: str, stored: Stored) -> None:
-    """Raise DocumentError where two boxes overlap. Along the axis with the most cuts, few have to be compared."""
+    """Raise DocumentError where two chunks overlap. Along the axis with the most cuts, few have to be compared."""
     axis = max(
-        range(len(stored.shape)), key=lambda one: len({box.offset[one] for box in stored.boxes}), default=0
+        range(len(stored.shape)),
+        key=lambda one: len({bounds.offset[one] for bounds in stored.chunks}),
+        default=0,
     )
-    boxes = sorted((box for box in stored.boxes if math.prod(box.shape)), key=lambda box: box.offset[axis:])
-    if all(left.offset[axis] + left.shape[axis] <= right.offset[axis] for left, right in pairwise(boxes)):
+    chunks = sorted(
+        (bounds for bounds in stored.chunks if math.prod(bounds.shape)),
+        key=lambda bounds: bounds.offset[axis:],
+    )
+    if all(left.offset[axis] + left.shape[axis] <= right.offset[axis] for left, right in pairwise(chunks)):
         return
-    for place, left in enumerate(boxes):
-        for right in boxes[place + 1 :]:
+    for place, left in enumerate(chunks):
+        for right in chunks[place + 1 :]:
             if right.offset[axis] >= left.offset[axis] + left.shape[axis]:
                 break
             if all(
@@ -139,4 +146,4 @@ def _check_apart(where: str, stored: Stored) -> None:
                     left.offset, right.offset, right.shape, left.shape, strict=True
                 )
             ):
-                raise DocumentError(f"{where} two of its boxes overlap at {list(right.offset)}")
+                raise DocumentError(f"{where} two of its chunks overlap at {list(right.offset)}")

@@ -56,9 +56,9 @@ def _lines(found: Inspection, most: int | None) -> list[str]:
         lines.append(f"  {name:<20} {_size(record.size):>10}  sha256 {record.sha256[:16]}  {state}")
     width = max((len(key) for key, _ in shown), default=0)
     for key, tensor in shown:
-        pieces = f"  in {len(tensor.boxes)} pieces" if len(tensor.boxes) > 1 else ""
+        chunks = f"  in {len(tensor.chunks)} chunks" if len(tensor.chunks) > 1 else ""
         lines.append(
-            f"  {key:<{width}} {tensor.dtype:>9} {_shape(tensor.shape):>14} {_size(tensor.bytes):>10}{pieces}"
+            f"  {key:<{width}} {tensor.dtype:>9} {_shape(tensor.shape):>14} {_size(tensor.bytes):>10}{chunks}"
         )
     if len(manifest.tensors) > len(shown):
         lines.append(f"  and {len(manifest.tensors) - len(shown)} smaller tensors (--all shows them)")

@@ -1,6 +1,6 @@
 """What a worker that leaves a sharded state writes down for the others: its part, as a file in the run folder.
 
-It is written before the worker says that it has left its group, so it lies there when the next group forms, and is
+It is written before the worker says that it has left its group, so it lies there when the next group metas, and is
 removed as soon as that group holds everything.
 """
 
@@ -30,15 +30,15 @@ def write(folder: Path, position: Position, held: LocalState) -> None:
             {
                 "position": asdict(position),
                 "slots": own_slots(held.rest),
-                "pieces": [
+                "chunks": [
                     (
                         key,
-                        one.form.shape,
-                        one.form.dtype,
-                        one.box.offset,
+                        one.meta.shape,
+                        one.meta.dtype,
+                        one.bounds.offset,
                         one.values.detach().cpu().contiguous(),
                     )
-                    for key, one in held.pieces.items()
+                    for key, one in held.chunks.items()
                 ],
             },
             file,
@@ -54,13 +54,13 @@ def read(folder: Path) -> dict[int, list[LocalState]]:
             left = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except (OSError, RuntimeError, pickle.UnpicklingError):
             continue  # another worker has removed it: the group before this one holds everything
-        pieces = {
+        chunks = {
             key: TensorChunk(
                 values, ChunkBounds(tuple(offset), tuple(values.shape)), TensorMeta(tuple(shape), dtype)
             )
-            for key, shape, dtype, offset, values in left["pieces"]
+            for key, shape, dtype, offset, values in left["chunks"]
         }
-        found.setdefault(left["position"]["number"], []).append(LocalState(pieces, left["slots"]))
+        found.setdefault(left["position"]["number"], []).append(LocalState(chunks, left["slots"]))
     return found
 
 

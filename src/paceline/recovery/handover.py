@@ -105,59 +105,65 @@ def _in_snapshots(inventories: Sequence[StateInventory], number: int) -> ChunkIn
 def _add(found: ChunkIndex, more: Sequence[Sequence[Rows]]) -> None:
     """Add what each rank can bring beside its own part."""
     for rank, parts in enumerate(more):
-        for key, (form, box) in (item for rows in parts for item in rows.items()):
-            found.forms.setdefault(key, form)
-            boxes = found.boxes.setdefault(key, {})
-            if box.numel and ChunkBounds.whole(form.shape) not in boxes:
-                boxes.setdefault(box, rank)
+        for key, (meta, bounds) in (item for rows in parts for item in rows.items()):
+            found.metas.setdefault(key, meta)
+            holders = found.holders.setdefault(key, {})
+            if bounds.numel and ChunkBounds.whole(meta.shape) not in holders:
+                holders.setdefault(bounds, rank)
 
 
 def _is_whole(found: ChunkIndex, outline: Mapping[str, bool]) -> bool:
     """Return whether nothing is missing: no part of a tensor, no tensor, no parameter's slots where others have theirs."""
-    if not outline or not outline.keys() <= found.forms.keys():
+    if not outline or not outline.keys() <= found.metas.keys():
         return False
-    if not all(_cover(form.shape, frozenset(found.boxes[key])) for key, form in found.forms.items()):
+    if not all(_cover(meta.shape, frozenset(found.holders[key])) for key, meta in found.metas.items()):
         return False
     served = {
         f"{MODEL}/{key.partition('/')[2].rpartition('/')[0]}"
-        for key in found.forms
+        for key in found.metas
         if key.startswith(f"{OPTIMIZER}/")
     }
     return not served or all(key in served for key, trained in outline.items() if trained)
 
 
 @lru_cache(maxsize=4096)
-def _cover(shape: tuple[int, ...], boxes: frozenset[ChunkBounds]) -> bool:
-    """Return whether boxes leave nothing of a tensor out; those of two groups lie over each other, so no sum tells."""
+def _cover(shape: tuple[int, ...], chunks: frozenset[ChunkBounds]) -> bool:
+    """Return whether some chunks leave nothing of a tensor out; those of two groups lie over each other, so no sum tells."""
     edges = [
-        sorted({0, length, *(box.offset[side] + far for box in boxes for far in (0, box.shape[side]))})
+        sorted(
+            {
+                0,
+                length,
+                *(bounds.offset[side] + far for bounds in chunks for far in (0, bounds.shape[side])),
+            }
+        )
         for side, length in enumerate(shape)
     ]
     cells = product(*(pairwise(marks) for marks in edges))
-    return all(any(_inside(cell, box) for box in boxes) for cell in cells)
+    return all(any(_inside(cell, bounds) for bounds in chunks) for cell in cells)
 
 
-def _inside(cell: Sequence[tuple[int, int]], box: ChunkBounds) -> bool:
+def _inside(cell: Sequence[tuple[int, int]], bounds: ChunkBounds) -> bool:
     return all(
         start <= low and high <= start + length
-        for (low, high), start, length in zip(cell, box.offset, box.shape, strict=True)
+        for (low, high), start, length in zip(cell, bounds.offset, bounds.shape, strict=True)
     )
 
 
-def boxes_wanted(replica: Replica, catalogue: Catalogue) -> dict[str, ChunkBounds]:
+def wanted_bounds(replica: Replica, catalogue: Catalogue) -> dict[str, ChunkBounds]:
     """Return the part of each tensor that a replica will ask for: its own of the model, and the same of the slots."""
     held = replica.held()
     wanted: dict[str, ChunkBounds] = {}
-    for key, form in catalogue.items():
+    for key, meta in catalogue.items():
         kind, _, name = key.partition("/")
         if kind == OPTIMIZER:
             name = name.rpartition("/")[0]
-        mine = held.pieces.get(f"{MODEL}/{name}")
+        mine = held.chunks.get(f"{MODEL}/{name}")
         if mine is not None:
-            cut = form.shape == mine.form.shape and not replica.reads_whole
-            wanted[key] = mine.box if cut else ChunkBounds.whole(form.shape)
+            cut = meta.shape == mine.meta.shape and not replica.reads_whole
+            wanted[key] = mine.bounds if cut else ChunkBounds.whole(meta.shape)
         elif kind == OPTIMIZER and name.startswith("outside"):
-            wanted[key] = ChunkBounds.whole(form.shape)
+            wanted[key] = ChunkBounds.whole(meta.shape)
     return wanted
 
 
@@ -168,25 +174,25 @@ def receive(
     rest: Mapping[str, Any] | None,
     replica: Replica,
 ) -> None:
-    """Bring everybody's pieces together, and have a replica take its part; all workers call it."""
-    catalogue = source.found.forms
-    wanted = boxes_wanted(replica, catalogue)
+    """Bring everybody's chunks together, and have a replica take its part; all workers call it."""
+    catalogue = source.found.metas
+    wanted = wanted_bounds(replica, catalogue)
     rests = [one for one in all_gather_object(world.comm, rest) if one is not None]
     kept: dict[str, Tensor] = {}
 
-    def bring(key: str, box: ChunkBounds) -> Tensor:
-        return next(pieces[key].values for pieces in mine if key in pieces and pieces[key].box == box)
+    def bring(key: str, bounds: ChunkBounds) -> Tensor:
+        return next(chunks[key].values for chunks in mine if key in chunks and chunks[key].bounds == bounds)
 
     for key, whole in collect_from(world, bring, source.found):
         if key in wanted:
             kept[key] = wanted[key].of(whole).clone()
 
-    def read(key: str, box: ChunkBounds) -> Tensor:
-        if wanted.get(key) == box:
+    def read(key: str, bounds: ChunkBounds) -> Tensor:
+        if wanted.get(key) == bounds:
             return kept[key]
         if key in kept and kept[key].shape == catalogue[key].shape:
-            return box.of(kept[key])
-        raise RuntimeError(f"{key}: {box} was not asked for beforehand")
+            return bounds.of(kept[key])
+        raise RuntimeError(f"{key}: {bounds} was not asked for beforehand")
 
     replica.take(catalogue, read, merge_rests(rests))
 

@@ -76,7 +76,7 @@ class PeerSnapshots:
             self._thread.join()
         if anew:
             self.kept.pop(position.number, None)
-        snapshot = Snapshot(position, shared, held.rest, to_host(held.pieces))
+        snapshot = Snapshot(position, shared, held.rest, to_host(held.chunks))
         # One of the same step that another group took stays until this one is whole.
         self.kept.setdefault(position.number, snapshot)
         self._thread = threading.Thread(
@@ -91,22 +91,22 @@ class PeerSnapshots:
     def _exchange(self, comm: Comm, snapshot: Snapshot) -> None:
         try:
             number = snapshot.position.number
-            rows = [(key, piece.form, piece.box) for key, piece in snapshot.own.items()]
+            rows = [(key, chunk.meta, chunk.bounds) for key, chunk in snapshot.own.items()]
             header = number, rows, own_slots(snapshot.rest)
             told = torch.frombuffer(bytearray(pickle.dumps(header)), dtype=torch.uint8)
-            theirs, forms, slots = pickle.loads(self._swap(comm, told).numpy().tobytes())  # noqa: S301  (a worker of this run)
+            theirs, metas, slots = pickle.loads(self._swap(comm, told).numpy().tobytes())  # noqa: S301  (a worker of this run)
             if theirs != number:
                 raise RuntimeError(f"a copy of step {theirs} came for one of step {number}")
-            sent = [piece.values.reshape(-1).view(torch.uint8) for piece in snapshot.own.values()]
+            sent = [chunk.values.reshape(-1).view(torch.uint8) for chunk in snapshot.own.values()]
             room = self._swap(comm, torch.cat(sent) if sent else torch.empty(0, dtype=torch.uint8))
         except RuntimeError:
             return  # the group broke; what is here already may serve
         received: dict[str, TensorChunk] = {}
         start = 0
-        for key, form, box in forms:
-            size = box.numel * form.dtype.itemsize
-            values = room[start : start + size].clone().view(form.dtype).view(box.shape)
-            received[key] = TensorChunk(values, box, form)
+        for key, meta, bounds in metas:
+            size = bounds.numel * meta.dtype.itemsize
+            values = room[start : start + size].clone().view(meta.dtype).view(bounds.shape)
+            received[key] = TensorChunk(values, bounds, meta)
             start += size
         snapshot.received, snapshot.rest = received, with_slots(snapshot.rest, slots)
         self.kept[number] = snapshot
@@ -142,9 +142,9 @@ def _ring(world: World) -> list[int]:
     return ring
 
 
-def to_host(pieces: dict[str, TensorChunk]) -> dict[str, TensorChunk]:
-    """Copy pieces into host memory of their own."""
+def to_host(chunks: dict[str, TensorChunk]) -> dict[str, TensorChunk]:
+    """Copy chunks into host memory of their own."""
     return {
-        key: TensorChunk(one.values.detach().to("cpu", copy=True).contiguous(), one.box, one.form)
-        for key, one in pieces.items()
+        key: TensorChunk(one.values.detach().to("cpu", copy=True).contiguous(), one.bounds, one.meta)
+        for key, one in chunks.items()
     }

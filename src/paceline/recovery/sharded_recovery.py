@@ -38,10 +38,10 @@ class ShardedRecovery:
     def survey(self, replica: Replica, world: World) -> int:
         """Learn what the state consists of on all workers, and return the number of the model's parameters."""
         parameters = dict(replica.model.named_parameters())
-        held = {} if replica.whole else replica.held().pieces
+        held = {} if replica.whole else replica.held().chunks
         # Of a tensor that is sharded the whole counts, not the part that lies here.
         sizes = {
-            name: math.prod(held[f"{MODEL}/{name}"].form.shape)
+            name: math.prod(held[f"{MODEL}/{name}"].meta.shape)
             if f"{MODEL}/{name}" in held
             else value.numel()
             for name, value in parameters.items()
@@ -103,13 +103,13 @@ class ShardedRecovery:
         return StateInventory(
             finished=finished,
             position=position,
-            rows={} if held is None else rows_of(held.pieces),
+            rows={} if held is None else rows_of(held.chunks),
             snapshots={
                 number: (one.position, [rows_of(one.own), rows_of(one.received)])
                 for number, one in kept.items()
             },
             departing={
-                number: [rows_of(one.pieces) for one in parts] for number, parts in self._departing.items()
+                number: [rows_of(one.chunks) for one in parts] for number, parts in self._departing.items()
             },
             checkpoint=checkpoint,
             outline=self._outline,
@@ -120,10 +120,10 @@ class ShardedRecovery:
         brings = world.rank in source.bringers
         snapshot = self.snapshot_at(source.position.number)
         parts = self._departing.get(source.position.number, [])
-        left = [one.pieces for one in parts]
+        left = [one.chunks for one in parts]
         if source.kind == WORKERS and held is not None and brings:
             rest = with_slots(held.rest, *(one.rest for one in parts))
-            receive(world, source, [held.pieces, *left], rest, replica)
+            receive(world, source, [held.chunks, *left], rest, replica)
         elif source.kind == SNAPSHOTS and snapshot is not None and brings:
             receive(world, source, [snapshot.own, snapshot.received], snapshot.rest, replica)
         else:

@@ -1,7 +1,7 @@
-"""State that is cut up among workers: who holds which piece of which tensor, and how whole tensors come of them.
+"""State that is cut up among workers: who holds which chunk of which tensor, and how whole tensors come of them.
 
 Every tensor of a run's state has a key, `model/NAME` or `optimizer/NAME/SLOT`, that does not depend on the strategy. A
-worker holds a box of each, the whole or a part. What is no tensor (groups, schedule, scaler) is the same on all workers.
+worker holds a chunk of each, the whole or a part. What is no tensor (groups, schedule, scaler) is the same on all workers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ChunkBounds:
 
     @classmethod
     def whole(cls, shape: Iterable[int]) -> ChunkBounds:
-        """Return the box that is everything."""
+        """Return the bounds of everything."""
         shape = tuple(shape)
         return cls((0,) * len(shape), shape)
 
@@ -53,7 +53,7 @@ class ChunkBounds:
         return torch.Size(self.shape).numel()
 
     def of(self, whole: Tensor) -> Tensor:
-        """Return the view of a whole tensor that this box is."""
+        """Return the view of a whole tensor within these bounds."""
         for side, (start, length) in enumerate(zip(self.offset, self.shape, strict=True)):
             whole = whole.narrow(side, start, length)
         return whole
@@ -65,8 +65,8 @@ class TensorChunk:
 
     values: Tensor
     """A plain tensor, in no need of a copy: it may be the very memory that training writes to."""
-    box: ChunkBounds
-    form: TensorMeta
+    bounds: ChunkBounds
+    meta: TensorMeta
 
     @classmethod
     def whole(cls, values: Tensor) -> TensorChunk:
@@ -83,27 +83,27 @@ Read = Callable[[str, ChunkBounds], Tensor]
 class LocalState:
     """All that one worker holds of a run's state."""
 
-    pieces: dict[str, TensorChunk]
+    chunks: dict[str, TensorChunk]
     rest: dict[str, Any]
     """Groups and plain values of the optimizer, schedule, scaler: the same on all workers."""
 
     @property
     def bytes(self) -> int:
         """Return how much it is."""
-        return sum(piece.box.numel * piece.form.dtype.itemsize for piece in self.pieces.values())
+        return sum(chunk.bounds.numel * chunk.meta.dtype.itemsize for chunk in self.chunks.values())
 
 
-# A whole state, as `Replica.state` gives it, and the same as pieces.
+# A whole state, as `Replica.state` gives it, and the same as chunks.
 
 
 def split(state: Mapping[str, Any]) -> LocalState:
-    """Take a whole state apart into whole pieces and the rest."""
+    """Take a whole state apart into whole chunks and the rest."""
     check_saved(state[MODEL])
-    pieces = {f"{MODEL}/{name}": TensorChunk.whole(value.detach()) for name, value in state[MODEL].items()}
+    chunks = {f"{MODEL}/{name}": TensorChunk.whole(value.detach()) for name, value in state[MODEL].items()}
     slots, plain = held_slots(state[OPTIMIZER]["state"], {})
-    pieces |= slots
+    chunks |= slots
     rest = {key: value for key, value in state.items() if key not in (MODEL, OPTIMIZER)}
-    return LocalState(pieces, {**rest, OPTIMIZER: {**state[OPTIMIZER], "state": plain}})
+    return LocalState(chunks, {**rest, OPTIMIZER: {**state[OPTIMIZER], "state": plain}})
 
 
 def check_saved(saved: Mapping[str, Any]) -> None:
@@ -141,11 +141,11 @@ class ParameterPart(Protocol):
         """What the optimizer works on."""
 
     @property
-    def box(self) -> ChunkBounds:
+    def bounds(self) -> ChunkBounds:
         """Which part it is."""
 
     @property
-    def form(self) -> TensorMeta:
+    def meta(self) -> TensorMeta:
         """What it is a part of."""
 
 
@@ -156,7 +156,7 @@ Slots = Mapping[str, Mapping[str, Any]]
 
 def held_slots(state: Slots, parts: Parts) -> tuple[dict[str, TensorChunk], dict[str, dict[str, Any]]]:
     """Return the tensors of an optimizer's state by key, and by name what is none; a slot as large as a part is cut like it."""
-    pieces: dict[str, TensorChunk] = {}
+    chunks: dict[str, TensorChunk] = {}
     others: dict[str, dict[str, Any]] = {}
     for name, slots in state.items():
         others[name] = {}
@@ -165,96 +165,101 @@ def held_slots(state: Slots, parts: Parts) -> tuple[dict[str, TensorChunk], dict
             if not isinstance(value, Tensor):
                 others[name][slot] = value
             elif part is not None and value.dim() and value.shape == part.values.shape:
-                form = TensorMeta(part.form.shape, value.dtype)
-                pieces[f"{OPTIMIZER}/{name}/{slot}"] = TensorChunk(value, part.box, form)
+                meta = TensorMeta(part.meta.shape, value.dtype)
+                chunks[f"{OPTIMIZER}/{name}/{slot}"] = TensorChunk(value, part.bounds, meta)
             else:
-                pieces[f"{OPTIMIZER}/{name}/{slot}"] = TensorChunk.whole(value)
-    return pieces, others
+                chunks[f"{OPTIMIZER}/{name}/{slot}"] = TensorChunk.whole(value)
+    return chunks, others
 
 
 def read_slots(catalogue: Catalogue, read: Read, parts: Parts) -> dict[str, dict[str, Tensor]]:
     """Return of a whole optimizer's state the tensors that belong to some parts, by name; the optimizer may keep them."""
     state: dict[str, dict[str, Tensor]] = {}
-    for key, form in catalogue.items():
+    for key, meta in catalogue.items():
         room, _, path = key.partition("/")
         name, _, slot = path.rpartition("/")
         if room == OPTIMIZER and name in parts:
             part = parts[name]
-            box = part.box if form.shape == part.form.shape else ChunkBounds.whole(form.shape)
-            state.setdefault(name, {})[slot] = read(key, box).clone()
+            bounds = part.bounds if meta.shape == part.meta.shape else ChunkBounds.whole(meta.shape)
+            state.setdefault(name, {})[slot] = read(key, bounds).clone()
     return state
 
 
 @torch.no_grad()
-def read_model(pieces: Mapping[str, TensorChunk], catalogue: Catalogue, read: Read) -> None:
+def read_model(chunks: Mapping[str, TensorChunk], catalogue: Catalogue, read: Read) -> None:
     """Write a whole model's values into what a worker has of it, by key."""
-    for key, piece in pieces.items():
-        form = catalogue.get(key)
-        if form is None or form.shape != piece.form.shape:
-            there = "is missing" if form is None else f"has the shape {form.shape}"
+    for key, chunk in chunks.items():
+        meta = catalogue.get(key)
+        if meta is None or meta.shape != chunk.meta.shape:
+            there = "is missing" if meta is None else f"has the shape {meta.shape}"
             raise CheckpointError(
-                f"{key.partition('/')[2]} {there} in the state, and has the shape {piece.form.shape} here. "
+                f"{key.partition('/')[2]} {there} in the state, and has the shape {chunk.meta.shape} here. "
                 "Use the task that wrote it."
             )
-        piece.values.copy_(read(key, piece.box))
+        chunk.values.copy_(read(key, chunk.bounds))
 
 
-# Whole tensors from the pieces of all workers.
+# Whole tensors from the chunks of all workers.
 
 
 @dataclass(frozen=True)
 class ChunkIndex:
     """What everybody holds, without the values."""
 
-    forms: dict[str, TensorMeta]
-    boxes: dict[str, dict[ChunkBounds, int]]
-    """For each tensor the pieces that make it up, and the rank that answers for each."""
+    metas: dict[str, TensorMeta]
+    holders: dict[str, dict[ChunkBounds, int]]
+    """For each tensor the chunks that make it up, and the rank that answers for each."""
 
 
-def survey(world: World, pieces: Mapping[str, TensorChunk]) -> ChunkIndex:
-    """Learn who holds what; where several hold the same piece, the first of them answers for it."""
-    return index_of(all_gather_object(world.comm, rows_of(pieces)))
+def survey(world: World, chunks: Mapping[str, TensorChunk]) -> ChunkIndex:
+    """Learn who holds what; where several hold the same chunk, the first of them answers for it."""
+    return index_of(all_gather_object(world.comm, rows_of(chunks)))
 
 
-def rows_of(pieces: Mapping[str, TensorChunk]) -> dict[str, tuple[TensorMeta, ChunkBounds]]:
-    """Return what pieces there are, without the values."""
-    return {key: (piece.form, piece.box) for key, piece in pieces.items()}
+def rows_of(chunks: Mapping[str, TensorChunk]) -> dict[str, tuple[TensorMeta, ChunkBounds]]:
+    """Return what chunks there are, without the values."""
+    return {key: (chunk.meta, chunk.bounds) for key, chunk in chunks.items()}
 
 
 def index_of(everybody: Iterable[Mapping[str, tuple[TensorMeta, ChunkBounds]]]) -> ChunkIndex:
     """Put together what each rank says it holds."""
-    forms: dict[str, TensorMeta] = {}
-    boxes: dict[str, dict[ChunkBounds, int]] = {}
+    metas: dict[str, TensorMeta] = {}
+    holders: dict[str, dict[ChunkBounds, int]] = {}
     for rank, held in enumerate(everybody):
-        for key, (form, box) in held.items():
-            if forms.setdefault(key, form) != form:
-                raise CheckpointError(f"{key} is {forms[key]} on one worker and {form} on rank {rank}.")
-            known = boxes.setdefault(key, {})
+        for key, (meta, bounds) in held.items():
+            if metas.setdefault(key, meta) != meta:
+                raise CheckpointError(f"{key} is {metas[key]} on one worker and {meta} on rank {rank}.")
+            known = holders.setdefault(key, {})
             # A tensor that somebody holds whole comes from that one.
-            if ChunkBounds.whole(form.shape) not in known:
-                if box == ChunkBounds.whole(form.shape):
+            if ChunkBounds.whole(meta.shape) not in known:
+                if bounds == ChunkBounds.whole(meta.shape):
                     known.clear()
-                if box.numel or not form.size:
-                    known.setdefault(box, rank)
-    return ChunkIndex(forms, boxes)
+                if bounds.numel or not meta.size:
+                    known.setdefault(bounds, rank)
+    return ChunkIndex(metas, holders)
 
 
 def collect(
-    world: World, pieces: Mapping[str, TensorChunk], found: ChunkIndex
+    world: World, chunks: Mapping[str, TensorChunk], found: ChunkIndex
 ) -> Iterator[tuple[str, Tensor]]:
     """Return every tensor whole, one after the other, to everybody; no more than `TOGETHER` bytes of them at a time."""
-    return collect_from(world, lambda key, _: pieces[key].values, found)
+    return collect_from(world, lambda key, _: chunks[key].values, found)
 
 
 def collect_from(world: World, read: Read, found: ChunkIndex) -> Iterator[tuple[str, Tensor]]:
-    """Do the same for whoever holds more than one piece of a tensor: `read` gives the one that is asked for."""
+    """Do the same for whoever holds more than one chunk of a tensor: `read` gives the one that is asked for."""
     for keys in _batches(found):
         whole = {
-            key: torch.empty(found.forms[key].shape, dtype=found.forms[key].dtype, device=world.device)
+            key: torch.empty(found.metas[key].shape, dtype=found.metas[key].dtype, device=world.device)
             for key in keys
         }
-        for rank in sorted({rank for key in keys for rank in found.boxes[key].values()}):
-            sent = [(key, box) for key in keys for box, holder in found.boxes[key].items() if holder == rank]
+        for rank in sorted({rank for key in keys for rank in found.holders[key].values()}):
+            sent = [
+                (key, bounds)
+                for key in keys
+                for bounds, holder in found.holders[key].items()
+                if holder == rank
+            ]
             _spread(world, rank, sent, whole, read, found)
         yield from whole.items()
 
@@ -262,12 +267,12 @@ def collect_from(world: World, read: Read, found: ChunkIndex) -> Iterator[tuple[
 def _batches(found: ChunkIndex) -> Iterator[list[str]]:
     batch: list[str] = []
     size = 0
-    for key, form in found.forms.items():
-        if batch and size + form.size > TOGETHER:
+    for key, meta in found.metas.items():
+        if batch and size + meta.size > TOGETHER:
             yield batch
             batch, size = [], 0
         batch.append(key)
-        size += form.size
+        size += meta.size
     if batch:
         yield batch
 
@@ -280,21 +285,23 @@ def _spread(
     read: Read,
     found: ChunkIndex,
 ) -> None:
-    """Bring one worker's pieces of some tensors to everybody, as one message of bytes."""
-    lengths = [-(-box.numel * found.forms[key].dtype.itemsize // 16) * 16 for key, box in sent]
+    """Bring one worker's chunks of some tensors to everybody, as one message of bytes."""
+    lengths = [-(-bounds.numel * found.metas[key].dtype.itemsize // 16) * 16 for key, bounds in sent]
     room = torch.empty(sum(lengths), dtype=torch.uint8, device=world.device)
     views = []
     start = 0
-    for (key, box), length in zip(sent, lengths, strict=True):
-        dtype = found.forms[key].dtype
-        views.append(room[start : start + box.numel * dtype.itemsize].view(dtype).view(box.shape))
+    for (key, bounds), length in zip(sent, lengths, strict=True):
+        dtype = found.metas[key].dtype
+        views.append(room[start : start + bounds.numel * dtype.itemsize].view(dtype).view(bounds.shape))
         start += length
     if world.rank == rank:
-        for (key, box), view in zip(sent, views, strict=True):
-            view.copy_(read(key, box))
+        for (key, bounds), view in zip(sent, views, strict=True):
+            view.copy_(read(key, bounds))
     got = room if world.size == 1 else world.comm.broadcast(room, rank)
     start = 0
-    for (key, box), length in zip(sent, lengths, strict=True):
-        dtype = found.forms[key].dtype
-        box.of(whole[key]).copy_(got[start : start + box.numel * dtype.itemsize].view(dtype).view(box.shape))
+    for (key, bounds), length in zip(sent, lengths, strict=True):
+        dtype = found.metas[key].dtype
+        bounds.of(whole[key]).copy_(
+            got[start : start + bounds.numel * dtype.itemsize].view(dtype).view(bounds.shape)
+        )
         start += length

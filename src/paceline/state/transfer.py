@@ -1,4 +1,4 @@
-"""Hands one worker's state to all others: tensors as bytes in large pieces, the rest as one small message."""
+"""Hands one worker's state to all others: tensors as bytes in large chunks, the rest as one small message."""
 
 from __future__ import annotations
 
@@ -42,53 +42,53 @@ def broadcast_state(world: World, state: Any, source: int) -> Any:
     if world.rank == source:
         skeleton = _without_tensors(state, tensors)
         sent = skeleton, [_Form(each.shape, each.dtype, each.device.type != "cpu") for each in tensors]
-    skeleton, forms = broadcast_object(world.comm, sent, source)
+    skeleton, metas = broadcast_object(world.comm, sent, source)
     received: dict[int, Tensor] = {}
     for on_device in (False, True):
         device = world.device if on_device else torch.device("cpu")
-        places = [place for place, form in enumerate(forms) if form.on_device == on_device]
-        for piece in _pieces(places, forms):
-            received |= _send_piece(world, piece, forms, tensors, source, device)
+        places = [place for place, meta in enumerate(metas) if meta.on_device == on_device]
+        for chunk in _chunks(places, metas):
+            received |= _send_chunk(world, chunk, metas, tensors, source, device)
     return _with_tensors(skeleton, received)
 
 
-def _pieces(places: list[int], forms: list[_Form]) -> list[list[int]]:
-    """Put tensors together into pieces; a large one travels alone."""
-    pieces: list[list[int]] = []
+def _chunks(places: list[int], metas: list[_Form]) -> list[list[int]]:
+    """Put tensors together into chunks; a large one travels alone."""
+    chunks: list[list[int]] = []
     size = PIECE
     for place in places:
-        if size + forms[place].length > PIECE:
-            pieces.append([])
+        if size + metas[place].length > PIECE:
+            chunks.append([])
             size = 0
-        pieces[-1].append(place)
-        size += forms[place].length
-    return pieces
+        chunks[-1].append(place)
+        size += metas[place].length
+    return chunks
 
 
-def _send_piece(
+def _send_chunk(
     world: World,
-    piece: list[int],
-    forms: list[_Form],
+    chunk: list[int],
+    metas: list[_Form],
     tensors: list[Tensor],
     source: int,
     device: torch.device,
 ) -> dict[int, Tensor]:
-    room = torch.empty(sum(forms[place].length for place in piece), dtype=torch.uint8, device=device)
+    room = torch.empty(sum(metas[place].length for place in chunk), dtype=torch.uint8, device=device)
     if world.rank == source:
-        for place, view in _views(room, piece, forms).items():
+        for place, view in _views(room, chunk, metas).items():
             view.copy_(tensors[place].detach())
-    return _views(world.comm.broadcast(room, source), piece, forms)
+    return _views(world.comm.broadcast(room, source), chunk, metas)
 
 
-def _views(room: Tensor, piece: list[int], forms: list[_Form]) -> dict[int, Tensor]:
-    """Cut the room of a piece into its tensors."""
+def _views(room: Tensor, chunk: list[int], metas: list[_Form]) -> dict[int, Tensor]:
+    """Cut the room of a chunk into its tensors."""
     views: dict[int, Tensor] = {}
     start = 0
-    for place in piece:
-        form = forms[place]
-        size = form.shape.numel() * form.dtype.itemsize
-        views[place] = room[start : start + size].view(form.dtype).view(form.shape)
-        start += form.length
+    for place in chunk:
+        meta = metas[place]
+        size = meta.shape.numel() * meta.dtype.itemsize
+        views[place] = room[start : start + size].view(meta.dtype).view(meta.shape)
+        start += meta.length
     return views
 
 

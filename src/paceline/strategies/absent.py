@@ -96,10 +96,10 @@ def is_absent(one: object) -> bool:
 
 def form_of(tensor: Tensor) -> Tensor:
     """Return a tensor of the same form on the meta device, of an absent one as well."""
-    form: Tensor | None = vars(tensor).get(_FORM) if is_absent(tensor) else None
-    if form is not None:
-        return form
-    with no_torch_function():  # one that is in rows has its own form
+    meta: Tensor | None = vars(tensor).get(_FORM) if is_absent(tensor) else None
+    if meta is not None:
+        return meta
+    with no_torch_function():  # one that is in rows has a form of its own
         return torch.empty_like(tensor, device="meta")
 
 
@@ -114,9 +114,9 @@ def drop(model: nn.Module, kept: frozenset[str], device: torch.device) -> None:
         for name, parameter in module.named_parameters(recurse=False):
             full = f"{path}.{name}".lstrip(".")
             if full not in kept and not is_absent(parameter):
-                parameter.grad, form = None, form_of(parameter.detach())
+                parameter.grad, meta = None, form_of(parameter.detach())
                 parameter.data = room_for(parameter, device)
-                vars(parameter)[_FORM] = form
+                vars(parameter)[_FORM] = meta
                 hide(parameter, full, is_elsewhere=True)
         for name, buffer in module.named_buffers(recurse=False):
             full = f"{path}.{name}".lstrip(".")

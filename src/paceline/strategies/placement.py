@@ -98,7 +98,7 @@ class Placement(ABC):
 
     def gathered(self, held: LocalState, world: World) -> dict[str, Any]:
         """Put a whole state together of what everybody holds; all workers ask together."""
-        return assemble(dict(collect(world, held.pieces, survey(world, held.pieces))), held.rest)
+        return assemble(dict(collect(world, held.chunks, survey(world, held.chunks))), held.rest)
 
     def refresh(self) -> None:  # noqa: B027
         """Have the values that a step begins with."""
@@ -150,11 +150,11 @@ class WholePlacement(Placement):
 
     def gathered(self, held: LocalState, world: World) -> dict[str, Any]:  # noqa: ARG002
         """Return what this worker has: it is everything."""
-        return assemble({key: piece.values for key, piece in held.pieces.items()}, held.rest)
+        return assemble({key: chunk.values for key, chunk in held.chunks.items()}, held.rest)
 
     def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over the whole of a state."""
-        tensors = {key: read(key, ChunkBounds.whole(form.shape)) for key, form in catalogue.items()}
+        tensors = {key: read(key, ChunkBounds.whole(meta.shape)) for key, meta in catalogue.items()}
         load_whole_state(self.model, self.optimizer, assemble(tensors, rest), grows=self.adapts)
 
     def settle(self) -> None:

@@ -303,7 +303,7 @@ class Replica:
         """Return what this worker holds of the state, without asking anybody."""
         held = self.placement.held()
         return LocalState(
-            held.pieces,
+            held.chunks,
             {
                 **held.rest,
                 "scheduler": None if self.scheduler is None else plain(self.scheduler.state_dict()),
@@ -327,8 +327,8 @@ class Replica:
     def load(self, state: dict[str, Any]) -> None:
         """Take over a whole state, of this or another strategy."""
         held = split(state)
-        forms = {key: piece.form for key, piece in held.pieces.items()}
-        self.take(forms, lambda key, box: box.of(held.pieces[key].values), held.rest)
+        metas = {key: chunk.meta for key, chunk in held.chunks.items()}
+        self.take(metas, lambda key, bounds: bounds.of(held.chunks[key].values), held.rest)
 
     def buffers_put_back(self) -> list[Tensor]:
         """Return the buffers of which `abandon` undoes whatever was done to them in the step."""

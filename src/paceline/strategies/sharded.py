@@ -35,7 +35,7 @@ from paceline.state.optimizer_state import load_optimizer_state, optimizer_state
 from paceline.strategies.offload import HostRows, without_memory
 
 
-def box_of(tensor: DTensor) -> ChunkBounds:
+def bounds_of(tensor: DTensor) -> ChunkBounds:
     """Return the part of a distributed tensor that this worker holds."""
     return ChunkBounds(*dtensor.local_bounds(tensor))
 
@@ -44,9 +44,9 @@ class Part:
     """What this worker holds of one parameter."""
 
     def __init__(
-        self, values: nn.Parameter, box: ChunkBounds, form: TensorMeta, home: Tensor | None = None
+        self, values: nn.Parameter, bounds: ChunkBounds, meta: TensorMeta, home: Tensor | None = None
     ) -> None:
-        self.values, self.box, self.form = values, box, form
+        self.values, self.bounds, self.meta = values, bounds, meta
         self.home = home
         """The rows in host memory that `values` only stands for; None where `values` has them."""
 
@@ -57,11 +57,11 @@ class Part:
 
     def cut(self, value: Any) -> Any:
         """Return this part of what an optimizer keeps for the parameter; what has another shape stays as it is."""
-        if not isinstance(value, Tensor) or tuple(value.shape) != self.form.shape:
+        if not isinstance(value, Tensor) or tuple(value.shape) != self.meta.shape:
             return value
         if isinstance(value, DTensor):  # made over rows already, by a constructor
             return value.to_local().detach().to(self.rows.device)
-        return self.box.of(value).clone()
+        return self.bounds.of(value).clone()
 
     @classmethod
     def of(cls, parameter: nn.Parameter) -> Part:
@@ -73,8 +73,8 @@ class Part:
             held = without_memory(rows.shape, rows.dtype, device) if away else rows
             values = nn.Parameter(held, requires_grad=parameter.requires_grad)
             vars(values).update(vars(parameter))
-            form = TensorMeta(tuple(parameter.shape), parameter.dtype)
-            return cls(values, box_of(parameter.data), form, rows if away else None)
+            meta = TensorMeta(tuple(parameter.shape), parameter.dtype)
+            return cls(values, bounds_of(parameter.data), meta, rows if away else None)
         return cls(
             parameter, ChunkBounds.whole(parameter.shape), TensorMeta(tuple(parameter.shape), parameter.dtype)
         )
@@ -124,25 +124,25 @@ class ShardedTensors:
         described = plain(optimizer_state(cast(nn.Module, self), optimizer))
         slots, others = held_slots(described["state"], self.by_name)
         return LocalState(
-            {**self._model_pieces(), **slots}, {**rest, OPTIMIZER: {**described, "state": others}}
+            {**self._model_chunks(), **slots}, {**rest, OPTIMIZER: {**described, "state": others}}
         )
 
     def take(
         self, optimizer: Optimizer, catalogue: Catalogue, read: Read, described: Mapping[str, Any]
     ) -> None:
         """Take over this worker's part of a state; `described` is the optimizer's, without its tensors."""
-        read_model(self._model_pieces(), catalogue, read)
+        read_model(self._model_chunks(), catalogue, read)
         state = {name: dict(slots) for name, slots in described["state"].items()}
         for name, slots in read_slots(catalogue, read, self.by_name).items():
             state.setdefault(name, {}).update(slots)
         with self.host.at_home() if self.host is not None else nullcontext():
             load_optimizer_state(cast(nn.Module, self), optimizer, {**described, "state": state})
 
-    def _model_pieces(self) -> dict[str, TensorChunk]:
+    def _model_chunks(self) -> dict[str, TensorChunk]:
         buffers = dict(self._model.named_buffers(remove_duplicate=False))
         parts = {name: self.by_name[first] for name, first in self.saved.items() if first is not None}
         return {
-            f"{MODEL}/{name}": TensorChunk(parts[name].rows, parts[name].box, parts[name].form)
+            f"{MODEL}/{name}": TensorChunk(parts[name].rows, parts[name].bounds, parts[name].meta)
             if name in parts
             else TensorChunk.whole(buffers[name].detach())
             for name in self.saved

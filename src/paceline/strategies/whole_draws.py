@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.compat.dtensor import operator_handlers
 from paceline.errors import InputError
-from paceline.strategies.sharded import box_of
+from paceline.strategies.sharded import bounds_of
 
 _aten = torch.ops.aten
 _IN_PLACE = (_aten.uniform_.default, _aten.normal_.default, _aten.bernoulli_.float)
@@ -70,7 +70,9 @@ def _part(tensor: DTensor, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     # With --offload the parts lie in host memory; one process draws where it computes.
     device = local.device if local.is_meta else tensor.device_mesh.device_type
     whole = torch.empty_strided(tensor.shape, tensor.stride(), dtype=local.dtype, device=device)
-    box = box_of(tensor)
-    places = tuple(slice(start, start + length) for start, length in zip(box.offset, box.shape, strict=True))
+    bounds = bounds_of(tensor)
+    places = tuple(
+        slice(start, start + length) for start, length in zip(bounds.offset, bounds.shape, strict=True)
+    )
     drawn: torch.Tensor = op(whole, *args[1:], **kwargs)
     return drawn[places]

@@ -303,9 +303,9 @@ class Attempt:
         changed = checksums(replica) != values
         settings.put_back(replica)
         if changed and state is not None:
-            pieces = state.pieces
-            forms = {key: piece.form for key, piece in pieces.items()}
-            replica.take(forms, lambda key, box: box.of(pieces[key].values), state.rest)
+            chunks = state.chunks
+            metas = {key: chunk.meta for key, chunk in chunks.items()}
+            replica.take(metas, lambda key, bounds: bounds.of(chunks[key].values), state.rest)
         self._body.loop_state.load(states)
         return state is not None or not changed
 

@@ -23,17 +23,17 @@ class KeptState:
     def __init__(self, replica: Replica, registered: LoopState, states: Values | None = None) -> None:
         """`states` are the loop's own, where some of them may not be registered yet."""
         held = replica.held()
-        self._pieces, self._rest = to_host(held.pieces), copy.deepcopy(held.rest)
+        self._chunks, self._rest = to_host(held.chunks), copy.deepcopy(held.rest)
         self._states = registered.snapshot() if states is None else states
 
     def put_back(self, replica: Replica, registered: LoopState) -> None:
         """Have the state be what it was."""
-        replica.take({key: piece.form for key, piece in self._pieces.items()}, self._read, self._rest)
+        replica.take({key: chunk.meta for key, chunk in self._chunks.items()}, self._read, self._rest)
         if self._states:
             registered.load(self._states)
 
-    def _read(self, key: str, box: ChunkBounds) -> Tensor:
-        piece = self._pieces[key]
-        if piece.box != box:
+    def _read(self, key: str, bounds: ChunkBounds) -> Tensor:
+        chunk = self._chunks[key]
+        if chunk.bounds != bounds:
             raise RuntimeError(f"{key} was put aside as another part than the one that is asked for")
-        return piece.values
+        return chunk.values

@@ -115,7 +115,7 @@ class Measuring:
 
 def _sharded_sha256(world: World, replica: Replica) -> str:
     """Return one number for weights that are sharded, a few tensors at a time; all workers ask together."""
-    pieces = {key: one for key, one in replica.held().pieces.items() if key.startswith(f"{MODEL}/")}
-    found = survey(world, pieces)
-    found = replace(found, forms=dict(sorted(found.forms.items())))
-    return digest((key.partition("/")[2], whole) for key, whole in collect(world, pieces, found))
+    chunks = {key: one for key, one in replica.held().chunks.items() if key.startswith(f"{MODEL}/")}
+    found = survey(world, chunks)
+    found = replace(found, metas=dict(sorted(found.metas.items())))
+    return digest((key.partition("/")[2], whole) for key, whole in collect(world, chunks, found))

@@ -88,15 +88,15 @@ def _check_answer(out: Path, options: RunOptions, meta: Mapping[str, Any]) -> No
 def _take(replica: Replica, world: World, found: Found) -> None:
     with found.open() as parts:
         saved = {
-            key.partition("/")[2]: form
-            for key, form in parts.catalogue.items()
+            key.partition("/")[2]: meta
+            for key, meta in parts.catalogue.items()
             if key.startswith(f"{MODEL}/")
         }
         check_fits(_forms(replica, world), saved)
 
-        def read(key: str, box: ChunkBounds) -> Tensor:
+        def read(key: str, bounds: ChunkBounds) -> Tensor:
             try:
-                return parts.read(key, box)
+                return parts.read(key, bounds)
             except CheckpointError as error:
                 raise unusable(found.path, error) from error
 
@@ -109,12 +109,12 @@ def _take(replica: Replica, world: World, found: Found) -> None:
 
 def _forms(replica: Replica, world: World) -> dict[str, TensorMeta]:
     """Return what the whole model consists of, wherever it is."""
-    forms = {
-        key.partition("/")[2]: piece.form
-        for key, piece in replica.held().pieces.items()
+    metas = {
+        key.partition("/")[2]: chunk.meta
+        for key, chunk in replica.held().chunks.items()
         if key.startswith(f"{MODEL}/")
     }
     if replica.whole:
-        return forms
-    everybody: list[dict[str, TensorMeta]] = all_gather_object(world.comm, forms)
-    return {name: form for one in everybody for name, form in one.items()}
+        return metas
+    everybody: list[dict[str, TensorMeta]] = all_gather_object(world.comm, metas)
+    return {name: meta for one in everybody for name, meta in one.items()}

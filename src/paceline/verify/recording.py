@@ -168,17 +168,17 @@ def whole_gradients(replica: Replica, world: World) -> dict[str, Tensor]:
     if replica.whole:
         named = replica.model.named_parameters()
         return {name: parameter.grad.to_dense() for name, parameter in named if parameter.grad is not None}
-    held = {key: piece for key, piece in replica.held().pieces.items() if key.startswith(f"{MODEL}/")}
+    held = {key: chunk for key, chunk in replica.held().chunks.items() if key.startswith(f"{MODEL}/")}
     places: dict[int, str] = {}
-    for key, piece in held.items():
-        places.setdefault(piece.values.data_ptr(), key)  # of tied weights the first name
-    pieces = {}
+    for key, chunk in held.items():
+        places.setdefault(chunk.values.data_ptr(), key)  # of tied weights the first name
+    chunks = {}
     for parameter in (one for group in replica.optimizer.param_groups for one in group["params"]):
         key = places.get(parameter.data_ptr(), "")
         if parameter.grad is not None and parameter.numel() and key:
-            form = TensorMeta(held[key].form.shape, parameter.grad.dtype)
-            pieces[key] = TensorChunk(parameter.grad.to_dense(), held[key].box, form)
-    whole = collect(world, pieces, survey(world, pieces))
+            meta = TensorMeta(held[key].meta.shape, parameter.grad.dtype)
+            chunks[key] = TensorChunk(parameter.grad.to_dense(), held[key].bounds, meta)
+    whole = collect(world, chunks, survey(world, chunks))
     return {key.partition("/")[2]: value for key, value in whole}
 
 

@@ -33,25 +33,25 @@ def moment(step: int) -> CheckpointMetadata:
     )
 
 
-def rows(form: TensorMeta, rank: int, size: int) -> ChunkBounds:
+def rows(meta: TensorMeta, rank: int, size: int) -> ChunkBounds:
     """Give a worker's rows, as torch's own chunks are laid out: the last workers may have none."""
-    each = -(-form.shape[0] // size)
-    start = min(rank * each, form.shape[0])
-    length = min(each, form.shape[0] - start)
-    return ChunkBounds((start, *(0 for _ in form.shape[1:])), (length, *form.shape[1:]))
+    each = -(-meta.shape[0] // size)
+    start = min(rank * each, meta.shape[0])
+    length = min(each, meta.shape[0] - start)
+    return ChunkBounds((start, *(0 for _ in meta.shape[1:])), (length, *meta.shape[1:]))
 
 
 def held(rank: int, size: int, *, cut: bool, add: float = 0.0) -> LocalState:
     """Give what one of so many workers holds: its rows of each matrix, and all of everything else."""
-    pieces = {}
+    chunks = {}
     for key, whole in WHOLE.items():
         values = whole + int(add) if whole.numel() else whole
-        form = TensorMeta(tuple(whole.shape), whole.dtype)
-        box = rows(form, rank, size) if cut and whole.dim() == 2 else ChunkBounds.whole(form.shape)
-        pieces[key] = TensorChunk(box.of(values).clone(), box, form)
+        meta = TensorMeta(tuple(whole.shape), whole.dtype)
+        bounds = rows(meta, rank, size) if cut and whole.dim() == 2 else ChunkBounds.whole(meta.shape)
+        chunks[key] = TensorChunk(bounds.of(values).clone(), bounds, meta)
     # As in a pipeline: what the optimizer keeps that is no tensor is known where its parameter is, here to the last.
     known = {**REST["optimizer"], "state": REST["optimizer"]["state"] if not cut or rank == size - 1 else {}}
-    return LocalState(pieces, {**REST, "optimizer": known})
+    return LocalState(chunks, {**REST, "optimizer": known})
 
 
 def whole(add: float = 0.0) -> dict[str, Tensor]:

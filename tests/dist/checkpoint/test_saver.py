@@ -48,8 +48,8 @@ def save_all(world: World, folder: Path, cut: bool, background: bool, alone: int
     for step in (1, 2, 3):
         mine = held(world.rank, world.size, cut=cut, add=step)
         assert not saver.save(world, mine, moment(step), background=background)
-        for piece in mine.pieces.values():
-            piece.values.zero_()
+        for chunk in mine.chunks.values():
+            chunk.values.zero_()
     saver.wait()
     assert not saver.save(world, held(world.rank, world.size, cut=cut), moment(3), unless_saved=True)
     saver.close()
@@ -96,16 +96,16 @@ def read_part(world: World, folder: Path) -> dict[str, torch.Tensor]:
         return {
             key: parts.read(
                 key,
-                rows(form, world.rank, world.size) if len(form.shape) == 2 else ChunkBounds.whole(form.shape),
+                rows(meta, world.rank, world.size) if len(meta.shape) == 2 else ChunkBounds.whole(meta.shape),
             )
-            for key, form in parts.catalogue.items()
+            for key, meta in parts.catalogue.items()
         }
 
 
-def test_pieces_are_cut_anew_when_read(sharded: Path) -> None:
+def test_chunks_are_cut_anew_when_read(sharded: Path) -> None:
     for rank, got in enumerate(run_workers(read_part, 2, sharded)):
         mine = held(rank, 2, cut=True, add=3)
-        assert same(got, {key: piece.values for key, piece in mine.pieces.items()})
+        assert same(got, {key: chunk.values for key, chunk in mine.chunks.items()})
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -117,8 +117,8 @@ def test_any_box_of_what_is_cut_by_rows_can_be_read(sharded: Path, side: int) ->
             for length in range(table.shape[side] - start + 1):
                 offset, shape = [0, 0], list(table.shape)
                 offset[side], shape[side] = start, length
-                box = ChunkBounds(tuple(offset), tuple(shape))
-                assert torch.equal(parts.read("model/table", box), box.of(table))
+                bounds = ChunkBounds(tuple(offset), tuple(shape))
+                assert torch.equal(parts.read("model/table", bounds), bounds.of(table))
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -152,8 +152,8 @@ def regroup(run: paceline.Run) -> tuple[dict[str, Any], dict[str, Any], bool]:
     held = first.held()
     second = Fsdp().prepare(carried_inputs(parts, first), run.world)
     second.take(
-        {key: piece.form for key, piece in held.pieces.items()},
-        lambda key, box: box.of(sharded_runs.whole(before, key)),
+        {key: chunk.meta for key, chunk in held.chunks.items()},
+        lambda key, bounds: bounds.of(sharded_runs.whole(before, key)),
         held.rest,
     )
     again = second.state()

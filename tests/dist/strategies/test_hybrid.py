@@ -98,7 +98,7 @@ def train(
         "weights": weights_sha256(state["model"]),
         "optimizer": weights_sha256(dict(sorted(slots.items()))),
         "schedule": state["scheduler"]["last_epoch"],
-        "held": {key: piece.box.numel for key, piece in held.pieces.items() if key.startswith("model/")},
+        "held": {key: chunk.bounds.numel for key, chunk in held.chunks.items() if key.startswith("model/")},
         "losses": losses,
         "measured": measured,
         "samples": run.engine.journal.samples,

@@ -87,7 +87,7 @@ def train(
         "weights": weights_sha256(state["model"]),
         "optimizer": weights_sha256(dict(sorted(slots.items()))),
         "schedule": state["scheduler"]["last_epoch"],
-        "held": sorted(held.pieces),
+        "held": sorted(held.chunks),
         "losses": [result.loss for result in taken if not result.again],
         "samples": run.engine.journal.samples,
         "recoveries": run.recoveries,

@@ -130,7 +130,7 @@ def two(one: dict[str, Done]) -> list[dict[str, Done]]:
 
 
 def tensors(state: State) -> dict[str, Tensor]:
-    return {key: piece.values for key, piece in split(state).pieces.items()}
+    return {key: chunk.values for key, chunk in split(state).chunks.items()}
 
 
 def assert_same_state(left: State, right: State) -> None:
@@ -221,9 +221,9 @@ def regroup(run: paceline.Run, job: Job) -> tuple[State, State]:
     again = own.engine.state.strategy.prepare(
         carried_inputs(own.engine.preparation.inputs, own.replica), own.world
     )
-    whole = dict(collect(own.world, held.pieces, survey(own.world, held.pieces)))
-    forms = {key: TensorMeta(tuple(value.shape), value.dtype) for key, value in whole.items()}
-    again.take(forms, lambda key, box: box.of(whole[key]), held.rest)
+    whole = dict(collect(own.world, held.chunks, survey(own.world, held.chunks)))
+    metas = {key: TensorMeta(tuple(value.shape), value.dtype) for key, value in whole.items()}
+    again.take(metas, lambda key, bounds: bounds.of(whole[key]), held.rest)
     return before, again.state()
 
 

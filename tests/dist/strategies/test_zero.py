@@ -103,9 +103,9 @@ def train(
         "optimizer": weights_sha256(dict(sorted(slots.items()))),
         "groups": [group["params"] for group in state["optimizer"]["groups"]],
         "bytes": moved,
-        "held": sorted(held.pieces),
+        "held": sorted(held.chunks),
         "whole": replica.whole,
-        "boxes": all(piece.box == ChunkBounds.whole(piece.form.shape) for piece in held.pieces.values()),
+        "boxes": all(chunk.bounds == ChunkBounds.whole(chunk.meta.shape) for chunk in held.chunks.values()),
         "recoveries": run.recoveries,
     }
 

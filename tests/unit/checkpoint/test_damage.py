@@ -17,7 +17,7 @@ from paceline.checkpoint import Checkpoints, load
 from paceline.checkpoint.durable import seal
 from paceline.checkpoint.exporting import export
 from paceline.checkpoint.manifest import Manifest
-from paceline.checkpoint.stored import Stored, StoredBox
+from paceline.checkpoint.stored import Stored, StoredChunk
 from paceline.checkpoint.terms import check_tensors
 from paceline.cli.inspect import inspect
 from paceline.documents import DocumentError
@@ -130,11 +130,13 @@ def reseal(path: Path, **changes: Any) -> None:
         made.write(path)
 
 
-def cut(*boxes: tuple[tuple[int, ...], tuple[int, ...]], first: int = 0, parts: Any = None) -> Stored:
+def cut(*chunks: tuple[tuple[int, ...], tuple[int, ...]], first: int = 0, parts: Any = None) -> Stored:
     return Stored(
         (8, 8),
         "float32",
-        tuple(StoredBox(part, *box) for part, box in zip(parts or range(first, 9), boxes, strict=False)),
+        tuple(
+            StoredChunk(part, *bounds) for part, bounds in zip(parts or range(first, 9), chunks, strict=False)
+        ),
     )
 
 
@@ -240,24 +242,24 @@ def test_an_alias_of_nothing_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("stored", "says"),
     [
-        (cut(((0, 0), (4, 8))), "the boxes do not make up the tensor"),
-        (cut(((0, 0), (8, 8)), first=1), "a box of it lies in part 1, which is not there"),
-        (cut(((0, 0), (4, 8)), ((4, 0), (4, 8)), parts=[0, 0]), "two of its boxes lie in one part"),
-        (cut(((5, 5), (8, 8))), "a box of [8, 8] at [5, 5] is not inside of [8, 8]"),
-        (cut(((0, 0), (64,))), "a box of [64] at [0, 0] is not inside of [8, 8]"),
-        (cut(((0, -1), (8, 8))), "the offset of a box is -1, but must be at least 0"),
-        (cut(((0, 0), (-8, -8))), "the shape of a box is -8, but must be at least 0"),
-        (cut(((0, 0), (8, True))), "the shape of a box is (8, True), but must be whole numbers"),
+        (cut(((0, 0), (4, 8))), "the chunks do not make up the tensor"),
+        (cut(((0, 0), (8, 8)), first=1), "a chunk of it lies in part 1, which is not there"),
+        (cut(((0, 0), (4, 8)), ((4, 0), (4, 8)), parts=[0, 0]), "two of its chunks lie in one part"),
+        (cut(((5, 5), (8, 8))), "a chunk of [8, 8] at [5, 5] is not inside of [8, 8]"),
+        (cut(((0, 0), (64,))), "a chunk of [64] at [0, 0] is not inside of [8, 8]"),
+        (cut(((0, -1), (8, 8))), "the offset of a chunk is -1, but must be at least 0"),
+        (cut(((0, 0), (-8, -8))), "the shape of a chunk is -8, but must be at least 0"),
+        (cut(((0, 0), (8, True))), "the shape of a chunk is (8, True), but must be whole numbers"),
         (Stored((-8, -8), "float32", ()), "shape is -8, but must be at least 0"),
         (Stored(("8", 8), "float32", ()), "shape is ('8', 8), but must be whole numbers"),  # type: ignore[arg-type]
         (Stored((2**70,), "float32", ()), "shape is 1180591620717411303424, but must be at most"),
         (
-            Stored((2**30, 2**30), "float32", (StoredBox(0, (0, 0), (2**30, 2**30)),)),
+            Stored((2**30, 2**30), "float32", (StoredChunk(0, (0, 0), (2**30, 2**30)),)),
             "bytes of them lie in part 0, which has",
         ),
-        (Stored((8, 8), "load", (StoredBox(0, (0, 0), (8, 8)),)), "dtype is 'load', which is none"),
-        (Stored((8, 8), "float" + "9" * 30, (StoredBox(0, (0, 0), (8, 8)),)), "which is none"),
-        (Stored((8, 8), 32, (StoredBox(0, (0, 0), (8, 8)),)), "dtype is 32, which is none"),  # type: ignore[arg-type]
+        (Stored((8, 8), "load", (StoredChunk(0, (0, 0), (8, 8)),)), "dtype is 'load', which is none"),
+        (Stored((8, 8), "float" + "9" * 30, (StoredChunk(0, (0, 0), (8, 8)),)), "which is none"),
+        (Stored((8, 8), 32, (StoredChunk(0, (0, 0), (8, 8)),)), "dtype is 32, which is none"),  # type: ignore[arg-type]
     ],
 )
 def test_a_tensor_that_cannot_be_is_refused(folder: Path, stored: Stored, says: str) -> None:
@@ -271,7 +273,7 @@ def test_a_tensor_that_cannot_be_is_refused(folder: Path, stored: Stored, says: 
 
 
 @pytest.mark.parametrize(
-    ("boxes", "overlap"),
+    ("chunks", "overlap"),
     [
         ([((0, 0), (4, 8)), ((4, 0), (4, 8))], False),
         ([((0, 0), (8, 3)), ((0, 3), (8, 5))], False),
@@ -283,12 +285,12 @@ def test_a_tensor_that_cannot_be_is_refused(folder: Path, stored: Stored, says: 
         ([((0, 0), (4, 4)), ((4, 4), (4, 4)), ((0, 4), (4, 4)), ((4, 3), (4, 4))], True),
     ],
 )
-def test_boxes_that_overlap_are_refused(boxes: list[Any], overlap: bool) -> None:
+def test_boxes_that_overlap_are_refused(chunks: list[Any], overlap: bool) -> None:
     if not overlap:
-        check_tensors({"one": cut(*boxes)}, dict.fromkeys(range(9), 10**6))
+        check_tensors({"one": cut(*chunks)}, dict.fromkeys(range(9), 10**6))
         return
-    with pytest.raises(DocumentError, match="two of its boxes overlap at"):
-        check_tensors({"one": cut(*boxes)}, dict.fromkeys(range(9), 10**6))
+    with pytest.raises(DocumentError, match="two of its chunks overlap at"):
+        check_tensors({"one": cut(*chunks)}, dict.fromkeys(range(9), 10**6))
 
 
 @pytest.mark.parametrize(
@@ -321,10 +323,10 @@ def test_a_position_and_facts_that_cannot_be_are_refused(
 @pytest.mark.parametrize(
     ("stored", "says"),
     [
-        (Stored((64,), "float32", (StoredBox(0, (0,), (64,)),)), "holds another model/layer.weight than"),
-        (Stored((8, 8), "int32", (StoredBox(0, (0, 0), (8, 8)),)), "holds another model/layer.weight than"),
+        (Stored((64,), "float32", (StoredChunk(0, (0,), (64,)),)), "holds another model/layer.weight than"),
+        (Stored((8, 8), "int32", (StoredChunk(0, (0, 0), (8, 8)),)), "holds another model/layer.weight than"),
         (
-            Stored((8, 8), "float31", (StoredBox(0, (0, 0), (8, 8)),)),
+            Stored((8, 8), "float31", (StoredChunk(0, (0, 0), (8, 8)),)),
             "the type float31 of a tensor is not known",
         ),
     ],

@@ -1,4 +1,4 @@
-"""Who writes what: every piece once, by one who holds it, the load evened out."""
+"""Who writes what: every chunk once, by one who holds it, the load evened out."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ BIG = TensorMeta((8, ALONE // 16), torch.float32)
 SMALL = TensorMeta((4, 4), torch.float32)
 
 
-def offer(**pieces: tuple[TensorMeta, ChunkBounds]) -> ShardInventory:
-    return ShardInventory("host", {f"model/{name}": piece for name, piece in pieces.items()}, {})
+def offer(**chunks: tuple[TensorMeta, ChunkBounds]) -> ShardInventory:
+    return ShardInventory("host", {f"model/{name}": chunk for name, chunk in chunks.items()}, {})
 
 
-def whole(form: TensorMeta) -> tuple[TensorMeta, ChunkBounds]:
-    return form, ChunkBounds.whole(form.shape)
+def whole(meta: TensorMeta) -> tuple[TensorMeta, ChunkBounds]:
+    return meta, ChunkBounds.whole(meta.shape)
 
 
-def rows(form: TensorMeta, start: int, count: int) -> tuple[TensorMeta, ChunkBounds]:
-    return form, ChunkBounds((start, 0), (count, form.shape[1]))
+def rows(meta: TensorMeta, start: int, count: int) -> tuple[TensorMeta, ChunkBounds]:
+    return meta, ChunkBounds((start, 0), (count, meta.shape[1]))
 
 
 def test_little_is_written_by_the_first_alone_and_much_by_all() -> None:
@@ -36,15 +36,15 @@ def test_little_is_written_by_the_first_alone_and_much_by_all() -> None:
     assert sorted(plan.keys) == [("model/a",), ("model/b",), ("model/c",)]
 
 
-def test_pieces_are_written_by_their_holders_and_each_once() -> None:
+def test_chunks_are_written_by_their_holders_and_each_once() -> None:
     left, right = offer(a=rows(SMALL, 0, 2), b=whole(SMALL)), offer(a=rows(SMALL, 2, 2), b=whole(SMALL))
     plan = assign_writers([left, right, left, right])
     assert plan.writers == (0, 1)
     assert plan.keys == (("model/a", "model/b"), ("model/a",))
-    assert [box.part for box in plan.tensors["model/a"].boxes] == [0, 1]
+    assert [bounds.part for bounds in plan.tensors["model/a"].chunks] == [0, 1]
 
 
-def test_of_what_somebody_holds_whole_nobody_writes_pieces() -> None:
+def test_of_what_somebody_holds_whole_nobody_writes_chunks() -> None:
     plan = assign_writers([offer(a=rows(SMALL, 0, 2)), offer(a=rows(SMALL, 2, 2)), offer(a=whole(SMALL))])
     assert (plan.writers, plan.keys) == ((2,), (("model/a",),))
 

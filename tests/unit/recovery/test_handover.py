@@ -11,13 +11,13 @@ UPPER, LOWER, ALL = ChunkBounds((0, 0), (2, 2)), ChunkBounds((2, 0), (2, 2)), Ch
 OUTLINE = {"model/weight": True}
 
 
-def rows(box, *, slots=True):
-    made = {"model/weight": (FORM, box)}
-    return made | ({"optimizer/weight/momentum": (FORM, box)} if slots else {})
+def rows(bounds, *, slots=True):
+    made = {"model/weight": (FORM, bounds)}
+    return made | ({"optimizer/weight/momentum": (FORM, bounds)} if slots else {})
 
 
-def at(number, box=None, **more):
-    held = {} if box is None else rows(box)
+def at(number, bounds=None, **more):
+    held = {} if bounds is None else rows(bounds)
     return StateInventory(
         finished=number, position=Position(number=number), outline=OUTLINE, **({"rows": held} | more)
     )
@@ -30,7 +30,7 @@ def copied(number, own, neighbours=None):
 def test_workers_that_hold_everything_between_them_lose_nothing():
     source = choose([at(7, UPPER), at(7, LOWER), at(7, UPPER)])
     assert (source.kind, source.position.number, source.bringers) == ("workers", 7, (0, 1, 2))
-    assert source.found.boxes["model/weight"] == {UPPER: 0, LOWER: 1}
+    assert source.found.holders["model/weight"] == {UPPER: 0, LOWER: 1}
 
 
 def test_the_step_that_is_whole_somewhere_wins_over_one_that_is_not():
@@ -47,7 +47,7 @@ def test_a_neighbours_copy_fills_in_for_a_lost_part():
         ]
     )
     assert (source.kind, source.position.number) == ("copies", 10)
-    assert source.found.boxes["model/weight"] == {UPPER: 0, LOWER: 0}
+    assert source.found.holders["model/weight"] == {UPPER: 0, LOWER: 0}
 
 
 def test_the_furthest_of_copies_and_checkpoint_is_taken():
@@ -96,10 +96,10 @@ def test_groups_of_parameters_that_each_knows_in_part_become_one():
     assert made["optimizer"]["state"] == {"a": {"n": 1}, "b": {"n": 1}}
 
 
-def test_a_piece_knows_its_place():
+def test_a_chunk_knows_its_place():
     whole = torch.arange(8.0).view(4, 2)
     assert torch.equal(LOWER.of(whole), whole[2:])
-    assert TensorChunk.whole(whole).box == ALL
+    assert TensorChunk.whole(whole).bounds == ALL
 
 
 def test_parts_of_two_groups_that_lie_over_each_other_leave_a_gap():

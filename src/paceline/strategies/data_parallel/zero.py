@@ -155,13 +155,13 @@ class DealtPlacement(Placement):
     def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Read the model, and of the optimizer's slots only this worker's."""
         wanted: dict[str, Tensor] = {}
-        for key, form in catalogue.items():
+        for key, meta in catalogue.items():
             room, _, path = key.partition("/")
             if room == MODEL:
-                wanted[key] = read(key, ChunkBounds.whole(form.shape))
+                wanted[key] = read(key, ChunkBounds.whole(meta.shape))
             elif path.rpartition("/")[0] not in self._strange:
                 # The optimizer goes on with the very tensors it is given.
-                wanted[key] = read(key, ChunkBounds.whole(form.shape)).clone()
+                wanted[key] = read(key, ChunkBounds.whole(meta.shape)).clone()
         state = assemble(wanted, rest)
         slots = {name: one for name, one in state[OPTIMIZER]["state"].items() if name not in self._strange}
         load_whole_state(

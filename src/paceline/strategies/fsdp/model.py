@@ -95,7 +95,7 @@ def _fill(model: nn.Module, made: RecordedInit, device: torch.device, *, offload
 
     def keep(name: str, whole: Tensor) -> None:
         if name in parts:
-            parts[name].rows.copy_(parts[name].box.of(whole))
+            parts[name].rows.copy_(parts[name].bounds.of(whole))
         else:
             buffers[name].copy_(whole)
 

@@ -26,7 +26,7 @@ def unwrap_model(model: nn.Module, optimizer: Optimizer, local: ShardedTensors) 
         first = shared.get(name, name)
         part = local.by_name[first]
         if first not in made:
-            whole = torch.zeros(part.form.shape, dtype=part.form.dtype, device=part.values.device)
+            whole = torch.zeros(part.meta.shape, dtype=part.meta.dtype, device=part.values.device)
             made[first] = nn.Parameter(whole, requires_grad=part.values.requires_grad)
         setattr(module, attribute, made[first])
     back = {id(part.values): made[name] for name, part in local.by_name.items()}

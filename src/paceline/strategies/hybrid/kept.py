@@ -23,9 +23,9 @@ def bounds(rows: int, servers: int) -> list[int]:
 def part_of(weight: Tensor, start: int, stop: int, device: torch.device) -> Part:
     """Return some rows of a table, in memory of their own."""
     shape = tuple(weight.shape)
-    box = ChunkBounds((start, *(0 for _ in shape[1:])), (stop - start, *shape[1:]))
-    values = nn.Parameter(box.of(weight.detach()).clone(memory_format=torch.contiguous_format).to(device))
-    return Part(values, box, TensorMeta(shape, weight.dtype))
+    bounds = ChunkBounds((start, *(0 for _ in shape[1:])), (stop - start, *shape[1:]))
+    values = nn.Parameter(bounds.of(weight.detach()).clone(memory_format=torch.contiguous_format).to(device))
+    return Part(values, bounds, TensorMeta(shape, weight.dtype))
 
 
 class KeptState(ShardedTensors):
@@ -128,9 +128,9 @@ def check_optimizer(optimizer: Optimizer) -> None:
 
 
 def _cut(value: Tensor, part: Part) -> Tensor:
-    if tuple(value.shape) != part.form.shape:
+    if tuple(value.shape) != part.meta.shape:
         return value
-    return part.box.of(value).clone().to(part.values.device)  # made with the model, before it had a device
+    return part.bounds.of(value).clone().to(part.values.device)  # made with the model, before it had a device
 
 
 def _replace(optimizer: Optimizer, instead: Callable[[nn.Parameter], nn.Parameter]) -> None:

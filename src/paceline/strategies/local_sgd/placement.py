@@ -189,7 +189,7 @@ class DriftingPlacement(Placement):
 
     def gathered(self, held: LocalState, world: World) -> dict[str, Any]:  # noqa: ARG002
         """Return what this worker has: it is everything."""
-        return assemble({key: piece.values for key, piece in held.pieces.items()}, held.rest)
+        return assemble({key: chunk.values for key, chunk in held.chunks.items()}, held.rest)
 
     def held(self) -> LocalState:
         """Return this worker's own state as it is."""
@@ -200,7 +200,7 @@ class DriftingPlacement(Placement):
 
     def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over a state: a new period begins. Whether optimizers differ stays open: it may be this worker's own state."""
-        tensors = {key: read(key, ChunkBounds.whole(form.shape)) for key, form in catalogue.items()}
+        tensors = {key: read(key, ChunkBounds.whole(meta.shape)) for key, meta in catalogue.items()}
         state = assemble(tensors, rest)
         if self.outer is not None:
             slots = self.outer.take_from(state[OPTIMIZER]["state"], self._names())

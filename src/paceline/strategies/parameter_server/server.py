@@ -168,12 +168,12 @@ class ServerPlacement(Placement):
     def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over this server's part of a state."""
         wanted: dict[str, Tensor] = {}
-        for key, form in catalogue.items():
+        for key, meta in catalogue.items():
             room, _, path = key.partition("/")
             name = path if room == MODEL else path.rpartition("/")[0]
             if name in self._mine:
                 # The optimizer goes on with the very tensors it is given.
-                wanted[key] = read(key, ChunkBounds.whole(form.shape)).clone()
+                wanted[key] = read(key, ChunkBounds.whole(meta.shape)).clone()
         state = assemble(wanted, rest)
         self.model.load_state_dict(state[MODEL], strict=False)
         slots = {name: one for name, one in state[OPTIMIZER]["state"].items() if name in self._mine}

@@ -22,8 +22,8 @@ class Part:
     """What this worker keeps of one parameter."""
 
     values: nn.Parameter
-    box: ChunkBounds
-    form: TensorMeta
+    bounds: ChunkBounds
+    meta: TensorMeta
 
     @classmethod
     def whole(cls, parameter: nn.Parameter) -> Part:
@@ -96,7 +96,7 @@ class CutRows(NoRows):
         """Set this worker's rows of the gradients for the optimizer."""
         for name, parameter in self._whole.items():
             part = self._parts[name]
-            part.values.grad = None if parameter.grad is None else part.box.of(parameter.grad)
+            part.values.grad = None if parameter.grad is None else part.bounds.of(parameter.grad)
 
 
 def _rows(parameter: Tensor) -> int:
@@ -116,13 +116,13 @@ def _part(parameter: nn.Parameter, place: World) -> Part:
     start = min(place.rank * most, rows)
     length = min(most, rows - start)
     if parameter.dim():
-        box = ChunkBounds((start, *[0] * (parameter.dim() - 1)), (length, *parameter.shape[1:]))
-        values = box.of(parameter.detach()).clone(memory_format=torch.contiguous_format)
+        bounds = ChunkBounds((start, *[0] * (parameter.dim() - 1)), (length, *parameter.shape[1:]))
+        values = bounds.of(parameter.detach()).clone(memory_format=torch.contiguous_format)
     else:
         # A single number cannot be cut: everybody keeps it.
-        box, values = ChunkBounds((), ()), parameter.detach().clone()
+        bounds, values = ChunkBounds((), ()), parameter.detach().clone()
     made = nn.Parameter(values, requires_grad=parameter.requires_grad)
-    return Part(made, box, TensorMeta(tuple(parameter.shape), parameter.dtype))
+    return Part(made, bounds, TensorMeta(tuple(parameter.shape), parameter.dtype))
 
 
 def _fill(parameter: nn.Parameter, strides: tuple[int, ...], chunks: list[Tensor]) -> None:

@@ -66,8 +66,8 @@ class StageState:
         self._parts = {name: Part.whole(one) for name, one in present(self.model.named_parameters())}
         self.optimizer.state.clear()
         self._load_optimizer(
-            {key: piece.form for key, piece in saved.pieces.items()},
-            lambda key, box: box.of(saved.pieces[key].values),
+            {key: chunk.meta for key, chunk in saved.chunks.items()},
+            lambda key, bounds: bounds.of(saved.chunks[key].values),
             saved.rest[OPTIMIZER],
         )
 
@@ -80,8 +80,8 @@ class StageState:
             group["params"] = [self._parts[names[id(one)]].values for one in group["params"]]
         self.optimizer.state.clear()
         self._load_optimizer(
-            {key: piece.form for key, piece in saved.pieces.items()},
-            lambda key, box: box.of(saved.pieces[key].values),
+            {key: chunk.meta for key, chunk in saved.chunks.items()},
+            lambda key, bounds: bounds.of(saved.chunks[key].values),
             saved.rest[OPTIMIZER],
         )
 
@@ -117,22 +117,22 @@ class StageState:
         groups = [
             {**group, "params": names} for group, names in zip(described["groups"], self.groups, strict=True)
         ]
-        return LocalState({**self._model_pieces(), **slots}, {OPTIMIZER: {"state": others, "groups": groups}})
+        return LocalState({**self._model_chunks(), **slots}, {OPTIMIZER: {"state": others, "groups": groups}})
 
-    def _model_pieces(self) -> dict[str, TensorChunk]:
+    def _model_chunks(self) -> dict[str, TensorChunk]:
         known = {id(value): name for name, value in self.model.named_parameters()}
-        pieces: dict[str, TensorChunk] = {}
+        chunks: dict[str, TensorChunk] = {}
         for name, value in self.model.state_dict(keep_vars=True).items():
             part = self._parts.get(known.get(id(value), ""))
             if part is not None:
-                pieces[f"{MODEL}/{name}"] = TensorChunk(part.values.detach(), part.box, part.form)
+                chunks[f"{MODEL}/{name}"] = TensorChunk(part.values.detach(), part.bounds, part.meta)
             elif not is_absent(value):
-                pieces[f"{MODEL}/{name}"] = TensorChunk.whole(value.detach())
-        return pieces
+                chunks[f"{MODEL}/{name}"] = TensorChunk.whole(value.detach())
+        return chunks
 
     def gathered(self, held: LocalState, world: World) -> dict[str, Any]:
         """Put the whole state together, on all workers, in the order in which one process has it."""
-        found = dict(collect(world, held.pieces, survey(world, held.pieces)))
+        found = dict(collect(world, held.chunks, survey(world, held.chunks)))
         simple: dict[str, dict[str, Any]] = {}
         for part in all_gather_object(world.comm, held.rest[OPTIMIZER]["state"]):
             simple |= part
@@ -143,5 +143,5 @@ class StageState:
 
     def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over this worker's part of a whole state."""
-        read_model(self._model_pieces(), catalogue, read)
+        read_model(self._model_chunks(), catalogue, read)
         self._load_optimizer(catalogue, read, rest[OPTIMIZER])

@@ -42,17 +42,17 @@ from paceline.strategies.tensor.proposal import join
 class Cut:
     """Which part of a whole parameter this worker has."""
 
-    box: ChunkBounds
+    bounds: ChunkBounds
     whole: tuple[int, ...]
 
     @property
     def is_split(self) -> bool:
         """Whether others have other parts of it."""
-        return self.box.shape != self.whole
+        return self.bounds.shape != self.whole
 
     def place(self, inner: ChunkBounds) -> ChunkBounds:
         """Return where a part of this worker's part lies in the whole."""
-        offset = tuple(a + b for a, b in zip(self.box.offset, inner.offset, strict=True))
+        offset = tuple(a + b for a, b in zip(self.bounds.offset, inner.offset, strict=True))
         return ChunkBounds(offset, inner.shape)
 
 
@@ -233,7 +233,7 @@ def adopt(optimizer: Optimizer, model: nn.Module, before: Mapping[str, nn.Parame
                 group["params"][place] = part = after[name]
                 if parameter in optimizer.state:
                     optimizer.state[part] = {
-                        slot: cuts[name].box.of(value).clone()
+                        slot: cuts[name].bounds.of(value).clone()
                         if isinstance(value, Tensor) and tuple(value.shape) == cuts[name].whole
                         else value
                         for slot, value in optimizer.state.pop(parameter).items()
@@ -244,30 +244,30 @@ def adopt(optimizer: Optimizer, model: nn.Module, before: Mapping[str, nn.Parame
 
 
 def pieces_of_whole(held: LocalState, cuts: Cuts) -> LocalState:
-    """Return for pieces of this worker's model which pieces of the whole model they are."""
-    pieces = {}
-    for key, piece in held.pieces.items():
+    """Return for chunks of this worker's model which chunks of the whole model they are."""
+    chunks = {}
+    for key, chunk in held.chunks.items():
         cut = cuts.get(_name(key))
-        if cut is None or piece.form.shape != cut.box.shape:
-            pieces[key] = piece
+        if cut is None or chunk.meta.shape != cut.bounds.shape:
+            chunks[key] = chunk
         else:
-            pieces[key] = TensorChunk(
-                piece.values, cut.place(piece.box), TensorMeta(cut.whole, piece.form.dtype)
+            chunks[key] = TensorChunk(
+                chunk.values, cut.place(chunk.bounds), TensorMeta(cut.whole, chunk.meta.dtype)
             )
-    return LocalState(pieces, held.rest)
+    return LocalState(chunks, held.rest)
 
 
 def part_of_whole(catalogue: Catalogue, read: Read, cuts: Cuts) -> tuple[Catalogue, Read]:
     """Return a state of the whole model as one of this worker's."""
     mine: dict[str, TensorMeta] = {}
     moved: dict[str, Cut] = {}
-    for key, form in catalogue.items():
+    for key, meta in catalogue.items():
         cut = cuts.get(_name(key))
-        if cut is None or form.shape != cut.whole:
-            mine[key] = form
+        if cut is None or meta.shape != cut.whole:
+            mine[key] = meta
         else:
-            mine[key], moved[key] = TensorMeta(cut.box.shape, form.dtype), cut
-    return mine, lambda key, box: read(key, moved[key].place(box) if key in moved else box)
+            mine[key], moved[key] = TensorMeta(cut.bounds.shape, meta.dtype), cut
+    return mine, lambda key, bounds: read(key, moved[key].place(bounds) if key in moved else bounds)
 
 
 def _name(key: str) -> str:

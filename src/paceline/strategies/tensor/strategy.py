@@ -194,13 +194,13 @@ class SplitPlacement(Placement):
         self._inner.settle()
 
     def held(self) -> LocalState:
-        """Return this worker's pieces of the whole model; nobody is asked."""
+        """Return this worker's chunks of the whole model; nobody is asked."""
         return pieces_of_whole(self._inner.held(), self._split.cuts)
 
     def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over this worker's part of a state."""
         mine, part = part_of_whole(catalogue, read, self._split.cuts)
-        self._inner.take(mine, lambda key, box: part(key, box).clone(), rest)
+        self._inner.take(mine, lambda key, bounds: part(key, bounds).clone(), rest)
         for proof in self._split.proofs:
             proof.load(read)
 
