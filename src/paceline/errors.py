@@ -4,7 +4,7 @@
     ├── InputError              the user's input is wrong: one line, exit status 2
     │   ├── UnknownNameError    a name nobody knows, with the nearest one that exists
     │   └── CheckpointError     a checkpoint that cannot serve this run
-    │       └── DiskFaultError  one that the disk did not take; a run under way can go on without it. Exit status 1
+    │       └── DiskFaultError  one that the disk did not take; a run in progress can go on without it. Exit status 1
     ├── RecordsError            the disk did not take the ledger or the receipt, without which a run cannot go on
     ├── WorkerFailedError       a worker died; carries rank, host and its own traceback
     ├── NonFiniteLossError      the loss became NaN or infinite; names step, shard and samples

@@ -34,7 +34,7 @@ EVERYBODY = 7
 
 @pytest.fixture
 def training(tmp_path):
-    """A training under way that no lost worker is survived in, with a process that loads data beside each worker."""
+    """A training in progress that no lost worker is survived in, with a process that loads data beside each worker."""
     (tmp_path / "task.py").write_text(TASK)
     events = tmp_path / "run" / "events.jsonl"
     with started(*PACELINE, *ENDLESS, "--no-elastic", folder=tmp_path) as command:

@@ -163,7 +163,7 @@ def test_one_that_held_everything_shares_it_with_those_that_join(tmp_path):
 
 
 def ready_made(run, folder, faults):
-    """Train a model that exists once: it is without values when it has been cut up and its group is gone."""
+    """Train a model that exists once: it is without values when it has been sharded and its group is gone."""
     run.engine.preparation.prepare_replica(
         model(), lambda made: torch.optim.AdamW(made.parameters(), lr=0.05)
     )

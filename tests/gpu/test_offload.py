@@ -66,7 +66,7 @@ def train(run: Run, steps: int, fused: bool) -> dict[str, Any]:
     data = TensorDataset(torch.randn(64, 512, generator=torch.Generator().manual_seed(2)))
     for step in run.steps(data, batch_size=16, steps=steps, max_grad_norm=0.5):
         step.compute(loss)
-    large = [piece.values for piece in replica.held().pieces.values() if piece.values.numel() > 1000]
+    large = [chunk.values for chunk in replica.held().chunks.values() if chunk.values.numel() > 1000]
     found = {
         "allocated": torch.cuda.memory_allocated(),
         "devices": {values.device.type for values in large},
@@ -99,5 +99,5 @@ def test_a_checkpoint_of_host_memory_goes_on_anywhere(fused: bool, tmp_path: Pat
 
 
 def test_one_worker_has_nothing_to_offload() -> None:
-    with pytest.raises(InputError, match="nothing is cut up among one worker"):
+    with pytest.raises(InputError, match="nothing is sharded among one worker"):
         launch(train, 1, False, **{**AWAY, "workers": 1})

@@ -43,7 +43,7 @@ class Manifest:
     tensors: dict[str, Stored]
     files: dict[str, FileRecord]
     weights_sha256: str
-    """Of the whole model, however it is cut up."""
+    """Of the whole model, however it is sharded."""
 
     @property
     def parts(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 All workers must call `save`, in step. In the background it returns when this worker's part is copied to host memory; a
 thread writes it, without a word to the others: each leaves a seal, and the first worker's thread commits when all have.
-At most one save is under way: the next one waits for it, so that which checkpoints exist does not depend on time.
+At most one save is in flight: the next one waits for it, so that which checkpoints exist does not depend on time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from paceline.world import Comm, World, all_gather_object, broadcast_object
 
 Value = TypeVar("Value")
 CLOSING_S = 10.0
-"""How long the end of a process waits for a save that is under way."""
+"""How long the end of a process waits for a save that is in progress."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Saver:
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the save under way, if there is one, and close its books."""
+        """Wait for the save in flight, if there is one, and close its books."""
         job, self._job = self._job, None
         if job is None:
             return
@@ -157,7 +157,7 @@ class Saver:
             self._job.give_up()
 
     def close(self) -> None:
-        """Let a save that is under way come to its end, or give it up if that takes long."""
+        """Let a save that is in progress come to its end, or give it up if that takes long."""
         if self._job is not None:
             if not self._job.ends_within(CLOSING_S):
                 self._job.give_up()

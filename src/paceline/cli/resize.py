@@ -1,4 +1,4 @@
-"""`paceline resize`: change the number of workers of a run under way."""
+"""`paceline resize`: change the number of workers of a run in progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.cli.outcome import print_json
 
 
 def resize(
-    run: Annotated[Path, typer.Argument(help="The run folder (--out) of a run under way.")],
+    run: Annotated[Path, typer.Argument(help="The run folder (--out) of a run in progress.")],
     workers: Annotated[int, typer.Option(min=1, help="How many workers it shall have, at most its shards.")],
     json_: AsJson = False,
 ) -> int:

@@ -51,7 +51,7 @@ def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
 
 
 def abort(group: dist.ProcessGroup) -> None:
-    """End what is under way on NCCL's communicators; gloo does not listen to this."""
+    """End what is in flight on NCCL's communicators; gloo does not listen to this."""
     distributed_c10d._abort_process_group(group)
 
 

@@ -102,7 +102,7 @@ def plan(
         machine_timeout=options.machine_timeout,
     )
     if rendezvous is None or rendezvous.is_here():
-        folder.check(options)  # one that follows may well come to a run under way
+        folder.check(options)  # one that follows may well come to a run in progress
     spec = next((one for one in args if isinstance(one, TrainSpec)), None)
     options = settle_shards(options, lambda: task_shards(spec, launcher))
     if rendezvous is not None and options.total_servers:

@@ -1,4 +1,4 @@
-"""Takes orders for a run under way: a socket that only this user can reach, named in the run folder."""
+"""Takes orders for a run in progress: a socket that only this user can reach, named in the run folder."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def order(folder: Path, request: dict[str, Any]) -> str:
         found = read_object(folder / NAME)
     except (OSError, ValueError):
         raise InputError(
-            f"no run is under way in {folder}. Give the --out folder of one, on the machine it was launched on."
+            f"no run is in progress in {folder}. Give the --out folder of one, on the machine it was launched on."
         ) from None
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

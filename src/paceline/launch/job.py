@@ -90,7 +90,7 @@ class Job:
     shared: Mapping[str, str] = field(default_factory=dict)
     """What of the environment workers on other machines are to have, too."""
     newcomer: bool = False
-    """Whether this worker is to join a run that is under way."""
+    """Whether this worker is to join a run that is in progress."""
     modules: tuple[str, ...] = ()
     """What the fork server is to have imported."""
     starts: int = 0

@@ -41,7 +41,7 @@ class State(Enum):
 
     STARTING = auto()
     WAITING = auto()
-    """Ready to join a run under way."""
+    """Ready to join a run in progress."""
     TRAINING = auto()
     BROKEN = auto()
     """Out of its group, waiting for its place in the next."""
@@ -258,7 +258,7 @@ class Membership:
         return actions
 
     def resize(self, workers: int) -> list[Action]:
-        """Change the number of workers of a run under way; servers among them stay."""
+        """Change the number of workers of a run in progress; servers among them stay."""
         self.target = workers
         served = self.policy.servers(self._formed)
         staying = sorted(
@@ -307,7 +307,7 @@ class Membership:
         return self._changing
 
     def group(self) -> list[Member]:
-        """Return those who train together now; nobody while a change is under way, or once some have come to the end."""
+        """Return those who train together now; nobody while a change is in progress, or once some have come to the end."""
         group = self._in_group()
         whole = [one.rank for one in group] == list(range(len(group)))
         return (

@@ -47,7 +47,7 @@ class Process:
         selector.register(read, selectors.EVENT_READ, (on_readable, self))
         return write
 
-    def let_go(self, selector: selectors.BaseSelector) -> None:
+    def release(self, selector: selectors.BaseSelector) -> None:
         """Read what is left without waiting for more, and close everything."""
         for key in list(selector.get_map().values()):
             if isinstance(key.data, tuple) and key.data[1] is self and isinstance(key.fileobj, int):

@@ -297,8 +297,8 @@ class Supervisor:
     def _ended_early(self, entry: Entry) -> bool:
         """Return whether a worker ended without a word before its part was done; a script says nothing at its end."""
         member = self._membership.members.get(entry.number)
-        let_go = self._membership.stopping or (member is not None and member.state is State.RELEASED)
-        return not (entry.returned or let_go or isinstance(self._plan.jobs[0].call, ScriptCall))
+        release = self._membership.stopping or (member is not None and member.state is State.RELEASED)
+        return not (entry.returned or release or isinstance(self._plan.jobs[0].call, ScriptCall))
 
     def _announce(self, entry: Entry, failure: Failure) -> None:
         """Have it told that the user's code failed on a worker, with its traceback, should the run go on."""
@@ -415,7 +415,7 @@ class Supervisor:
     def _on_order(self, order: dict[str, Any]) -> str:
         """Carry out what somebody asks of the run from outside."""
         if order.get("do") != "resize":
-            raise InputError(f"{order.get('do')!r} is nothing that a run under way can be asked for.")
+            raise InputError(f"{order.get('do')!r} is nothing that a run in progress can be asked for.")
         workers, membership = int(order["workers"]), self._membership
         policy = membership.policy
         servers = policy.server_count  # they stay: workers are those who train

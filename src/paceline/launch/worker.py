@@ -80,7 +80,7 @@ def _open_pulse(page: int | None, shown: int | None) -> NoStatusPage:
 
 
 def _end_quietly(*_: object) -> None:
-    # The launcher asked; whatever is under way (a collective, a C++ call) must not delay the end.
+    # The launcher asked; whatever is in flight (a collective, a C++ call) must not delay the end.
     os._exit(128 + signal.SIGTERM)
 
 

@@ -38,7 +38,7 @@ class Worker:
 
     identity: Identity
     newcomer: bool = False
-    """Whether it joins a run that is under way."""
+    """Whether it joins a run that is in progress."""
     starts: int = 0
     """How often all workers were started over."""
     launcher: Connection | None = None

@@ -196,7 +196,7 @@ class LocalWorkerPool:
                 self._take(self._server.report())
         for process in doomed.values():
             process.status = process.status if process.status is not None else -int(signal.SIGKILL)
-            process.let_go(self._selector)
+            process.release(self._selector)
             del self._processes[process.number]
 
     def restart(self) -> None:
@@ -247,7 +247,7 @@ class LocalWorkerPool:
         """Close what belonged to workers that are gone: over the days of a run there may be hundreds."""
         for number, process in list(self._processes.items()):
             if process.status is not None and process.open_pipes == 0 and number != self._shown:
-                process.let_go(self._selector)
+                process.release(self._selector)
                 del self._processes[number]
 
     def _take(self, report: dict[str, Any]) -> Process | None:

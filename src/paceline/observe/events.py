@@ -151,7 +151,7 @@ class Regrouped(Event):
     reason: str
     seconds: float
     source: str = ""
-    """Where the parts of a state that is cut up came from: workers, copies, checkpoint, beginning."""
+    """Where the parts of a state that is sharded came from: workers, copies, checkpoint, beginning."""
     redone: int = 0
     """Steps that had been taken and are taken again."""
     transport: str = ""

@@ -33,9 +33,9 @@ class Chain:
         if step <= self.step or self._link is None:
             return self._link
         records = np.concatenate([self._ahead, *self._gained()])
-        stretches = receipt.stretches
+        segments = receipt.segments
         led = ledger.belonging(
-            records, [start.step for start in stretches], [start.generation for start in stretches]
+            records, [start.step for start in segments], [start.generation for start in segments]
         )
         self._link = ledger.chain(self._link, records[led], receipt.shards, range(self.step, step))
         self.step = step

@@ -99,10 +99,10 @@ class Ledger:
             self._at = self._mend()
             self._make_room(0)
         except OSError as error:
-            self._let_go()
+            self._release()
             raise self._unwritable(error) from error
         except InputError:
-            self._let_go()
+            self._release()
             raise
 
     def step(self, number: int, epoch: int, step: int, shards: Sequence[Served]) -> None:
@@ -137,9 +137,9 @@ class Ledger:
         except OSError as error:
             raise self._unwritable(error) from error
         finally:
-            self._let_go()
+            self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._window is not None:
             self._window.close()
             self._window = None
@@ -221,7 +221,7 @@ def behind_the_end(path: Path, shards: int) -> int:
     """Return how many records there are behind the first that was never finished: a kill may leave those of one step."""
     end = len(MAGIC) + len(read(path)) * _SIZE
     with _opened(path) as file:
-        # Four times what `_make_room` makes at once: the run may be under way.
+        # Four times what `_make_room` makes at once: the run may be in progress.
         most = 4 * (max(ROOM, shards * _SIZE) + mmap.ALLOCATIONGRANULARITY)
         more = os.fstat(file.fileno()).st_size - end
         if more > most:
@@ -254,9 +254,9 @@ def room(path: Path) -> int:
 
 def belonging(records: Records, steps: Sequence[int], generations: Sequence[int]) -> NDArray[np.bool_]:
     """Return which records led to what there is now: from each of the ascending `steps` on, one generation's do."""
-    stretch = np.searchsorted(np.array(steps, dtype=np.uint64), records["number"], side="right")
-    of_stretch = np.array([-1, *generations], dtype=np.int64)
-    return np.asarray(of_stretch[stretch] == records["generation"].astype(np.int64))
+    segment = np.searchsorted(np.array(steps, dtype=np.uint64), records["number"], side="right")
+    of_segment = np.array([-1, *generations], dtype=np.int64)
+    return np.asarray(of_segment[segment] == records["generation"].astype(np.int64))
 
 
 def chain(link: bytes, records: Records, shards: int, steps: range) -> bytes | None:

@@ -113,7 +113,7 @@ class Receipt:
         return max(self.checkpoints, default=0)
 
     @property
-    def stretches(self) -> tuple[Start, ...]:
+    def segments(self) -> tuple[Start, ...]:
         """The starts that led to what there is now, each from its step to the next one's.
 
         A start that resumed from an earlier step than a former one did has taken that one's steps again.

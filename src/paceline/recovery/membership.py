@@ -1,7 +1,7 @@
 """Who belongs to the group: what a worker tells whoever started it, and what it is told. Imports no torch.
 
 The launcher decides. A worker whose group broke says where it stands and is given its place in the next one; a worker
-that was started to join a run under way says that it is ready, and waits for the same.
+that was started to join a run in progress says that it is ready, and waits for the same.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Membership(Protocol):
     """A worker's line to the one who decides."""
 
     newcomer: bool
-    """Whether this worker joins a run that is under way."""
+    """Whether this worker joins a run that is in progress."""
     elastic: bool
     """Whether losing a worker is survived."""
 

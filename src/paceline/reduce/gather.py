@@ -22,7 +22,7 @@ from paceline.world.shared_memory import SharedMemoryChannel, open_channel
 from paceline.world.world import SHARED_MEMORY
 
 PLACES = 3
-"""Messages that there is room for. torch has one under way while it works with another."""
+"""Messages that there is room for. torch has one in flight while it works with another."""
 ARRIVED, COPIED = 0, 1
 """The two flags: my rows are in the message; I have copied out all messages up to this one."""
 

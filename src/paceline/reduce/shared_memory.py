@@ -20,7 +20,7 @@ PIECE = 1 << 16
 ARRIVED, SUMMED = 0, 1
 """The two flags: my parts are in; my chunk is summed."""
 ROOM = 1 << 25
-"""Bytes for each worker's part of what is under way: eight buckets."""
+"""Bytes for each worker's part of what is in flight: eight buckets."""
 Pairs = list[tuple[Tensor, Tensor]]
 _Key = tuple[int, int]
 """The name of a tensor, and where in it."""
@@ -50,7 +50,7 @@ class _Plan:
 class SharedMemoryExchange:
     """Sums among the workers of one host without a socket.
 
-    All exchanges that are under way lie side by side in a room of fixed size. When it is full they are finished, so what
+    All exchanges that are in flight lie side by side in a room of fixed size. When it is full they are finished, so what
     is shared does not grow with the model.
     """
 

@@ -55,7 +55,7 @@ def wait_all(futures: Iterable[Future[Result]]) -> list[Result]:
     for future in futures:
         try:
             answers.append(future.wait())
-        except Exception as error:  # noqa: BLE001  (raised below, when nothing is under way any more)
+        except Exception as error:  # noqa: BLE001  (raised below, when nothing is in flight any more)
             first = first or error
     if first is not None:
         raise first

@@ -191,7 +191,7 @@ def new_hold(session: Session) -> Hold:
     return (session.rank, next(session.numbers)), (session.rank, next(session.numbers))
 
 
-def let_go(owner: str, hold: Hold) -> None:
+def release(owner: str, hold: Hold) -> None:
     """Let go of a hold that no reference stands for."""
     _take_back(current(), [(owner, hold, [], None)])
 

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from paceline.errors import CallTimeoutError, InputError
 from paceline.remote import dispatch, registry
 from paceline.remote.calls import Method
-from paceline.remote.counted_references import Reference, let_go, new_hold
+from paceline.remote.counted_references import Reference, new_hold, release
 from paceline.remote.guard import own
 from paceline.remote.object_store import Number
 from paceline.remote.session import current
@@ -96,7 +96,7 @@ def create(
     try:
         maker(*args, **kwargs)
     except CallTimeoutError:
-        let_go(name, (number, token))  # it may still be created
+        release(name, (number, token))  # it may still be created
         raise
     lease: Reference[Any] = Reference(name, number, token, address.rpartition(":")[2])
     return cast("Service", _proxy_class(address)(number, lease))

@@ -1,4 +1,4 @@
-"""State that is cut up among workers: who holds which chunk of which tensor, and how whole tensors come of them.
+"""State that is sharded among workers: who holds which chunk of which tensor, and how whole tensors come of them.
 
 Every tensor of a run's state has a key, `model/NAME` or `optimizer/NAME/SLOT`, that does not depend on the strategy. A
 worker holds a chunk of each, the whole or a part. What is no tensor (groups, schedule, scaler) is the same on all workers.

@@ -73,7 +73,7 @@ STRATEGIES = {
     ),
     "fsdp": Entry(
         "paceline.strategies.fsdp:Fsdp",
-        "weights, gradients and optimizer state cut up among the workers",
+        "weights, gradients and optimizer state sharded among the workers",
         side="fsdp",
         sharded=True,
         compiles_blocks=True,

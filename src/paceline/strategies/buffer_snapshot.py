@@ -86,5 +86,5 @@ def _now(entry: _Entry) -> tuple[int, int] | None:
 
 
 def _here(value: Tensor) -> Tensor:
-    """Return this worker's part of a buffer that is cut up."""
+    """Return this worker's part of a buffer that is sharded."""
     return local_part(value).detach()

@@ -48,7 +48,7 @@ class Placement(ABC):
     model: nn.Module
     """The user's own module, bare, as it is saved."""
     whole = False
-    """Whether this worker holds all of the state; else it is cut up among the workers."""
+    """Whether this worker holds all of the state; else it is sharded among the workers."""
     reads_whole = False
     """Whether `take` reads tensors whole of which it keeps a part."""
     adapts = False

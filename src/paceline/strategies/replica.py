@@ -114,7 +114,7 @@ class Replica:
 
     @property
     def whole(self) -> bool:
-        """Whether this worker holds all of the state; else it is cut up among the workers."""
+        """Whether this worker holds all of the state; else it is sharded among the workers."""
         return self.placement.whole
 
     @property
@@ -320,7 +320,7 @@ class Replica:
             self.scaler.load_state_dict(rest["scaler"])
 
     def state(self) -> dict[str, Any]:
-        """Return everything by name, whole, independent of the strategy; where it is cut up all workers ask together."""
+        """Return everything by name, whole, independent of the strategy; where it is sharded all workers ask together."""
         self.placement.align()
         return self.placement.gathered(self.held(), self.world)
 

@@ -1,4 +1,4 @@
-"""State that lies cut up in the workers' memory: which part this worker holds, as plain tensors.
+"""State that lies sharded in the workers' memory: which part this worker holds, as plain tensors.
 
 The optimizer works on these plain parts, not on DTensors: what it does to a number depends on no other number, so the
 bits are the same, and a step costs none of DTensor's bookkeeping. Parts need no group of workers, so they can be asked for
@@ -65,7 +65,7 @@ class Part:
 
     @classmethod
     def of(cls, parameter: nn.Parameter) -> Part:
-        """Return the part of a parameter, in the very memory that it has; one that is not cut up is a part too."""
+        """Return the part of a parameter, in the very memory that it has; one that is not sharded is a part too."""
         if isinstance(parameter.data, DTensor):
             rows = parameter.data.to_local().detach()
             device = torch.device(parameter.data.device_mesh.device_type)

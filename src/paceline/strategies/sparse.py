@@ -2,7 +2,7 @@
 
 A shard's gradient is coalesced, so that each row is there once, in the order of the rows. Two are added row by row: what is
 in both is left + right, what is in one is taken as it is. So the sum of a row does not depend on which other rows
-travel with it, and a table that is cut up by rows gets the bits of a whole one.
+travel with it, and a table that is sharded by rows gets the bits of a whole one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random numbers for parameters that lie cut up in the workers' memory: those that one process would draw.
+"""Random numbers for parameters that lie sharded in the workers' memory: those that one process would draw.
 
 Where a loop of its own makes a layer anew between two calls of `run.steps`, `layer.reset_parameters()` writes to DTensors.
 On a CPU torch has each worker draw its rows from generators that stand alike, so that all parts get the same numbers; on a

@@ -1,6 +1,6 @@
 """The model and the optimizer that a loop of the user's own holds: they stay the live ones when a group forms anew.
 
-Where the state is cut up, the next group makes model and optimizer anew. The objects that the loop holds then become
+Where the state is sharded, the next group makes model and optimizer anew. The objects that the loop holds then become
 those: they take over class and contents, module by module, so that what the loop calls is what is trained. What the
 loop itself has put on its modules since then (train or eval mode, hooks, attributes) stays on them.
 """

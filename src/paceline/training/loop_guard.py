@@ -50,7 +50,7 @@ class LoopGuard:
         self._stand_ins = {}
         self._ticks = self._count_ticks()
         optimizer = replica.optimizer
-        # Where the state was cut up, the loop's optimizer has other contents in another group, without this guard.
+        # Where the state was sharded, the loop's optimizer has other contents in another group, without this guard.
         if optimizer not in self._watched or "zero_grad" not in vars(optimizer):
             self._watched.add(optimizer)
             hooks = step_pre_hooks(optimizer)  # torch has no public way to be the first

@@ -36,7 +36,7 @@ class NoRecords:
     """The books of a run without a folder: none."""
 
     def begin(self, name: str, seed: int, batch_size: int, describe: Callable[[], Start]) -> None:
-        """Begin or go on with a stretch of steps."""
+        """Begin or go on with a segment of steps."""
 
     def regroup(
         self, world: World, name: str, seed: int, batch_size: int, describe: Callable[[], Start]

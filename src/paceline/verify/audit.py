@@ -67,7 +67,7 @@ class _Gap:
 
 @dataclass
 class _Audit:
-    """One audit under way."""
+    """One audit in progress."""
 
     receipt: Receipt
     book: Book
@@ -83,9 +83,9 @@ class _Audit:
     wrong: int = 0
 
     def report(self) -> AuditReport:
-        """Check every stretch, then the chain."""
+        """Check every segment, then the chain."""
         receipt, book = self.receipt, self.book
-        starts = receipt.stretches
+        starts = receipt.segments
         ends = [*(start.step for start in starts[1:]), receipt.steps]
         if starts[0].step > 0:
             self.problems.append(
@@ -135,7 +135,7 @@ class _Audit:
     # What must have been served.
 
     def _pieces(self, start: Start, end: int) -> Iterator[_Piece | _Gap]:
-        """Cut a stretch into pieces of one epoch and a bounded number of samples each, and gaps that are longer than that."""
+        """Cut a segment into pieces of one epoch and a bounded number of samples each, and gaps that are longer than that."""
         batch = self.receipt.batch_size
         most = max(1, BLOCK_SAMPLES // max(batch, self.receipt.shards))
         if start.stream:

@@ -47,9 +47,9 @@ class Book:
         sources = np.repeat(np.arange(len(found), dtype=np.int64), [len(one) for one in found.values()])
         generations = {start.generation: start.step for start in receipt.history}
         strange = {origin: _strange(one, generations) for origin, one in found.items()}
-        stretches = receipt.stretches
+        segments = receipt.segments
         led = ledger.belonging(
-            records, [start.step for start in stretches], [start.generation for start in stretches]
+            records, [start.step for start in segments], [start.generation for start in segments]
         )
         behind = records["number"] >= receipt.steps
         placed = records["shard"] < receipt.shards

@@ -1,4 +1,4 @@
-"""Re-runs a stretch of a recorded run and says whether the bits agree with its receipt. Imports no torch."""
+"""Re-runs a segment of a recorded run and says whether the bits agree with its receipt. Imports no torch."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _GOVERNING = (
     "shuffle",
     "order_seed",
 )
-"""What must not change within a stretch for one re-run to cover it."""
+"""What must not change within a segment for one re-run to cover it."""
 _OF_DATA = ("stream", "samples", "shuffle", "order_seed")
 """What the re-run is not told, but finds out from the task."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay(Options):
-    """Which stretch of which run, and on what."""
+    """Which segment of which run, and on what."""
 
     folder: Path
     steps: int | None = ranged(None, STEPS)
@@ -72,56 +72,56 @@ class _Stretch:
 
 
 def verify_receipt(replay: Replay) -> ReceiptReport:
-    """Take the steps of a stretch again in a temporary folder and compare the hashes."""
+    """Take the steps of a segment again in a temporary folder and compare the hashes."""
     started = time.perf_counter()
     receipt = Receipt.read(replay.folder)
-    stretch = _stretch(receipt, replay)
+    segment = _segment(receipt, replay)
     _, faults = check_kept(replay.folder, receipt)
-    options = _options(receipt, stretch, replay)
+    options = _options(receipt, segment, replay)
     with tempfile.TemporaryDirectory(prefix="paceline-replay-") as place:
         out = Path(place) / "run"
-        if stretch.first:
-            _begin_from(receipt, stretch, replay.folder, out)
+        if segment.first:
+            _begin_from(receipt, segment, replay.folder, out)
         outcome = api.start(
             _REPLAY,
-            (_spec(receipt, stretch), stretch.facts.horizon, tuple(stretch.points)),
+            (_spec(receipt, segment), segment.facts.horizon, tuple(segment.points)),
             {},
-            replace(options, out=out, resume=stretch.first > 0),
-            threads=replay.threads or stretch.facts.threads,
+            replace(options, out=out, resume=segment.first > 0),
+            threads=replay.threads or segment.facts.threads,
         )
         found: str = outcome.value()[0]
         again = Receipt.read(out)
     faults += [
-        f"the receipt says {name} {getattr(stretch.facts, name)}, and the same task has {getattr(again.last, name)} here"
+        f"the receipt says {name} {getattr(segment.facts, name)}, and the same task has {getattr(again.last, name)} here"
         for name in _OF_DATA
-        if getattr(stretch.facts, name) != getattr(again.last, name)
+        if getattr(segment.facts, name) != getattr(again.last, name)
     ]
-    if stretch.first and found != receipt.checkpoints[stretch.first].weights_sha256:
+    if segment.first and found != receipt.checkpoints[segment.first].weights_sha256:
         raise InputError(
-            f"the checkpoint of step {stretch.first} in {replay.folder} is not the one that the receipt tells of: its weights "
+            f"the checkpoint of step {segment.first} in {replay.folder} is not the one that the receipt tells of: its weights "
             "have another hash. One of them was changed; begin at another checkpoint, or with --steps."
         )
     return ReceiptReport(
         name=receipt.name,
         folder=str(replay.folder),
-        first=stretch.first,
+        first=segment.first,
         strategy=options.strategy,
         workers=options.workers,
-        recorded=stretch.facts,
+        recorded=segment.facts,
         compared=[
             Compared(step=step, there=there, here=again.checkpoints[step])
-            for step, there in sorted(stretch.points.items())
+            for step, there in sorted(segment.points.items())
         ],
-        differences=environment_differences(stretch.facts, again.last),
+        differences=environment_differences(segment.facts, again.last),
         faults=faults,
         seconds=time.perf_counter() - started,
     )
 
 
-def _stretch(receipt: Receipt, replay: Replay) -> _Stretch:
+def _segment(receipt: Receipt, replay: Replay) -> _Stretch:
     """Choose the steps to take and the hashes to meet."""
     if replay.steps is not None and replay.start is not None:
-        raise InputError("--steps and --from both choose a stretch. Give one of them.")
+        raise InputError("--steps and --from both choose a segment. Give one of them.")
     recorded = sorted(receipt.checkpoints)
     if not recorded:
         raise InputError(
@@ -156,7 +156,7 @@ def _check_checkpoint(receipt: Receipt, replay: Replay, first: int) -> None:
 
 def _facts(receipt: Receipt, first: int, last: int) -> Start:
     """Return the start that governs the steps [first, last); refuse where another one set other terms on the way."""
-    governing = [start for start in receipt.stretches if start.step <= first]
+    governing = [start for start in receipt.segments if start.step <= first]
     if not governing:
         begin = receipt.history[0].step
         raise InputError(f"the receipt begins at step {begin}. Use --from {begin}, or a later checkpoint.")
@@ -166,7 +166,7 @@ def _facts(receipt: Receipt, first: int, last: int) -> Start:
             f"the run {receipt.name!r} was a loop of your own, and a receipt cannot run that again. "
             "paceline audit works on it; paceline train leaves a receipt that can be run again."
         )
-    for start in receipt.stretches:
+    for start in receipt.segments:
         changed = [name for name in _GOVERNING if getattr(start, name) != getattr(facts, name)]
         if first < start.step < last and changed:
             raise InputError(
@@ -177,8 +177,8 @@ def _facts(receipt: Receipt, first: int, last: int) -> Start:
     return facts
 
 
-def _options(receipt: Receipt, stretch: _Stretch, replay: Replay) -> RunOptions:
-    facts = stretch.facts
+def _options(receipt: Receipt, segment: _Stretch, replay: Replay) -> RunOptions:
+    facts = segment.facts
     strategy = replay.strategy or facts.strategy
     known = strategies.entry(strategy)
     at_hand = 1 if known.processes == 1 and not known.threaded else min(env.cores(), receipt.shards)
@@ -200,8 +200,8 @@ def _options(receipt: Receipt, stretch: _Stretch, replay: Replay) -> RunOptions:
     )
 
 
-def _spec(receipt: Receipt, stretch: _Stretch) -> TrainSpec:
-    facts = stretch.facts
+def _spec(receipt: Receipt, segment: _Stretch) -> TrainSpec:
+    facts = segment.facts
     overrides: dict[str, Any] = {
         "seed": receipt.seed,
         "precision": facts.precision,
@@ -213,16 +213,16 @@ def _spec(receipt: Receipt, stretch: _Stretch) -> TrainSpec:
         task=facts.task or "",
         name=receipt.name,
         settings=facts.settings,
-        steps=stretch.last,
+        steps=segment.last,
         batch_size=receipt.batch_size,
         max_grad_norm=facts.max_grad_norm,
         overrides=overrides,
     )
 
 
-def _begin_from(receipt: Receipt, stretch: _Stretch, folder: Path, out: Path) -> None:
+def _begin_from(receipt: Receipt, segment: _Stretch, folder: Path, out: Path) -> None:
     """Lay out a folder that ends where the stretch begins, so that the re-run resumes there."""
-    name = f"{CHECKPOINTS}/step-{stretch.first}"
+    name = f"{CHECKPOINTS}/step-{segment.first}"
     shutil.copytree(folder / name, out / name)
-    known = {stretch.first: receipt.checkpoints[stretch.first]}
-    replace(receipt, history=(stretch.facts,), checkpoints=known).write(out)
+    known = {segment.first: receipt.checkpoints[segment.first]}
+    replace(receipt, history=(segment.facts,), checkpoints=known).write(out)

@@ -1,4 +1,4 @@
-"""The re-run of a recorded stretch, as each of its workers does it: `paceline train`, with a hash at the recorded steps."""
+"""The re-run of a recorded segment, as each of its workers does it: `paceline train`, with a hash at the recorded steps."""
 
 from __future__ import annotations
 

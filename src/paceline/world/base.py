@@ -1,4 +1,4 @@
-"""How workers talk: the `Comm` protocol, and `Pending`, an operation under way.
+"""How workers talk: the `Comm` protocol, and `Pending`, an operation in flight.
 
 Every operation returns its value and leaves its input alone; the one exception, `all_reduce_`, says so with
 its underscore. A root, a peer and the length of a list are always counted in ranks of the `Comm` they go to.
@@ -18,7 +18,7 @@ Value_co = TypeVar("Value_co", covariant=True)
 
 
 class Pending(Protocol[Value_co]):
-    """An operation under way; `wait` may be called more than once."""
+    """An operation in flight; `wait` may be called more than once."""
 
     def wait(self) -> Value_co:
         """Return the value as soon as it is there, or raise what went wrong."""
@@ -30,7 +30,7 @@ class Pending(Protocol[Value_co]):
 
 
 class PendingReduction(Pending[Tensor], Protocol):
-    """A reduction under way, which torch's own machinery can wait for too."""
+    """A reduction in flight, which torch's own machinery can wait for too."""
 
     def future(self) -> Future[Tensor]:
         """Return torch's future of the value, as a DDP communication hook returns it."""

@@ -22,7 +22,7 @@ class InterruptedWaitError(RuntimeError):
 
 
 class Interruption:
-    """Raised once for each group, from any thread; what is under way in that group then fails."""
+    """Raised once for each group, from any thread; what is in flight in that group then fails."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

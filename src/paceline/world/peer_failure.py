@@ -16,7 +16,7 @@ def is_lost_peer(error: BaseException) -> bool:
 def may_come_of_a_break(error: BaseException) -> bool:
     """Return whether a broken group can have caused this: a KeyError of the user's code has another reason.
 
-    What breaks an operation under way comes as one of these, or is what the user's code made of one of them.
+    What breaks an operation in flight comes as one of these, or is what the user's code made of one of them.
     """
     while not isinstance(error, RuntimeError | OSError | PacelineError):
         before = error.__cause__ or error.__context__

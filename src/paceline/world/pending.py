@@ -1,4 +1,4 @@
-"""Operations under way: over at once, on torch's `Work`, or a message between two ranks."""
+"""Operations in flight: over at once, on torch's `Work`, or a message between two ranks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FinishedReduction(Finished[Tensor]):
 
 
 class WorkingReduction:
-    """A reduction of torch's under way; a mean is divided once, when the sum is there."""
+    """A reduction of torch's in flight; a mean is divided once, when the sum is there."""
 
     def __init__(self, work: dist.Work, tensor: Tensor, divisor: int | None) -> None:
         self._work = work

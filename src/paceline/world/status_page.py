@@ -120,7 +120,7 @@ class NoStatusPage:
         return self.timeout_s * PATIENCE
 
     def begin(self, kind: Kind, step: int) -> None:
-        """Begin an operation; one that was under way counts as broken off."""
+        """Begin an operation; one that was in flight counts as broken off."""
 
     def enter(self, phase: Phase) -> Phase:  # noqa: ARG002
         """Begin a phase and give the one before, to go back to."""
@@ -184,7 +184,7 @@ class StatusPage(NoStatusPage):
         return descriptor
 
     def begin(self, kind: Kind, step: int) -> None:
-        """Begin an operation, in phase COMPUTE; one that was under way counts as broken off."""
+        """Begin an operation, in phase COMPUTE; one that was in flight counts as broken off."""
         self.enter(_COMPUTE)
         self._spent = [0.0] * _PHASES
         self._kind, self._began = kind, self._since

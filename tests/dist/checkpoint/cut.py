@@ -1,4 +1,4 @@
-"""A state that is cut up among workers by hand, and what it is when whole."""
+"""A state that is sharded among workers by hand, and what it is when whole."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ PACELINE = (sys.executable, "-m", "paceline")
 
 
 class Started:
-    """A command under way. All it starts inherits a mark in its environment, by which /proc gives it away."""
+    """A command in progress. All it starts inherits a mark in its environment, by which /proc gives it away."""
 
     def __init__(self, command: tuple[str, ...], folder: Path) -> None:
         self.mark = f"{MARK}={uuid.uuid4().hex}".encode()

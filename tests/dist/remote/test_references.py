@@ -152,7 +152,7 @@ def test_a_failure_that_is_kept_here_is_the_functions_own():
 
 
 def ask_and_forget(session):
-    """Let go of a service and of the reference to its value while the calls are under way."""
+    """Let go of a service and of the reference to its value while the calls are in flight."""
     fetched = remote.call("server:1", fetch)
     return [fetched(remote.create("server:0", Desk, turn).add.remote()) for turn in range(200)]
 

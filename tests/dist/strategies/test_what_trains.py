@@ -1,4 +1,4 @@
-"""Parameters that begin or cease to train while a run is under way: as in one process, or refused in one line."""
+"""Parameters that begin or cease to train while a run is in progress: as in one process, or refused in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is drawn into weights that are cut up: the numbers of one process, or a refusal."""
+"""What is drawn into weights that are sharded: the numbers of one process, or a refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real runs leave a ledger and a receipt that hold, and a receipt can be checked by running a stretch again."""
+"""Real runs leave a ledger and a receipt that hold, and a receipt can be checked by running a segment again."""
 
 from __future__ import annotations
 
@@ -262,13 +262,13 @@ def test_a_hash_that_cannot_be_met_for_no_reason_on_record_says_so(run: Path, tm
     ("chosen", "words"),
     [
         ({"steps": 2}, "no hash within the first 2 steps. Use --steps 3 or more"),
-        ({"steps": 3, "start": 3}, "both choose a stretch"),
+        ({"steps": 3, "start": 3}, "both choose a segment"),
         ({"start": 20}, "step 20 is the last one"),
         ({"start": 4}, "no checkpoint of step 4 to begin from. There are: 6, 10, 20"),
         ({"start": 3}, "no checkpoint of step 3 to begin from. There are: 6, 10, 20"),
     ],
 )
-def test_a_stretch_that_is_not_there(run: Path, chosen: dict[str, Any], words: str) -> None:
+def test_a_segment_that_is_not_there(run: Path, chosen: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         verify_receipt(Replay(folder=run, **chosen))
 

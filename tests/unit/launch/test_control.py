@@ -1,4 +1,4 @@
-"""Orders to a run under way: whoever asks badly, or goes away, harms nothing."""
+"""Orders to a run in progress: whoever asks badly, or goes away, harms nothing."""
 
 import json
 import socket
@@ -51,5 +51,5 @@ def test_a_bad_order_gets_an_answer_and_one_who_is_gone_none(sent, control, tmp_
 def test_no_run_under_way_is_one_line(there, tmp_path):
     if there is not None:
         (tmp_path / NAME).write_text(there)
-    with pytest.raises(InputError, match=r"no run is under way|does not answer"):
+    with pytest.raises(InputError, match=r"no run is in progress|does not answer"):
         order(tmp_path, {"do": "resize", "workers": 3})

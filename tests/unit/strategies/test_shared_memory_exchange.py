@@ -141,7 +141,7 @@ def test_each_part_is_added_along_the_tree(monkeypatch: pytest.MonkeyPatch, shar
 
 
 def gathered(transport: SharedMemoryChannel, sizes: Sequence[int]) -> list[Tensor]:
-    """Gather messages with one under way while another is copied out, as torch does on the way back."""
+    """Gather messages with one in flight while another is copied out, as torch does on the way back."""
     gather = SharedMemoryGather(transport)
     gather.reserve(4 * WORKERS * max(sizes))
     group = dist.ProcessGroup(0, 1)  # nobody is asked

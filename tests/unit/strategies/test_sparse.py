@@ -1,4 +1,4 @@
-"""Gradients that are rows: added along the tree row by row, and cut up by rows without another bit."""
+"""Gradients that are rows: added along the tree row by row, and sharded by rows without another bit."""
 
 from __future__ import annotations
 

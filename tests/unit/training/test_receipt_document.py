@@ -99,7 +99,7 @@ def test_a_receipt_of_another_time(tmp_path: Path) -> None:
 def test_of_two_starts_at_one_step_the_later_one_counts() -> None:
     """A regroup that came to nothing is followed by another."""
     starts = [replace(START, generation=place, step=step) for place, step in enumerate((0, 5, 5, 5, 8, 7))]
-    assert [(start.step, start.generation) for start in receipt(*starts).stretches] == [
+    assert [(start.step, start.generation) for start in receipt(*starts).segments] == [
         (0, 0),
         (5, 3),
         (7, 5),

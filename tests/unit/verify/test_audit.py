@@ -87,7 +87,7 @@ def close(folder: Path, *starts: Start, steps: int, batch: int = BATCH, shards: 
     """Write the receipt of a run that ended well."""
     receipt = Receipt(name="task", seed=5, shards=shards, batch_size=batch, history=starts, finished=True)
     records = np.concatenate([ledger.read(path) for path in ledger.paths(folder).values()])
-    led = receipt.stretches
+    led = receipt.segments
     mine = ledger.belonging(records, [one.step for one in led], [one.generation for one in led])
     link = ledger.chain(FIRST_LINK, records[mine], shards, range(steps))
     assert link is not None

@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer state cut up among the workers."""
+"""Weights, gradients and optimizer state sharded among the workers."""
 
 from paceline.strategies.fsdp.strategy import Fsdp
 

@@ -22,7 +22,7 @@ from paceline.world import World
 
 @dataclass(frozen=True)
 class Sharded:
-    """A model that is cut up, and how it came to be."""
+    """A model that is sharded, and how it came to be."""
 
     model: nn.Module
     wraps: list[ParamGroup]
@@ -38,7 +38,7 @@ def make_sharded(inputs: StrategyInputs, data: World, place: World, listener: Li
     for refuse in (refuse_sparse, refuse_hooks, refuse_references):
         refuse(model, "fsdp")
     kept = {name: fsdp.notes_on(parameter) for name, parameter in model.named_parameters()}
-    notes = [] if not reason else [f"every worker made the whole model before it was cut up: {reason}"]
+    notes = [] if not reason else [f"every worker made the whole model before it was sharded: {reason}"]
     if inputs.sync_batchnorm:
         synchronise(model, data.comm, inputs.shards)
     if made is None and not inputs.weights_in_sync:
@@ -83,7 +83,7 @@ def _note_of_one_wrap(model: nn.Module, inputs: StrategyInputs) -> str:
 def _group(place: World) -> dist.ProcessGroup:
     group: dist.ProcessGroup | None = place.comm.group
     if group is None:
-        raise RuntimeError("a model is cut up among several workers")
+        raise RuntimeError("a model is sharded among several workers")
     return group
 
 

@@ -223,7 +223,7 @@ class ParamGroup:
         self._module.reshard()
 
     def abandon(self) -> None:
-        """Forget a message with weights that is under way."""
+        """Forget a message with weights that is in flight."""
         self._group.forget_gather()
 
     def join_gather(self) -> None:

@@ -38,7 +38,7 @@ from paceline.world import World
 
 
 class FsdpReducer(Reducer):
-    """The gradients of a model that is cut up among the workers."""
+    """The gradients of a model that is sharded among the workers."""
 
     watches = True
     shows_sums = False

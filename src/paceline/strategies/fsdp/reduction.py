@@ -22,7 +22,7 @@ from paceline.reduce.norms import total_norm
 from paceline.reduce.shared_memory_scatter import open_scatter
 from paceline.reduce.tree import TreeSum
 from paceline.strategies.fsdp.param_groups import ParamGroup, ShardedParam
-from paceline.strategies.fsdp.rounds import END, Passage, Rounds
+from paceline.strategies.fsdp.rounds import END, RoundProgress, Rounds
 from paceline.strategies.writes import refuse_writes
 from paceline.world import World
 from paceline.world.fault_points import REDUCTION, hit
@@ -45,7 +45,7 @@ class Reduction:
         self.scatter = open_scatter(data, copies, shards, transport)
         self.wraps: list[ParamGroup] = []
         self._parameters: list[list[nn.Parameter]] = []
-        self._passage = Passage(data, Rounds(data.rank, (0,) * data.size))
+        self._round = RoundProgress(data, Rounds(data.rank, (0,) * data.size))
         self._combination: Combination | None = None
         self._outputs: dict[int, Tensor] = {}
 
@@ -74,7 +74,7 @@ class Reduction:
 
     def begin(self, rounds: Rounds, *, looks: bool = False) -> None:
         """Start the rounds of a step; `looks` compares the values of gathered weights behind each pass."""
-        self._passage = Passage(self._data, rounds)
+        self._round = RoundProgress(self._data, rounds)
         for wrap in self.wraps:
             wrap.looks = looks
             wrap.open()
@@ -82,12 +82,12 @@ class Reduction:
     @property
     def ends(self) -> bool:
         """Whether the gradients of this pass leave with it."""
-        return self._passage.last or not self._exact
+        return self._round.last or not self._exact
 
     @property
     def over(self) -> bool:
         """Whether all rounds of the step are done."""
-        return self._passage.over
+        return self._round.over
 
     def arm(self, combination: Combination | None) -> None:
         """Prepare for the backward pass; `combination` says what this worker's sums are made of, if it is the last."""
@@ -100,7 +100,7 @@ class Reduction:
         for wrap in self.wraps:
             wrap.settle()
         # Before anything is waited for: those who follow wait for their rows only when they know that no more come.
-        self._passage.announce(END)
+        self._round.announce(END)
         self._collect()
         for wrap in self.wraps:
             wrap.disarm()
@@ -147,21 +147,21 @@ class Reduction:
 
     def end_forward(self) -> None:
         """Close a pass that has no way back."""
-        self._passage.announce(END)
+        self._round.announce(END)
         self.end_pass()
 
     def end_pass(self) -> None:
         """Close a pass."""
         for wrap in self.wraps:
             wrap.close()
-        self._passage.next()
+        self._round.next()
         for wrap in self.wraps:
             wrap.open()
 
     def follow(self, combination: Combination | None) -> None:
         """Go through a pass of the others without a batch of one's own."""
         self._combination = combination
-        while (message := self._passage.listen()) != END:
+        while (message := self._round.listen()) != END:
             index, reduces = divmod(message, 2)
             wrap = self.wraps[index]
             if reduces:
@@ -170,7 +170,7 @@ class Reduction:
             else:
                 wrap.join_gather()
         self._collect()
-        self._passage.next()
+        self._round.next()
 
     def abandon(self) -> None:
         """Let go of the group, and of memory that is shared in it; nothing is gathered or reduced after this."""
@@ -190,11 +190,11 @@ class Reduction:
 
     def gathers(self, wrap: ParamGroup) -> None:
         """Know that the weights of a wrap are about to be gathered."""
-        self._passage.announce(2 * wrap.index)
+        self._round.announce(2 * wrap.index)
 
     def reduces(self, wrap: ParamGroup, gradients: Tensor, output: Tensor) -> None:
         """Add a wrap's gradients up over all workers; `output` gets this worker's rows."""
-        self._passage.announce(2 * wrap.index + 1)
+        self._round.announce(2 * wrap.index + 1)
         self._reduce(wrap, gradients, output)
 
     def room(self, wrap: ParamGroup) -> Tensor:

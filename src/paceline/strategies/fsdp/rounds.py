@@ -64,7 +64,7 @@ class Schedule:
         return rounds
 
 
-class Passage:
+class RoundProgress:
     """One worker's way through the rounds of a step: it leads, it goes along, or it follows."""
 
     def __init__(self, world: World, rounds: Rounds) -> None:

@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer state cut up among the workers; alone (`fsdp`) or in several copies (`ddp=2,fsdp=2`)."""
+"""Weights, gradients and optimizer state sharded among the workers; alone (`fsdp`) or in several copies (`ddp=2,fsdp=2`)."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ def _check_offload(inputs: StrategyInputs, world: World) -> None:
     alone = world.size == 1 or (bool(world.mesh.sizes) and world.mesh.size("fsdp") == 1)
     if alone and not inputs.weights_in_sync:
         raise InputError(
-            "--offload keeps each worker's rows in host memory, but nothing is cut up among one worker. "
+            "--offload keeps each worker's rows in host memory, but nothing is sharded among one worker. "
             "Use --workers 2 or more, or --no-offload."
         )

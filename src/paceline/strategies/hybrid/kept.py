@@ -62,7 +62,7 @@ class KeptState(ShardedTensors):
                     for slot, value in slots.items()
                 }
         _replace(optimizer, lambda one: cut[one].values if one in cut else one)
-        self.let_go(optimizer)
+        self.release(optimizer)
 
     def unwire(self, optimizer: Optimizer) -> None:
         """Put the model's own parameters back into the optimizer."""
@@ -72,7 +72,7 @@ class KeptState(ShardedTensors):
             optimizer.state.pop(part.values, None)
         _replace(optimizer, lambda one: here.get(one, one))
 
-    def let_go(self, optimizer: Optimizer) -> None:
+    def release(self, optimizer: Optimizer) -> None:
         """Drop the optimizer's state of what others keep."""
         kept = {id(part.values) for part in self.by_name.values()}
         for name, parameter in self._standing.items():
@@ -85,7 +85,7 @@ class KeptState(ShardedTensors):
         """Take over this worker's part of a state."""
         slots = {name: one for name, one in described["state"].items() if name in self.by_name}
         super().take(optimizer, catalogue, read, {**described, "state": slots})
-        self.let_go(optimizer)
+        self.release(optimizer)
 
 
 class KeptPlacement(Placement):

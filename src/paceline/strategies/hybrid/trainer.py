@@ -174,7 +174,7 @@ class DensePlacement(KeptPlacement):
         apart = {sparse.weight_of(name) for name in tables}
         dense = [name for name, _ in self.model.named_parameters() if name not in apart]
         self.kept = KeptState(self.model, dense, {})
-        self.kept.let_go(optimizer)
+        self.kept.release(optimizer)
         for group in optimizer.param_groups:
             # Beside sparse gradients torch updates one tensor after the other; without them it would round otherwise.
             group["foreach"] = False

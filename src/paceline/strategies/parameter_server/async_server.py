@@ -23,7 +23,7 @@ class AsyncUpdate:
         self._counts = [0] * placement.trainers
         """How many steps each trainer has pushed, in the numbers of the run; 0 before the first."""
         self._entries: dict[int, dict[int, Push]] = {}
-        """The letters of each step that is not complete, by trainer."""
+        """The pushes of each step that is not complete, by trainer."""
         self._latest: dict[int, Push] = {}
         self._unanswered: list[Push] = []
         self.updates = 0
@@ -34,14 +34,14 @@ class AsyncUpdate:
         work = replica.step_state.work
         self._counts = [max(count, work.number) for count in self._counts]  # nobody is behind it
         while min(self._counts) <= work.number:
-            letters = self._placement.receive(1)
-            for alike in _by_options(letters):
+            pushes = self._placement.receive(1)
+            for alike in _by_options(pushes):
                 self._apply_together(replica, alike)
-            for letter in letters:
-                self._counts[letter.trainer] = letter.step + 1
-                self._entries.setdefault(letter.step, {})[letter.trainer] = letter
-                self._latest[letter.trainer] = letter
-            self._unanswered += letters
+            for push in pushes:
+                self._counts[push.trainer] = push.step + 1
+                self._entries.setdefault(push.step, {})[push.trainer] = push
+                self._latest[push.trainer] = push
+            self._unanswered += pushes
             if min(self._counts) > work.number:
                 self._complete(replica, work.number)
             self._let_go_on()
@@ -50,22 +50,22 @@ class AsyncUpdate:
         return StepResult(work.number, work.size, entry.to(replica.world.device), terms)
 
     @torch.no_grad()
-    def _apply_together(self, replica: Replica, letters: list[Push]) -> None:
+    def _apply_together(self, replica: Replica, pushes: list[Push]) -> None:
         """Make one update of the weighted mean of shares with the same options, as far as their part of a global batch goes."""
-        shares = [letter.content["share"] for letter in letters]
+        shares = [push.content["share"] for push in pushes]
         whole = sum(shares)
         if not whole:
             return
         parameters, optimizer = replica.step_state.parameters, replica.optimizer
-        for letter, share in zip(letters, shares, strict=True):
-            brought = self._placement.packing.unpack(letter.content["parcel"], replica.world.device)
+        for push, share in zip(pushes, shares, strict=True):
+            brought = self._placement.packing.unpack(push.content["packed"], replica.world.device)
             for parameter, gradient in zip(parameters, brought, strict=True):
                 if gradient is None or not share:
                     continue
                 gradient.mul_(share / whole)
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         replica.partial_update.check()
-        self._placement.take_options(letters)
+        self._placement.take_options(pushes)
         hit(OPTIMIZER)
         rates = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
@@ -84,7 +84,7 @@ class AsyncUpdate:
         self._placement.take_options([first])  # others may be further
         if replica.scheduler is not None:
             replica.scheduler.step()
-        rows = [letter.content["buffers"] for _, letter in sorted(self._entries[number].items())]
+        rows = [push.content["buffers"] for _, push in sorted(self._entries[number].items())]
         if not rows[0]:
             return
         if not replica.buffers.active or len(rows) == 1:
@@ -105,9 +105,7 @@ class AsyncUpdate:
         """Answer those that are not too far ahead of the slowest."""
         slowest = min(self._counts)
         entry, terms = _total(self._latest)
-        able = [
-            letter for letter in self._unanswered if letter.step + 1 - slowest <= self._placement.staleness
-        ]
+        able = [push for push in self._unanswered if push.step + 1 - slowest <= self._placement.staleness]
         if not float(entry[1]) > 0 and slowest < max(self._counts):
             return  # nobody has had a sample yet: the first loss is waited for
         if able:
@@ -115,27 +113,27 @@ class AsyncUpdate:
             sent = able[0].content["buffers"]
             answer = self._placement.answer_of(entry, terms)
             answer["buffers"] = {name: buffers[name].detach().cpu().clone() for name in sent}
-            self._unanswered = [letter for letter in self._unanswered if letter not in able]
+            self._unanswered = [push for push in self._unanswered if push not in able]
             self._placement.queue.answer(able, answer)
 
 
-def _by_options(letters: list[Push]) -> list[list[Push]]:
-    """Split letters, in their order, where the options change: the rate of another step, or of other weights."""
+def _by_options(pushes: list[Push]) -> list[list[Push]]:
+    """Split pushes, in their order, where the options change: the rate of another step, or of other weights."""
     runs: list[list[Push]] = []
-    for letter in letters:
-        if runs and same_options(runs[-1][0].content["options"], letter.content["options"]):
-            runs[-1].append(letter)
+    for push in pushes:
+        if runs and same_options(runs[-1][0].content["options"], push.content["options"]):
+            runs[-1].append(push)
         else:
-            runs.append([letter])
+            runs.append([push])
     return runs
 
 
-def _total(letters: Mapping[int, Push]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Add up the ledgers of some letters, in the order of the trainers."""
+def _total(pushes: Mapping[int, Push]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Add up the ledgers of some pushes, in the order of the trainers."""
     entry = torch.zeros(2)
     terms: dict[str, Tensor] = {}
-    for _, letter in sorted(letters.items()):
-        entry = entry + letter.content["entry"]
-        for name, one in letter.content["terms"].items():
+    for _, push in sorted(pushes.items()):
+        entry = entry + push.content["entry"]
+        for name, one in push.content["terms"].items():
             terms[name] = terms[name] + one if name in terms else one
     return entry, terms

@@ -1,6 +1,6 @@
-"""Where a server meets its trainers: letters come in on the threads of calls, and the server's own thread answers them.
+"""Where a server meets its trainers: pushes come in on the threads of calls, and the server's own thread answers them.
 
-A call waits until its letter is answered. When the group breaks every call is let go without an answer.
+A call waits until its push is answered. When the group breaks every call is let go without an answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Push:
 
 
 class PushQueue:
-    """One server's letters that wait, and those that wait for an answer."""
+    """One server's pushes that wait, and those that wait for an answer."""
 
     def __init__(self, weights: Callable[[], dict[str, Tensor]], interruption: Interruption) -> None:
         global _desk  # noqa: PLW0603  (as torch's RPC, which is one a process)
@@ -42,30 +42,30 @@ class PushQueue:
         _desk = self
         interruption.on_raise(self.close)
 
-    def bring(self, letter: Push) -> Content | None:
-        """Put a letter down and wait for the answer; None when there will be none."""
+    def bring(self, push: Push) -> Content | None:
+        """Put a push down and wait for the answer; None when there will be none."""
         with self._changed:
-            self._waiting.append(letter)
+            self._waiting.append(push)
             self._changed.notify_all()
-            while letter.answer is None and self._open:
+            while push.answer is None and self._open:
                 self._changed.wait()
-            return letter.answer
+            return push.answer
 
     def take(self, count: int) -> list[Push]:
-        """Return all letters that wait, as soon as there are so many, by trainer."""
+        """Return all pushes that wait, as soon as there are so many, by trainer."""
         with self._changed:
             while len(self._waiting) < count:
                 if not self._open:
                     raise InterruptedWaitError("the group is broken: a trainer was lost, or has left")
                 self._interruption.await_change(self._changed)
             taken, self._waiting = self._waiting, []
-        return sorted(taken, key=lambda letter: letter.trainer)
+        return sorted(taken, key=lambda push: push.trainer)
 
-    def answer(self, letters: Sequence[Push], content: Content) -> None:
+    def answer(self, pushes: Sequence[Push], content: Content) -> None:
         """Let trainers go on with this."""
         with self._changed:
-            for letter in letters:
-                letter.answer = content
+            for push in pushes:
+                push.answer = content
             self._changed.notify_all()
 
     def close(self) -> None:

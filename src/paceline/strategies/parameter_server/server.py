@@ -17,7 +17,7 @@ from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, ChunkBounds, Loca
 from paceline.state.optimizer_state import Options, load_optimizer_state, same_options, set_options
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.parameter_server.dealing import Dealing
-from paceline.strategies.parameter_server.parcel import Packing
+from paceline.strategies.parameter_server.packing import Packing
 from paceline.strategies.parameter_server.push_queue import Content, Push, PushQueue
 from paceline.strategies.parameter_server.state import agree_on_weights, check_slots
 from paceline.strategies.partial_update import Scope
@@ -39,7 +39,7 @@ class ServerPlacement(Placement):
         self.peers = world.submesh("ddp")
         self.trainers = world.mesh.trainers
         self.staleness = inputs.tuning.staleness
-        self.letters: list[Push] = []
+        self.pushes: list[Push] = []
         """What the trainers brought for the step in flight."""
         self._checked = False
         self._stale = True
@@ -77,9 +77,9 @@ class ServerPlacement(Placement):
     def receive(self, count: int) -> list[Push]:
         """Wait for so many pushes."""
         before = self.world.pulse.enter(Phase.COMMUNICATION)
-        letters = self.queue.take(count)
+        pushes = self.queue.take(count)
         self.world.pulse.enter(before)
-        return letters
+        return pushes
 
     def answer_of(
         self, entry: Tensor | None, terms: Mapping[str, Tensor], norm: Tensor | None = None
@@ -100,11 +100,11 @@ class ServerPlacement(Placement):
             if result is None
             else self.answer_of(result.entry, result.terms, result.norm)
         )
-        self.queue.answer(self.letters, told)
+        self.queue.answer(self.pushes, told)
 
-    def take_options(self, letters: Sequence[Push]) -> None:
+    def take_options(self, pushes: Sequence[Push]) -> None:
         """Update with the options of the trainers: this loop has no batches, and not all weights."""
-        told: list[Options] = [letter.content["options"] for letter in letters]
+        told: list[Options] = [push.content["options"] for push in pushes]
         if not all(same_options(told[0], one) for one in told[1:]):
             raise InputError(
                 "the optimizer's options (lr, weight_decay, ...) differ between the trainers, whose loops have changed them "
@@ -131,7 +131,7 @@ class ServerPlacement(Placement):
         """Update this server's parameters, and answer; all servers have all that they need, so nothing can fail half-way."""
         optimize()
         self.check_slots()
-        self.keep_buffers(self.letters[0].content["buffers"])
+        self.keep_buffers(self.pushes[0].content["buffers"])
         self.answer(result)
         for parameter in self.parameters():
             parameter.grad = None

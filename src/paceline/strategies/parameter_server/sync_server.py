@@ -13,7 +13,7 @@ from paceline.reduce.norms import total_norm
 from paceline.reduce.tree import TreeSum, cover
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.buffers import Buffers
-from paceline.strategies.parameter_server.parcel import Packing
+from paceline.strategies.parameter_server.packing import Packing
 from paceline.strategies.parameter_server.server import ServerPlacement
 from paceline.strategies.reducer import Reducer
 from paceline.strategies.result import StepResult
@@ -37,16 +37,16 @@ class SyncReducer(Reducer):
     def finish(self) -> None:
         """Wait for all trainers, and make `.grad` the sum over all shards, along the tree."""
         step, placement = self.step, self._placement
-        placement.letters = placement.receive(placement.trainers)
-        placement.take_options(placement.letters)
-        names = placement.letters[0].content["names"]
+        placement.pushes = placement.receive(placement.trainers)
+        placement.take_options(placement.pushes)
+        names = placement.pushes[0].content["names"]
         step.auxiliary.names = names
         if not self._brought:
             self._brought = [Packing([*step.parameters, step.loss_stats] * (len(names) + 1))]
         tree = TreeSum(step.shards)
-        for letter, nodes in zip(placement.letters, self._nodes, strict=True):
-            for node, parcel in zip(nodes, letter.content["parcels"], strict=True):
-                tree.add(node, self._brought[0].unpack(parcel, placement.world.device))
+        for push, nodes in zip(placement.pushes, self._nodes, strict=True):
+            for node, packed in zip(nodes, push.content["packed"], strict=True):
+                tree.add(node, self._brought[0].unpack(packed, placement.world.device))
         step.give(tree.nodes[0][1])
 
     def result(self) -> StepResult | None:

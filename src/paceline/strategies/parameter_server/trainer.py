@@ -25,7 +25,7 @@ from paceline.strategies.base import StepWork, StrategyInputs
 from paceline.strategies.parameter_server import push_queue
 from paceline.strategies.parameter_server.answers import Answers
 from paceline.strategies.parameter_server.dealing import Dealing
-from paceline.strategies.parameter_server.parcel import Packing
+from paceline.strategies.parameter_server.packing import Packing
 from paceline.strategies.parameter_server.state import agree_on_weights, rest_of
 from paceline.strategies.partial_update import Scope
 from paceline.strategies.placement import Placement, whole_state
@@ -190,8 +190,8 @@ class ServedUpdate:
         replica.reducer.combine_buffers(replica.buffers)
         contents: list[push_queue.Content] = []
         for places, packing in zip(placement.dealing.places, self._packings, strict=True):
-            parcels = [packing.pack(_selected(step, held or [], places)) for held in nodes]
-            contents.append({"names": step.auxiliary.names, "parcels": parcels, "buffers": {}})
+            packed = [packing.pack(_selected(step, held or [], places)) for held in nodes]
+            contents.append({"names": step.auxiliary.names, "packed": packed, "buffers": {}})
         if placement.peers.rank == 0:
             contents[0]["buffers"] = _changed_buffers(replica)
         return contents
@@ -224,7 +224,7 @@ class ServedUpdate:
             "buffers": {},
         }
         contents: list[push_queue.Content] = [
-            {**facts, "parcel": packing.pack([one.grad for one in part])}
+            {**facts, "packed": packing.pack([one.grad for one in part])}
             for part, packing in zip(placement.parts, placement.packings, strict=True)
         ]
         contents[0]["buffers"] = _changed_buffers(replica)

@@ -125,7 +125,7 @@ class StagePlacement(Placement):
         if self._rows_among.size > 1:
             self._rows = CutRows(self._rows_among, dict(present(self.model.named_parameters())))
             self._state.cut_up(self._rows)
-            self._rows.let_go()
+            self._rows.release()
         self._make_stages(chain)
         self._chain, self.carried = chain, {"chain": chain}
 
@@ -176,15 +176,15 @@ class StagePlacement(Placement):
         """Update this worker's stages, or its rows of them."""
         self._rows.hand_over()
         optimize()
-        self._rows.let_go()
+        self._rows.release()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Free weights that others have, too."""
-        self._rows.let_go()
+        self._rows.release()
 
     def abandon(self) -> None:
         """Free weights that were gathered for a step that broke."""
-        self._rows.let_go()
+        self._rows.release()
 
     def check_reusable(self) -> None:
         """Raise from the cut on: this worker's module has its own stages alone."""

@@ -1,4 +1,4 @@
-"""The parameters of a worker's stages cut up among the workers of `fsdp`: whole while a step is computed, rows in between.
+"""The parameters of a worker's stages sharded among the workers of `fsdp`: whole while a step is computed, rows in between.
 
 A pipeline goes through a stage many times in a step, so its weights are gathered once, before the first micro-batch, and let
 go of behind the last. Gradients are summed whole, as everywhere in a pipeline; the optimizer works on this worker's rows.
@@ -27,7 +27,7 @@ class Part:
 
     @classmethod
     def whole(cls, parameter: nn.Parameter) -> Part:
-        """Return a parameter that is not cut up."""
+        """Return a parameter that is not sharded."""
         return cls(
             parameter, ChunkBounds.whole(parameter.shape), TensorMeta(tuple(parameter.shape), parameter.dtype)
         )
@@ -43,7 +43,7 @@ class NoRows:
     def gather(self) -> None:
         """Leave everything as it is."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Leave everything as it is."""
 
     def hand_over(self) -> None:
@@ -80,7 +80,7 @@ class CutRows(NoRows):
             for place, name in enumerate(names):
                 _fill(self._whole[name], self._strides[name], [part[place] for part in everybody])
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Free the whole parameters, and have them refuse to be read; the rows stay."""
         self._show()
         for name, parameter in self._whole.items():

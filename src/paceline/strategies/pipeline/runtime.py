@@ -92,9 +92,9 @@ class PipelineRuntime:
             self._on_batch()
         if action.stage != self._final:  # the loss works on it again in a later stage, maybe in place
             micro = replace(micro, batch=copied(micro.batch))
-        parcel = run.parcels.pop((action.stage, action.micro), None)
+        message = run.messages.pop((action.stage, action.micro), None)
         value = stage.forward(
-            action.micro, micro, function, None if parcel is None else (parcel.note, parcel.tensors())
+            action.micro, micro, function, None if message is None else (message.note, message.tensors())
         )
         if not stage.last:
             run.outputs[action.stage, action.micro] = value
@@ -117,12 +117,12 @@ class PipelineRuntime:
 
 
 class _Pass:
-    """What is under way in one pass, by stage and micro-batch."""
+    """What is in flight in one pass, by stage and micro-batch."""
 
     def __init__(self, links: Links, world: World, micros: Sequence[Micro]) -> None:
         self._links, self._workers = links, world.size
         self.micros = micros
-        self.parcels: dict[tuple[int, int], StageMessage] = {}
+        self.messages: dict[tuple[int, int], StageMessage] = {}
         self.outputs: dict[tuple[int, int], tuple[Any, list[Tensor]]] = {}
         self.gradients: dict[tuple[int, int], tuple[Returned, list[str]]] = {}
         self.complete: set[tuple[int, int]] = set()
@@ -141,11 +141,11 @@ class _Pass:
             self._links.send((action.stage - 1) % self._workers, (terms, there), tensors)
         else:
             side = -1 if action.kind is Kind.RECEIVE_INPUT else 1
-            self.parcels[key] = self._links.receive((action.stage + side) % self._workers)
+            self.messages[key] = self._links.receive((action.stage + side) % self._workers)
 
     def returned(self, stage: int, micro: int) -> tuple[Returned, list[str]]:
         """Return the gradients that came back, and the terms they belong to."""
-        parcel = self.parcels.pop((stage, micro))
-        terms, there = parcel.note
-        tensors = iter(parcel.tensors())
+        message = self.messages.pop((stage, micro))
+        terms, there = message.note
+        tensors = iter(message.tensors())
         return [[next(tensors) if one else None for one in term] for term in there], terms

@@ -126,7 +126,7 @@ class PipelineSchedule(Schedule):
                             for place, row in made.items()
                         }
         finally:
-            placement.let_go()
+            placement.release()
         return rows
 
     def abandon(self) -> None:

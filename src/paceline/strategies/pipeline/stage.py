@@ -212,7 +212,7 @@ class Stage:
         return _accumulated(saved.outputs, saved.starts, self.parameters, retain=False)
 
     def forget(self) -> None:
-        """Let go of everything under way."""
+        """Let go of everything in flight."""
         self._saved.clear()
 
     # Buffers: each shard changes tensors of its own, because another shard's backward pass may still need the old ones.

@@ -59,7 +59,7 @@ class Observer:
 
 
 class _Game:
-    """One episode under way, with one question always on its way to the agent."""
+    """One episode in progress, with one question always on its way to the agent."""
 
     def __init__(self, environment: Any, seed: int, number: int, ask: remote.Method[[Question], int]) -> None:
         self._environment, self._ask = environment, ask

@@ -15,7 +15,7 @@ StageMessage = tuple[list[bool], list[Tensor]]
 
 
 class Packing:
-    """How the tensors of a list lie in a parcel: the same on both ends, in the memory layout of `like`."""
+    """How the tensors of a list lie in a packed: the same on both ends, in the memory layout of `like`."""
 
     def __init__(self, like: Sequence[Tensor]) -> None:
         # A tensor of its own, because one that is a part of another may lie there with gaps.
@@ -34,9 +34,9 @@ class Packing:
                 view.copy_(one)
         return present, [flat.cpu() for flat in flats.values()]
 
-    def unpack(self, parcel: StageMessage, device: torch.device) -> Gradients:
-        """Take a parcel apart: the tensors are parts of its memory where that is on the device."""
-        present, values = parcel
+    def unpack(self, packed: StageMessage, device: torch.device) -> Gradients:
+        """Take a packed apart: the tensors are parts of its memory where that is on the device."""
+        present, values = packed
         flats = dict(zip(self._sizes(present), (one.to(device) for one in values), strict=True))
         return self._views(present, flats)
 
