@@ -164,7 +164,7 @@ class _Watch:
 
 
 def whole_gradients(replica: Replica, world: World) -> dict[str, Tensor]:
-    """Return the gradients that the coming update takes, whole; where they are cut up all workers ask together."""
+    """Return the gradients that the coming update takes, whole; where they are sharded all workers ask together."""
     if replica.whole:
         named = replica.model.named_parameters()
         return {name: parameter.grad.to_dense() for name, parameter in named if parameter.grad is not None}

@@ -103,7 +103,7 @@ def _told(value: Any) -> str:
     """Return a digest of a tensor, and of anything else what it reads like."""
     if isinstance(value, Tensor):
         if type(value).__name__ not in ("Tensor", "Parameter"):
-            return f"a {type(value).__name__}"  # cut up: no worker knows all of it
+            return f"a {type(value).__name__}"  # sharded: no worker knows all of it
         return digests.of_values([("", value.detach().to_dense())])[""]
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(_told(one) for one in value)}]"

@@ -50,7 +50,7 @@ def test_of_what_somebody_holds_whole_nobody_writes_chunks() -> None:
 
 
 def test_what_nobody_holds_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="pieces do not make up whole tensors") as caught:
+    with pytest.raises(CheckpointError, match="chunks do not make up whole tensors") as caught:
         assign_writers([offer(a=rows(SMALL, 0, 2)), offer(a=rows(SMALL, 2, 1))])
     assert "\n" not in str(caught.value)
 

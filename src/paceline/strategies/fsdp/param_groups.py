@@ -435,7 +435,7 @@ def _check(model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
             )
         if parameter.numel() == 0:
             raise InputError(
-                f"{name} has the shape {tuple(parameter.shape)}, which leaves fsdp nothing to cut up. Leave it out, or use ddp."
+                f"{name} has the shape {tuple(parameter.shape)}, which leaves fsdp nothing to shard. Leave it out, or use ddp."
             )
         if parameter.dim() == 0:
             raise InputError(

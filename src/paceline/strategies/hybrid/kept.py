@@ -111,7 +111,7 @@ def check_slots(optimizer: Optimizer, parts: Sequence[Part]) -> None:
             ):
                 kind = "a sparse tensor" if value.is_sparse else f"a tensor of shape {tuple(value.shape)}"
                 raise InputError(
-                    f"{type(optimizer).__name__} keeps {slot} as {kind}, which servers cannot cut up by rows. "
+                    f"{type(optimizer).__name__} keeps {slot} as {kind}, which servers cannot shard by rows. "
                     "Use Adagrad, or SGD without momentum."
                 )
 
