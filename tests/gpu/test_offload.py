@@ -66,7 +66,7 @@ def train(run: Run, steps: int, fused: bool) -> dict[str, Any]:
     data = TensorDataset(torch.randn(64, 512, generator=torch.Generator().manual_seed(2)))
     for step in run.steps(data, batch_size=16, steps=steps, max_grad_norm=0.5):
         step.compute(loss)
-    large = [chunk.values for chunk in replica.held().chunks.values() if chunk.values.numel() > 1000]
+    large = [chunk.values for chunk in replica.local_state().chunks.values() if chunk.values.numel() > 1000]
     found = {
         "allocated": torch.cuda.memory_allocated(),
         "devices": {values.device.type for values in large},

@@ -104,7 +104,7 @@ def plan(
     if rendezvous is None or rendezvous.is_here():
         folder.check(options)  # one that follows may well come to a run in progress
     spec = next((one for one in args if isinstance(one, TrainSpec)), None)
-    options = settle_shards(options, lambda: task_shards(spec, launcher))
+    options = choose_shards(options, lambda: task_shards(spec, launcher))
     if rendezvous is not None and options.total_servers:
         reach.chosen(machines.interface(rendezvous))
     # One shard's share of the cores, not one worker's: the bits of a sum depend on how many threads took it.
@@ -163,7 +163,7 @@ def task_shards(spec: TrainSpec | None, launcher: Launcher | None = None) -> int
     return found
 
 
-def settle_shards(options: RunOptions, ask: Callable[[], int | None]) -> RunOptions:
+def choose_shards(options: RunOptions, ask: Callable[[], int | None]) -> RunOptions:
     """Fix the number of shards: as the command line has it, as the run being resumed, as the task (`ask`), or one per worker."""
     if options.shards is not None:
         return options

@@ -102,7 +102,7 @@ class LocalLauncher:
             finally:
                 supervisor.close()
                 self._console.close()
-            folder.settle(outcome)
+            folder.finish(outcome)
             if plan.out is not None and outcome.failure is not None and outcome.failure.kind != "input":
                 _record_failure(plan.out, outcome.failure)
         return outcome

@@ -182,7 +182,7 @@ class Membership:
         self.members[number].state = State.WAITING
         self._reasons.append("a worker joins")
         if self._changing:
-            return self._settle()
+            return self._form_when_ready()
         if not self._in_group():
             return []
         return self._tell(at_once=False)
@@ -196,7 +196,7 @@ class Membership:
             self._changing = True
             # Whoever joins or leaves is waited for; else somebody is gone, and everybody should know now.
             actions = self._tell(at_once=not self._planned())
-        return actions + self._settle()
+        return actions + self._form_when_ready()
 
     def lost(self, number: int, failure: Failure, step: int | None = None) -> list[Action]:
         """A worker has ended, and not well."""
@@ -217,7 +217,7 @@ class Membership:
         if failure.of_code and (end := self._end_of_retries(member, failure, step)) is not None:
             return [GiveUp(end)]
         self._changing = True
-        return self._tell(at_once=True) + replacing + self._settle()
+        return self._tell(at_once=True) + replacing + self._form_when_ready()
 
     def unexplained(self) -> list[Action]:
         """The time is over in which the cause of a start that failed might have been heard of."""
@@ -243,7 +243,7 @@ class Membership:
         if self._complete and self._code.vacant and self._code.latest is not None:
             # The code of one failed where others have come to the end: nobody is left to retry that with.
             return [GiveUp(self._code.latest)]
-        return self._settle() if self._changing else []
+        return self._form_when_ready() if self._changing else []
 
     def wants_to_leave(self, number: int) -> list[Action]:
         """A worker was given notice from outside."""
@@ -420,7 +420,7 @@ class Membership:
             return [GiveUp(failure)]
         if failure.of_code:
             self._code.note(failure, None, retried=True)
-        return self._replace() + (self._settle() if self._changing else [])
+        return self._replace() + (self._form_when_ready() if self._changing else [])
 
     def _failed_start(self, failure: Failure) -> list[Action]:
         if not self._trains:
@@ -441,7 +441,7 @@ class Membership:
         waiting = [one for one in self.members.values() if one.state is State.WAITING]
         return self.policy.trainers(len(here) + len(waiting)) >= self.policy.min_workers
 
-    def _settle(self) -> list[Action]:
+    def _form_when_ready(self) -> list[Action]:
         """Form the next group when everybody who is left has come out of the old one."""
         group = self._in_group()
         if not group:

@@ -98,7 +98,7 @@ class Nodes:
         """How many workers all of them are to have."""
         return sum(node.wanted for node in self)
 
-    def settle(self, staying: Mapping[int, int]) -> None:
+    def keep(self, staying: Mapping[int, int]) -> None:
         """Want of each machine what stays there, given by machine."""
         for node in self:
             node.wanted = staying.get(node.index, 0)

@@ -102,7 +102,7 @@ class RunFolder:
             os.close(self._lock)
             self._lock = None
 
-    def settle(self, outcome: Outcome) -> None:
+    def finish(self, outcome: Outcome) -> None:
         """Decide what stays: a run that was never begun leaves nothing, a failed one its logs."""
         failure, spec = outcome.failure, self.path / folder.SPEC
         if not self._temporary and not spec.exists() and folder.has_run(self.path):

@@ -429,7 +429,7 @@ class Supervisor:
             raise InputError("the run has not begun to train yet. Try again in a moment.")
         actions = membership.resize(workers + servers)
         staying = [one for one in self._roster.running() if not membership.members[one.number].leaving]
-        self._nodes.settle(Counter(one.node for one in staying))
+        self._nodes.keep(Counter(one.node for one in staying))
         self._do(actions)
         return f"{before} -> {workers} workers"
 

@@ -38,34 +38,34 @@ class Wire:
     def send(self, message: Message) -> None:
         """Send a message; a link that is over drops it."""
         self._link.send(message)
-        self._settle()
+        self._register()
 
     def tick(self, now: float) -> float:
         """Keep the link alive; give the seconds until something is due again."""
         due = self._link.tick(now)
-        self._settle()
+        self._register()
         return due
 
     def lost(self, now: float) -> str | None:
         """Return in one sentence why the link is over, or None while it is not."""
         reason = self._link.lost(now)
-        self._settle()
+        self._register()
         return reason
 
     def close(self) -> None:
         """Let go of it."""
         self._link.close()
-        self._settle()
+        self._register()
 
     def serve(self) -> None:
         """Take in what has arrived, and hand the network what waits."""
         messages = self._link.on_readable()
         self._link.on_writable()
-        self._settle()
+        self._register()
         for message in messages:
             self.receive(message)
 
-    def _settle(self) -> None:
+    def _register(self) -> None:
         if not self._registered:
             return
         if self._link.fileno() < 0:

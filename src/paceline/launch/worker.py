@@ -52,7 +52,7 @@ def run(
     with os.fdopen(payload, "rb") as file:
         file.seek(0)
         job: Job = pickle.load(file)  # noqa: S301  (made by this user's own launcher)
-    _settle(job)
+    _take_on(job)
     if job.newcomer:
         time.sleep(HOLD_S)
     launcher = Connection(control)  # never closed here: a thread may listen on it to the end
@@ -84,7 +84,7 @@ def _end_quietly(*_: object) -> None:
     os._exit(128 + signal.SIGTERM)
 
 
-def _settle(job: Job) -> None:
+def _take_on(job: Job) -> None:
     """Take on the launcher's environment, folder and path, and this worker's identity."""
     env.replace({**job.environment, **job.identity.variables()})
     os.chdir(job.folder)

@@ -152,7 +152,7 @@ def _inside(cell: Sequence[tuple[int, int]], bounds: ChunkBounds) -> bool:
 
 def wanted_bounds(replica: Replica, catalogue: Catalogue) -> dict[str, ChunkBounds]:
     """Return the part of each tensor that a replica will ask for: its own of the model, and the same of the slots."""
-    held = replica.held()
+    held = replica.local_state()
     wanted: dict[str, ChunkBounds] = {}
     for key, meta in catalogue.items():
         kind, _, name = key.partition("/")
@@ -194,7 +194,7 @@ def receive(
             return bounds.of(kept[key])
         raise RuntimeError(f"{key}: {bounds} was not asked for beforehand")
 
-    replica.take(catalogue, read, merge_rests(rests))
+    replica.load_local_state(catalogue, read, merge_rests(rests))
 
 
 def merge_rests(rests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -109,7 +109,7 @@ class Regrouping:
         self._dirty, self._moved = self.hooks.break_off(in_step=self.kind == STEP)
         self._before = group.replica_or_none
         if self._before is not None and not self._before.whole and self.membership.leaving:
-            self.sharded.leave_behind(self._position(), self._before.held())
+            self.sharded.leave_behind(self._position(), self._before.local_state())
         while True:
             standing = Standing(
                 operation=progress.finished, kind=self._standing_kind(), step=group.position.number
@@ -238,7 +238,7 @@ class Regrouping:
         group, progress, mine = self.group, self.progress, members[world.rank]
         checkpoint = self.hooks.newest_checkpoint()
         if self._held is None and self._before is not None and mine.finished != NEWCOMER:
-            self._held = self._before.held()
+            self._held = self._before.local_state()
         held = self._held
         own = self.sharded.inventory(mine.finished, mine.position, held, checkpoint)
         inventories: list[StateInventory] = all_gather_object(world.comm, own)

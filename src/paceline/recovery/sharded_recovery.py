@@ -38,7 +38,7 @@ class ShardedRecovery:
     def survey(self, replica: Replica, world: World) -> int:
         """Learn what the state consists of on all workers, and return the number of the model's parameters."""
         parameters = dict(replica.model.named_parameters())
-        held = {} if replica.whole else replica.held().chunks
+        held = {} if replica.whole else replica.local_state().chunks
         # Of a tensor that is sharded the whole counts, not the part that lies here.
         sizes = {
             name: math.prod(held[f"{MODEL}/{name}"].meta.shape)
@@ -86,7 +86,7 @@ class ShardedRecovery:
     ) -> None:
         """Copy this worker's part and send it to its neighbour, while training goes on."""
         if self._snapshots is not None and not replica.whole:
-            self._snapshots.take(position, shared, replica.held(), anew=anew)
+            self._snapshots.take(position, shared, replica.local_state(), anew=anew)
 
     def snapshot_at(self, number: int) -> Snapshot | None:
         """Return the snapshot of so many steps, if there is one."""

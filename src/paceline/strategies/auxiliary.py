@@ -38,13 +38,13 @@ class Auxiliary:
         self._parameters = list(parameters)
         self.names: list[str] = []
         """Terms of this task, once seen: a worker without a sample in some step still takes part for them."""
-        self.settled = False
+        self.agreed = False
         """Whether all workers have agreed on the names, so that no new one may come."""
         self._held: Gradients = []
 
     def backward(self, terms: Mapping[str, Loss], scale: Callable[[torch.dtype], Tensor], size: int) -> None:
         """Add one batch's gradients of each term; the graph stays for the main term."""
-        if not self.settled:
+        if not self.agreed:
             self.names = self.names or sorted(terms)
         check_terms(sorted(terms), self.names)
         made: Gradients = []
@@ -68,7 +68,7 @@ class Auxiliary:
     def over(self, parameters: Sequence[nn.Parameter]) -> Auxiliary:
         """Return the same terms over other parameters, with no gradients yet."""
         made = Auxiliary(parameters)
-        made.names, made.settled = self.names, self.settled
+        made.names, made.agreed = self.names, self.agreed
         return made
 
     def reached(self, flat: Gradients | None = None) -> list[list[bool]]:

@@ -179,13 +179,13 @@ class Buffers:
         held = dict(self.model.named_buffers())
         for name, before in self._before.items():
             held[name].copy_(before)
-        self.settle()
+        self.end_step()
 
     def known(self) -> list[Tensor]:
         """Return those of which it is known what they were before the step."""
         return [one for name, one in self.model.named_buffers() if name in self._before]
 
-    def settle(self) -> None:
+    def end_step(self) -> None:
         """Forget where the step started from: it is finished, or undone."""
         self._before = {}
 

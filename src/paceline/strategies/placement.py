@@ -89,11 +89,11 @@ class Placement(ABC):
         return Leaves(step.trained.parameters)
 
     @abstractmethod
-    def held(self) -> LocalState:
+    def local_state(self) -> LocalState:
         """Return what this worker holds of model and optimizer, without asking anybody."""
 
     @abstractmethod
-    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over this worker's part of a state of which all tensors are known and can be read in parts."""
 
     def gathered(self, held: LocalState, world: World) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Placement(ABC):
     def align(self) -> None:  # noqa: B027
         """Bring workers that go their own ways to one state before it is put together; all call it."""
 
-    def settle(self) -> None:  # noqa: B027
+    def synchronize(self) -> None:  # noqa: B027
         """Bring all workers to one state, or refuse where they have parted; all call it together."""
 
     def abandon(self) -> None:  # noqa: B027
@@ -144,7 +144,7 @@ class WholePlacement(Placement):
         if holds_all:
             note_unsaved(self.model)
 
-    def held(self) -> LocalState:
+    def local_state(self) -> LocalState:
         """Return everything."""
         return split(whole_state(self.model, self.optimizer))
 
@@ -152,12 +152,12 @@ class WholePlacement(Placement):
         """Return what this worker has: it is everything."""
         return assemble({key: chunk.values for key, chunk in held.chunks.items()}, held.rest)
 
-    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over the whole of a state."""
         tensors = {key: read(key, ChunkBounds.whole(meta.shape)) for key, meta in catalogue.items()}
         load_whole_state(self.model, self.optimizer, assemble(tensors, rest), grows=self.adapts)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Refuse to save or report weights in which the workers have parted, however that came about."""
         if self._equal is not None:
             check_equal([*self.model.named_parameters(), *self.model.named_buffers()], self._equal)

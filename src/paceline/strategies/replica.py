@@ -259,7 +259,7 @@ class Replica:
             )  # then no update was made, so the schedule waits too
         if self.scheduler is not None and not overflowed:
             self.scheduler.step()
-        self.buffers.settle()
+        self.buffers.end_step()
 
     def placed(self, batch: Any) -> Any:
         """Return a batch on the device; from pinned memory the copy does not keep this process waiting."""
@@ -295,13 +295,13 @@ class Replica:
         with self.placement.measuring():
             return self.schedule.measure(self, works, metrics)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Bring all workers to one state, or refuse where they have parted: before a checkpoint, all together."""
-        self.placement.settle()
+        self.placement.synchronize()
 
-    def held(self) -> LocalState:
+    def local_state(self) -> LocalState:
         """Return what this worker holds of the state, without asking anybody."""
-        held = self.placement.held()
+        held = self.placement.local_state()
         return LocalState(
             held.chunks,
             {
@@ -311,9 +311,9 @@ class Replica:
             },
         )
 
-    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over this worker's part of a state of which all tensors are known and can be read in parts."""
-        self.placement.take(catalogue, read, rest)
+        self.placement.load_local_state(catalogue, read, rest)
         if self.scheduler is not None and rest["scheduler"] is not None:
             self.scheduler.load_state_dict(rest["scheduler"])
         if self.scaler is not None and rest["scaler"] is not None:
@@ -322,13 +322,13 @@ class Replica:
     def state(self) -> dict[str, Any]:
         """Return everything by name, whole, independent of the strategy; where it is sharded all workers ask together."""
         self.placement.align()
-        return self.placement.gathered(self.held(), self.world)
+        return self.placement.gathered(self.local_state(), self.world)
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over a whole state, of this or another strategy."""
         held = split(state)
         metas = {key: chunk.meta for key, chunk in held.chunks.items()}
-        self.take(metas, lambda key, bounds: bounds.of(held.chunks[key].values), held.rest)
+        self.load_local_state(metas, lambda key, bounds: bounds.of(held.chunks[key].values), held.rest)
 
     def buffers_put_back(self) -> list[Tensor]:
         """Return the buffers of which `abandon` undoes whatever was done to them in the step."""

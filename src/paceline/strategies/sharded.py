@@ -119,7 +119,7 @@ class ShardedTensors:
         homes = {part.values: part.home for part in self.by_name.values() if part.home is not None}
         self.host = HostRows(homes, optimizer) if homes else None
 
-    def held(self, optimizer: Optimizer, rest: Mapping[str, Any]) -> LocalState:
+    def local_state(self, optimizer: Optimizer, rest: Mapping[str, Any]) -> LocalState:
         """Return what this worker holds of model and optimizer; `rest` is what is no tensor beside them."""
         described = plain(optimizer_state(cast(nn.Module, self), optimizer))
         slots, others = held_slots(described["state"], self.by_name)
@@ -127,7 +127,7 @@ class ShardedTensors:
             {**self._model_chunks(), **slots}, {**rest, OPTIMIZER: {**described, "state": others}}
         )
 
-    def take(
+    def load_local_state(
         self, optimizer: Optimizer, catalogue: Catalogue, read: Read, described: Mapping[str, Any]
     ) -> None:
         """Take over this worker's part of a state; `described` is the optimizer's, without its tensors."""

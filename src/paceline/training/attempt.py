@@ -290,7 +290,7 @@ class Attempt:
             self._body.loop_state.snapshot(),
             checksums(replica),
             # What lies here, without asking anybody: workers that come, or that missed a step, hold nothing.
-            copy.deepcopy(replica.held()) if replica.whole else None,
+            copy.deepcopy(replica.local_state()) if replica.whole else None,
         )
 
     def release(self) -> bool:
@@ -305,7 +305,7 @@ class Attempt:
         if changed and state is not None:
             chunks = state.chunks
             metas = {key: chunk.meta for key, chunk in chunks.items()}
-            replica.take(metas, lambda key, bounds: bounds.of(chunks[key].values), state.rest)
+            replica.load_local_state(metas, lambda key, bounds: bounds.of(chunks[key].values), state.rest)
         self._body.loop_state.load(states)
         return state is not None or not changed
 

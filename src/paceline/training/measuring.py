@@ -74,7 +74,7 @@ class Measuring:
             return found
         # Apart from what follows: what saves is waited for ten times as long.
         self.recovery.together(EVALUATE, lambda: None, called=name)
-        self.recovery.together(SAVE, self._settle)
+        self.recovery.together(SAVE, self._synchronize)
         if state.replica.whole:
             found = weights_sha256(state.replica.state()["model"])
         else:
@@ -82,9 +82,9 @@ class Measuring:
         self._note(name, found)
         return found
 
-    def _settle(self) -> None:
+    def _synchronize(self) -> None:
         with self.loop.body.left_out():
-            self.state.replica.settle()
+            self.state.replica.synchronize()
 
     def _asked_before(self, asked: str) -> bool:
         """Return whether the others came by here before this worker joined them, or the run before it was resumed."""
@@ -115,7 +115,7 @@ class Measuring:
 
 def _sharded_sha256(world: World, replica: Replica) -> str:
     """Return one number for weights that are sharded, a few tensors at a time; all workers ask together."""
-    chunks = {key: one for key, one in replica.held().chunks.items() if key.startswith(f"{MODEL}/")}
+    chunks = {key: one for key, one in replica.local_state().chunks.items() if key.startswith(f"{MODEL}/")}
     found = survey(world, chunks)
     found = replace(found, metas=dict(sorted(found.metas.items())))
     return digest((key.partition("/")[2], whole) for key, whole in collect(world, chunks, found))

@@ -101,7 +101,7 @@ def _take(replica: Replica, world: World, found: Found) -> None:
                 raise unusable(found.path, error) from error
 
         try:
-            replica.take(parts.catalogue, read, found.rest)
+            replica.load_local_state(parts.catalogue, read, found.rest)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             reason = f"its state was not taken ({type(error).__name__}: {' '.join(str(error).split())})"
             raise unusable(found.path, CheckpointError(reason)) from error
@@ -111,7 +111,7 @@ def _forms(replica: Replica, world: World) -> dict[str, TensorMeta]:
     """Return what the whole model consists of, wherever it is."""
     metas = {
         key.partition("/")[2]: chunk.meta
-        for key, chunk in replica.held().chunks.items()
+        for key, chunk in replica.local_state().chunks.items()
         if key.startswith(f"{MODEL}/")
     }
     if replica.whole:

@@ -170,7 +170,7 @@ class Saving:
             replica, world = state.replica, state.world
             self._records.before_save()
             with self._loop.body.left_out():
-                replica.settle()
+                replica.synchronize()
             check_weights(replica, world, state.position.number)
             facts = {
                 "seed": options.seed,
@@ -183,7 +183,7 @@ class Saving:
             moment = CheckpointMetadata(
                 step=state.position.number, position=asdict(state.position), meta={**meta, **facts}
             )
-            held = replica.held()
+            held = replica.local_state()
             more: dict[str, Any] = {}
             if self._loop.registered:
                 more[REGISTERED] = self._loop.registered.check_same(world)

@@ -168,7 +168,7 @@ def whole_gradients(replica: Replica, world: World) -> dict[str, Tensor]:
     if replica.whole:
         named = replica.model.named_parameters()
         return {name: parameter.grad.to_dense() for name, parameter in named if parameter.grad is not None}
-    held = {key: chunk for key, chunk in replica.held().chunks.items() if key.startswith(f"{MODEL}/")}
+    held = {key: chunk for key, chunk in replica.local_state().chunks.items() if key.startswith(f"{MODEL}/")}
     places: dict[int, str] = {}
     for key, chunk in held.items():
         places.setdefault(chunk.values.data_ptr(), key)  # of tied weights the first name

@@ -148,7 +148,7 @@ def train(run: Run, training: Training) -> Outcome:
         losses,
         norms,
         measured,
-        replica.held().bytes,
+        replica.local_state().bytes,
         getattr(replica, "notes", []),
         str(own.engine.state.exactness),
     )

@@ -149,9 +149,9 @@ def regroup(run: paceline.Run) -> tuple[dict[str, Any], dict[str, Any], bool]:
     first.step(works[0], sharded_runs.loss, 0.05)
     before = first.state()
     first.abandon()
-    held = first.held()
+    held = first.local_state()
     second = Fsdp().prepare(carried_inputs(parts, first), run.world)
-    second.take(
+    second.load_local_state(
         {key: chunk.meta for key, chunk in held.chunks.items()},
         lambda key, bounds: bounds.of(sharded_runs.whole(before, key)),
         held.rest,

@@ -88,7 +88,7 @@ def train(
         if step.number == 4 and not step.again:
             measured.append(run.evaluate(data(), measure, batch_size=13))
     fault_points.set_fault(None)
-    held, state = run.replica.held(), run.replica.state()
+    held, state = run.replica.local_state(), run.replica.state()
     slots = {
         f"{name}/{slot}": value
         for name, entry in state["optimizer"]["state"].items()

@@ -68,7 +68,7 @@ def train(run: paceline.Run, cases: list[dict[str, Any]], killed: str | None = N
                 os.kill(os.getpid(), signal.SIGKILL)
             losses.append(step.compute(loss).loss)
             if step.number + 1 == case.get("saved"):
-                replica.settle()
+                replica.synchronize()
                 own.save()
         apart = [value.clone() for value in replica.model.parameters()]
         state = own.replica.state()

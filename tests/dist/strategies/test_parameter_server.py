@@ -77,7 +77,7 @@ def train(
     fault_points.set_fault(trap if killed is not None else None)
     taken = [step.compute(loss) for step in run.steps(data(), batch_size=13, steps=steps, max_grad_norm=0.05)]
     fault_points.set_fault(None)
-    held, state = run.replica.held(), run.replica.state()
+    held, state = run.replica.local_state(), run.replica.state()
     slots = {
         f"{name}/{slot}": value
         for name, entry in state["optimizer"]["state"].items()

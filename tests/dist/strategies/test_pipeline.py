@@ -74,7 +74,7 @@ def work(run: paceline.Run, specs: dict[str, TrainSpec]) -> Results:
     for name, one in specs.items():
         own = paceline.Run(run.world, run.options)
         result = trainer.main(own, one)
-        held = {key: chunk.values.numel() for key, chunk in own.replica.held().chunks.items()}
+        held = {key: chunk.values.numel() for key, chunk in own.replica.local_state().chunks.items()}
         made[name] = {"result": result, "state": own.replica.state(), "held": held}
     return made
 

@@ -31,7 +31,7 @@ def send_to_nobody(world: World) -> str:
     timer.start()
     started = time.monotonic()
     try:
-        links.settle()
+        links.flush()
     except InterruptedWaitError:
         return "interrupted" if time.monotonic() - started < HANG_S / 2 else "late"
     finally:

@@ -96,7 +96,7 @@ def work(run: paceline.Run, jobs: Mapping[str, Job]) -> dict[str, Done]:
             other.engine.preparation.prepare_replica(task.model, task.optimizer, structure=structure_of(task))
             other.replica.load(job.given)
             moved = other.replica.state()
-        made[name] = Done(own.replica.state(), moved, metrics, own.replica.held().bytes)
+        made[name] = Done(own.replica.state(), moved, metrics, own.replica.local_state().bytes)
     return made
 
 
@@ -217,13 +217,13 @@ def regroup(run: paceline.Run, job: Job) -> tuple[State, State]:
     own = train(run, job)
     before = own.replica.state()
     own.replica.abandon()
-    held = own.replica.held()
+    held = own.replica.local_state()
     again = own.engine.state.strategy.prepare(
         carried_inputs(own.engine.preparation.inputs, own.replica), own.world
     )
     whole = dict(collect(own.world, held.chunks, survey(own.world, held.chunks)))
     metas = {key: TensorMeta(tuple(value.shape), value.dtype) for key, value in whole.items()}
-    again.take(metas, lambda key, bounds: bounds.of(whole[key]), held.rest)
+    again.load_local_state(metas, lambda key, bounds: bounds.of(whole[key]), held.rest)
     return before, again.state()
 
 

@@ -85,7 +85,7 @@ def train(
         step.compute(loss)
     fault_points.set_fault(None)
     replica = run.replica
-    held = replica.held()
+    held = replica.local_state()
     state = replica.state()
     slots = {
         f"{name}/{slot}": value

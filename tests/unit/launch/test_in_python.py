@@ -10,7 +10,7 @@ import pytest
 
 import paceline
 from paceline.errors import InputError, UnknownNameError
-from paceline.launch.api import settle_shards
+from paceline.launch.api import choose_shards
 from paceline.launch.in_python import errors_in_keywords, in_keywords, keywords, run_options
 from paceline.launch.keywords import LaunchOptions
 from paceline.strategies.tuning import Tuning
@@ -144,7 +144,7 @@ def test_what_the_rest_does_not_fit_to_is_fitted_with_a_note(begun):
     assert (made.strategy, made.workers, made.min_workers, made.tuning) == ("single", 1, 1, Tuning())
     assert "the run had 2 workers; strategy='single' goes on with 1 here." in map(in_keywords, notes)
     with pytest.raises(InputError, match="5 workers for 4 shards"):
-        settle_shards(run_options({"out": out, "resume": True, "workers": 5, "shards": 4})[0], lambda: None)
+        choose_shards(run_options({"out": out, "resume": True, "workers": 5, "shards": 4})[0], lambda: None)
 
 
 def test_a_world_that_is_there_says_how_many_workers_a_resumed_run_has(begun, monkeypatch):

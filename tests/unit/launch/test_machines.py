@@ -60,7 +60,7 @@ def test_what_a_machine_was_to_have_goes_with_it():
 
 def test_a_smaller_run_wants_what_stays_of_each_machine():
     made = sites(2, 2)
-    made.settle({0: 2, 1: 1})
+    made.keep({0: 2, 1: 1})
     assert [node.wanted for node in made] == [2, 1]
 
 

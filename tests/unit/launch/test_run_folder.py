@@ -36,7 +36,7 @@ def files(root: Path) -> set[str]:
 def test_a_refused_run_takes_its_own_files_and_the_folders_that_it_made(tmp_path):
     with RunFolder(tmp_path / "sweep" / "deep" / "a", {}) as made:
         write(made.path, *WRITTEN)
-        made.settle(REFUSED)
+        made.finish(REFUSED)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -45,7 +45,7 @@ def test_a_refused_run_leaves_what_others_put_beside_it_or_into_it_meanwhile(tmp
         write(made.path, *WRITTEN)
         write(tmp_path, "sweep/b/checkpoints/step-3/part-0.safetensors", "sweep/a/notes.txt")
         write(tmp_path, "sweep/a/logs/mine.txt", "sweep/a/ledger/mine.bin")
-        made.settle(REFUSED)
+        made.finish(REFUSED)
     assert files(tmp_path) == {
         "sweep/b/checkpoints/step-3/part-0.safetensors",
         "sweep/a/notes.txt",
@@ -59,7 +59,7 @@ def test_a_refused_run_leaves_what_lay_there_before(tmp_path):
     before = files(tmp_path)
     with RunFolder(tmp_path / "out", {"new": 1}) as made:
         write(made.path, *WRITTEN)
-        made.settle(REFUSED)
+        made.finish(REFUSED)
     assert files(tmp_path) == before
     assert (tmp_path / "out" / "spec.json").read_text() == "x"
 
@@ -67,7 +67,7 @@ def test_a_refused_run_leaves_what_lay_there_before(tmp_path):
 def test_empty_folders_that_were_there_before_stay(tmp_path):
     (tmp_path / "sweep" / "a" / "logs").mkdir(parents=True)
     with RunFolder(tmp_path / "sweep" / "a", {}) as made:
-        made.settle(REFUSED)
+        made.finish(REFUSED)
     assert [path.name for path in (tmp_path / "sweep" / "a").iterdir()] == ["logs"]
 
 
@@ -82,7 +82,7 @@ def test_empty_folders_that_were_there_before_stay(tmp_path):
 def test_a_run_that_has_begun_keeps_everything_however_it_ends(tmp_path, failure):
     with RunFolder(tmp_path / "a", {}) as made:
         write(made.path, *WRITTEN)
-        made.settle(Outcome(results=(), failure=failure))
+        made.finish(Outcome(results=(), failure=failure))
     assert files(tmp_path / "a") == {*WRITTEN, "spec.json"}
 
 
@@ -105,7 +105,7 @@ def test_a_run_interrupted_before_its_first_step_leaves_the_folder_free(
     with RunFolder(tmp_path / "a", {}) as made:
         write(made.path, *WRITTEN)
         (made.path / "events.jsonl").write_text(events)
-        made.settle(Outcome(results=(), interrupted=2, at_once=at_once))
+        made.finish(Outcome(results=(), interrupted=2, at_once=at_once))
     assert files(tmp_path / "a") == {"notes.txt", *((*WRITTEN, "spec.json") if kept else ())}
     assert ("no step was finished" in capsys.readouterr().err) is not kept
 
@@ -115,7 +115,7 @@ def test_a_checkpoint_or_another_runs_events_are_never_taken_away(tmp_path):
         write(tmp_path / name, before)
         with RunFolder(tmp_path / name, {}) as made:
             (made.path / "events.jsonl").write_text(STARTED)
-            made.settle(Outcome(results=(), interrupted=2))
+            made.finish(Outcome(results=(), interrupted=2))
         assert files(tmp_path / name) == {before, "events.jsonl", "spec.json"}
 
 
@@ -124,7 +124,7 @@ def test_two_launches_never_share_a_folder(tmp_path):
         with pytest.raises(InputError, match=r"another launch is at work in .*a\. .*choose another --out"):
             RunFolder(tmp_path / "a", {"second": True}).__enter__()
         assert "first" in (tmp_path / "a" / "spec.json").read_text()
-        first.settle(Outcome(results=()))
+        first.finish(Outcome(results=()))
     with RunFolder(tmp_path / "a", {"second": True}):
         pass
 
@@ -153,7 +153,7 @@ def test_a_refusal_in_a_folder_that_is_gone_is_the_one_that_is_told(tmp_path):
     write(tmp_path, "a/spec.json")
     with RunFolder(tmp_path / "a", {}) as made:
         shutil.rmtree(made.path)
-        made.settle(REFUSED)
+        made.finish(REFUSED)
     assert files(tmp_path) == set()
 
 
@@ -161,5 +161,5 @@ def test_a_run_that_ends_well_can_be_gone_on_with(tmp_path):
     with RunFolder(tmp_path / "a", {"threads": 2}) as made:
         write(made.path, "checkpoints/step-3/part-0.safetensors")
         (made.path / "spec.json").unlink()
-        made.settle(Outcome(results=(0,)))
+        made.finish(Outcome(results=(0,)))
     assert json.loads((tmp_path / "a" / "spec.json").read_text()) == {"threads": 2}

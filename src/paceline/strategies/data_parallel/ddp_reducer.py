@@ -118,7 +118,7 @@ class DdpReducer(Reducer):
         if self._ddp is not None:
             if self._compress != "none":
                 step.trained.check("--compress")  # it remembers what it left out, by the place of a parameter
-            step.auxiliary.settled = (
+            step.auxiliary.agreed = (
                 False  # a term may be all that reaches what has begun to train: look once more
             )
         super().wire(step)
@@ -163,7 +163,7 @@ class DdpReducer(Reducer):
             step.auxiliary.backward(loss.auxiliary, step.start, step.work.size)
         roots = [loss.total, step.loss_stats]
         # With auxiliary terms the first reduction comes after this pass, by another reducer.
-        self._sent = step.left == 0 and (step.auxiliary.settled or not self._agree_on_terms())
+        self._sent = step.left == 0 and (step.auxiliary.agreed or not self._agree_on_terms())
         if self._sent:
             self._arm(roots, step.open)
         gradients.run_backward(roots, step.starts(loss))
@@ -269,7 +269,7 @@ class DdpReducer(Reducer):
         """Take part with what there is when this worker had no sample, or its loop left some out."""
         if not self._sent:
             self._sent = True
-            if not self.step.auxiliary.settled:
+            if not self.step.auxiliary.agreed:
                 self._agree_on_terms()
             if self._first_terms and self.step.auxiliary.names:
                 self._look_for_bare()

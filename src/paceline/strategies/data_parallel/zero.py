@@ -133,7 +133,7 @@ class DealtPlacement(Placement):
                         f"for a parameter of shape {tuple(parameter.shape)}. Leave --shard-optimizer out."
                     )
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Refuse to save or report weights in which the workers have parted, however that came about."""
         if self._equal:
             check_equal([*self.model.named_parameters(), *self.model.named_buffers()], self._world)
@@ -145,14 +145,14 @@ class DealtPlacement(Placement):
         those, so this worker then holds nothing.
         """
         if self._remains is None:
-            held = self.held()
+            held = self.local_state()
             self._remains = LocalState({}, held.rest) if self._torn else held
 
-    def held(self) -> LocalState:
+    def local_state(self) -> LocalState:
         """Return the whole model and this worker's part of the optimizer state."""
         return self._remains if self._remains is not None else split(whole_state(self.model, self.optimizer))
 
-    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Read the model, and of the optimizer's slots only this worker's."""
         wanted: dict[str, Tensor] = {}
         for key, meta in catalogue.items():

@@ -161,7 +161,7 @@ class ParamGroup:
         """Let a backward pass that a loop makes for itself add on this worker only: its gradients belong to no step."""
         self._reduces = False
 
-    def settle(self) -> None:
+    def finish_reductions(self) -> None:
         """Reduce now what could not leave during the pass: a wrap that the pass went through more than once."""
         if self._reduces and not self.reduced and any(cut.gathered is not None for cut in self.cuts):
             self._uses = 0

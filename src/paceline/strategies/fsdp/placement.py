@@ -66,19 +66,19 @@ class RowsPlacement(Placement):
         """Return the whole parameters of passes; the rows of them that the model and the optimizer hold are hidden."""
         return Leaves(self.gathered_leaves(), [*step.trained.parameters, *step.parameters])
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Refuse to save or report buffers in which the workers have parted; of weights each has its own rows."""
         if self._exact:
             check_equal(self.model.named_buffers(), self._data)
 
-    def held(self) -> LocalState:
+    def local_state(self) -> LocalState:
         """Return this worker's rows; nobody is asked."""
         self._reduction.check_slots()
-        return self.local.held(self.optimizer, {})
+        return self.local.local_state(self.optimizer, {})
 
-    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over this worker's rows of a state."""
-        self.local.take(self.optimizer, catalogue, read, rest[OPTIMIZER])
+        self.local.load_local_state(self.optimizer, catalogue, read, rest[OPTIMIZER])
 
     def restore(self) -> None:
         """Put whole parameters back into the model, without values."""

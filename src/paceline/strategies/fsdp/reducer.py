@@ -81,7 +81,7 @@ class FsdpReducer(Reducer):
             self._backward_of_terms(loss)
         self._reduction.arm(self._combination(step.open))
         gradients.run_backward([loss.total, step.loss_stats], step.starts(loss))
-        self._reduction.settle()
+        self._reduction.finish_reductions()
         if self._reduction.ends:
             self._note_use()
         self._reduction.end_pass()
@@ -92,7 +92,7 @@ class FsdpReducer(Reducer):
         if self._terms is None:
             whole = [cut.gathered for cut in self._reduction.cuts]
             self._terms = Auxiliary([one for one in whole if one is not None])
-            self._terms.names, self._terms.settled = step.auxiliary.names, step.auxiliary.settled
+            self._terms.names, self._terms.agreed = step.auxiliary.names, step.auxiliary.agreed
             if None in whole:
                 self._refuse(
                     [name for name, one in zip(self._placement.names, whole, strict=True) if one is None]
@@ -167,7 +167,7 @@ class FsdpReducer(Reducer):
             self._reduction.follow(self._combination(None))
         agree_on_terms(self.world, step)
         if self._terms is not None:
-            self._terms.names, self._terms.settled = step.auxiliary.names, True
+            self._terms.names, self._terms.agreed = step.auxiliary.names, True
         present = self._drop_unused() if self._find_unused_parameters else None
         self._combine_small()
         stride = len(step.parameters) + 1

@@ -95,10 +95,10 @@ class Reduction:
         for wrap in self.wraps:
             wrap.arm(reduces=self.ends)
 
-    def settle(self) -> None:
+    def finish_reductions(self) -> None:
         """Complete the reductions of a pass and take the rows that came of them."""
         for wrap in self.wraps:
-            wrap.settle()
+            wrap.finish_reductions()
         # Before anything is waited for: those who follow wait for their rows only when they know that no more come.
         self._round.announce(END)
         self._collect()

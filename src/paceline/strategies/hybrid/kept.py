@@ -79,12 +79,12 @@ class KeptState(ShardedTensors):
             if name not in self.by_name and id(parameter) not in kept:
                 optimizer.state.pop(parameter, None)
 
-    def take(
+    def load_local_state(
         self, optimizer: Optimizer, catalogue: Catalogue, read: Read, described: Mapping[str, Any]
     ) -> None:
         """Take over this worker's part of a state."""
         slots = {name: one for name, one in described["state"].items() if name in self.by_name}
-        super().take(optimizer, catalogue, read, {**described, "state": slots})
+        super().load_local_state(optimizer, catalogue, read, {**described, "state": slots})
         self.release(optimizer)
 
 
@@ -93,13 +93,13 @@ class KeptPlacement(Placement):
 
     kept: KeptState
 
-    def held(self) -> LocalState:
+    def local_state(self) -> LocalState:
         """Return what this worker keeps; nobody is asked."""
-        return self.kept.held(self.optimizer, {})
+        return self.kept.local_state(self.optimizer, {})
 
-    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over this worker's part of a state."""
-        self.kept.take(self.optimizer, catalogue, read, rest[OPTIMIZER])
+        self.kept.load_local_state(self.optimizer, catalogue, read, rest[OPTIMIZER])
 
 
 def check_slots(optimizer: Optimizer, parts: Sequence[Part]) -> None:

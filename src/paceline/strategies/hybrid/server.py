@@ -80,9 +80,9 @@ class TablesPlacement(KeptPlacement):
         self.service.advance()
         yield
 
-    def held(self) -> LocalState:
+    def local_state(self) -> LocalState:
         """Return this server's rows."""
-        return self._remains if self._remains is not None else super().held()
+        return self._remains if self._remains is not None else super().local_state()
 
     def abandon(self) -> None:
         """Release the group, and trainers that wait here; what this server holds stays."""
@@ -90,7 +90,7 @@ class TablesPlacement(KeptPlacement):
         session, self._session = self._session, None
         if session is None:
             return
-        self._remains = self.held()
+        self._remains = self.local_state()
         self.kept.unwire(self.optimizer)
         session.abandon()
 

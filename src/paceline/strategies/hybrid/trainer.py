@@ -131,7 +131,7 @@ class Servers:
 
     def norms(self) -> Gradients:
         """Return the norms of all touched rows of each table, in the order of the rows, when all have pushed theirs."""
-        answers = self._settled(self._pushed)
+        answers = self._outcomes(self._pushed)
         self._pushed = []
         columns = [[one for one in column if one is not None] for column in zip(*answers, strict=True)]
         return [torch.cat(column).to(self._world.device) if column else None for column in columns]
@@ -139,11 +139,11 @@ class Servers:
     def apply(self, factor: float, entry: Tensor, norm: Tensor | None, options: Options) -> None:
         """Have this step applied on all servers, with these options of the optimizer."""
         word = factor, entry.cpu(), None if norm is None else norm.cpu(), options
-        self._settled([call.future(self.turn, *word) for call in self._apply])
+        self._outcomes([call.future(self.turn, *word) for call in self._apply])
 
-    def _settled(self, futures: Sequence[remote.Future[Answer | None]]) -> list[Answer]:
+    def _outcomes(self, futures: Sequence[remote.Future[Answer | None]]) -> list[Answer]:
         """Return the servers' answers even if the group breaks meanwhile: it may be they that apply the step already."""
-        return self._answers.settled(futures)
+        return self._answers.outcomes(futures)
 
     def close(self) -> None:
         """Let go of them; some may still wait for this trainer."""

@@ -158,7 +158,7 @@ class DriftingPlacement(Placement):
             lambda names: agreed_names(self.world, names, across),
             lambda rows: gather_rows(rows, across.like(), everybody, self.world.size),
         )
-        across.settle()
+        across.end_step()
         self._versions = None
 
     def _begin_period(self) -> None:
@@ -176,7 +176,7 @@ class DriftingPlacement(Placement):
 
     # State.
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Bring all workers to one state; all must call it."""
         self._average()
         if self._stirred and not self._abandoned:
@@ -185,20 +185,20 @@ class DriftingPlacement(Placement):
 
     def align(self) -> None:
         """Do the same; of a group that is broken the state is this worker's own."""
-        self.settle()
+        self.synchronize()
 
     def gathered(self, held: LocalState, world: World) -> dict[str, Any]:  # noqa: ARG002
         """Return what this worker has: it is everything."""
         return assemble({key: chunk.values for key, chunk in held.chunks.items()}, held.rest)
 
-    def held(self) -> LocalState:
+    def local_state(self) -> LocalState:
         """Return this worker's own state as it is."""
         state = whole_state(self.model, self.optimizer)
         if self.outer is not None:
             self.outer.put_into(state[OPTIMIZER]["state"], self._names())
         return split(state)
 
-    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over a state: a new period begins. Whether optimizers differ stays open: it may be this worker's own state."""
         tensors = {key: read(key, ChunkBounds.whole(meta.shape)) for key, meta in catalogue.items()}
         state = assemble(tensors, rest)

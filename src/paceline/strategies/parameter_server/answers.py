@@ -32,11 +32,11 @@ class Answers:
             while not all(future.done() for future in futures):
                 self._world.interruption.check()
                 self._world.interruption.await_change(self._bell)
-        found = self.settled(futures)
+        found = self.outcomes(futures)
         self._world.pulse.enter(before)
         return found
 
-    def settled(self, futures: Sequence[Future[Value | None]]) -> list[Value]:
+    def outcomes(self, futures: Sequence[Future[Value | None]]) -> list[Value]:
         """Return the answers even if the group breaks meanwhile; none is raised as what has happened to it."""
         before = self._world.pulse.enter(Phase.COMMUNICATION)
         try:

@@ -99,7 +99,7 @@ class AsyncUpdate:
                 for index, row in enumerate(rows)
             },
         )
-        replica.buffers.settle()
+        replica.buffers.end_step()
 
     def _let_go_on(self) -> None:
         """Answer those that are not too far ahead of the slowest."""

@@ -159,13 +159,13 @@ class ServerPlacement(Placement):
             if id(parameter) not in own:
                 self.optimizer.state.pop(parameter, None)
 
-    def held(self) -> LocalState:
+    def local_state(self) -> LocalState:
         """Return this server's part; nobody is asked."""
         state = whole_state(self.model, self.optimizer)
         mine = {name: value for name, value in state[MODEL].items() if name in self._mine}
         return split({**state, MODEL: mine})
 
-    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over this server's part of a state."""
         wanted: dict[str, Tensor] = {}
         for key, meta in catalogue.items():

@@ -103,16 +103,16 @@ class ServedPlacement(Placement):
     number = 0
     """The step that was taken last."""
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Refuse to save or report buffers in which trainers have parted that go through every step together."""
         if not self.staleness:
             check_equal(self.model.named_buffers(), self.peers)
 
-    def held(self) -> LocalState:
+    def local_state(self) -> LocalState:
         """Return no tensor: the servers hold them."""
         return LocalState({}, rest_of(whole_state(self.model, self.optimizer)))
 
-    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:  # noqa: ARG002
+    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Take over the optimizer's groups; the weights come from the servers."""
         groups = rest[OPTIMIZER]["groups"]
         load_optimizer_state(self.model, self.optimizer, {"state": {}, "groups": groups})
@@ -177,7 +177,7 @@ class ServedUpdate:
         self._take_weights(answers)
         if replica.scheduler is not None:
             replica.scheduler.step()
-        replica.buffers.settle()
+        replica.buffers.end_step()
         return result
 
     def _sums(self, replica: Replica) -> list[push_queue.Content]:

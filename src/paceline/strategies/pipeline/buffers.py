@@ -22,10 +22,10 @@ class StageBuffers(Buffers):
         for stage in self._stages.values():
             stage.buffers.begin()
 
-    def settle(self) -> None:
+    def end_step(self) -> None:
         """Forget where the step started from."""
         for stage in self._stages.values():
-            stage.buffers.settle()
+            stage.buffers.end_step()
 
     def put_back(self) -> None:
         """Undo what an unfinished step did to them, and let go of its passes."""

@@ -54,7 +54,7 @@ class Links:
         """Through NCCL, where a wait is an order to the stream of the thread that waits, and returns at once."""
 
     def send(self, to: int, note: Any, tensors: Sequence[Tensor]) -> None:
-        """Start a message; it has left when `settle` returns."""
+        """Start a message; it has left when `flush` returns."""
         comm = self._world.comm
         forms = [_Form(tuple(one.shape), one.dtype, _order(one)) for one in tensors]
         packed = pickle.dumps((note, forms))
@@ -80,7 +80,7 @@ class Links:
         pending = [(form, comm.irecv(like=_room(form, self._world.device), source=source)) for form in forms]
         return StageMessage(note, pending)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait until everything that was sent has left, or the group is broken.
 
         For gloo in a thread: at times it never ends the wait for a message to a worker that has left the group.

@@ -196,21 +196,21 @@ class StagePlacement(Placement):
 
     # State.
 
-    def held(self) -> LocalState:
+    def local_state(self) -> LocalState:
         """Return the tensors of this worker's stages."""
         if self.is_cut:
             self._places.check()
-        return self._state.held()
+        return self._state.local_state()
 
-    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over this worker's part of a whole state."""
-        self._state.take(catalogue, read, rest)
+        self._state.load_local_state(catalogue, read, rest)
 
     def gathered(self, held: LocalState, world: World) -> dict[str, Any]:
         """Put a whole state together of what everybody holds, in the order in which one process has it."""
         return self._state.gathered(held, world)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Refuse to save or report buffers in which the copies of a stage have parted."""
         if self.data.size > 1:
             named = {

@@ -46,7 +46,7 @@ class StageReducer(Reducer):
 
     def finish(self) -> None:
         """Make `.grad` hold the sum over the whole global batch."""
-        if not self.sums.settled:
+        if not self.sums.agreed:
             self.sums.agree(all_gather_object(self._everybody.comm, self.sums.terms))
         self._entry, self._terms = self.sums.combine(self._placement.last)
 

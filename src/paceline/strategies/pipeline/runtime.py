@@ -63,7 +63,7 @@ class PipelineRuntime:
                     made[action.micro] = value
             else:
                 run.carry(action)
-        self._links.settle()
+        self._links.flush()
         return made
 
     def train(self, program: Program, micros: Sequence[Micro], loss: Function, books: GradSink) -> None:
@@ -84,7 +84,7 @@ class PipelineRuntime:
                 self._backward(run, action, books)
             else:
                 run.carry(action)
-        self._links.settle()
+        self._links.flush()
 
     def _forward(self, run: _Pass, action: Action, function: Function) -> Any:
         stage, micro = self._stages[action.stage], run.micros[action.micro]

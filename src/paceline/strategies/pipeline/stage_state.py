@@ -58,7 +58,7 @@ class StageState:
 
     def keep(self, names: frozenset[str], device: torch.device) -> None:
         """Hold on to the named tensors alone, which are on the device."""
-        saved = self.held()
+        saved = self.local_state()
         known = {id(parameter): name for name, parameter in self.model.named_parameters()}
         for group in self.optimizer.param_groups:
             group["params"] = [one for one in group["params"] if known.get(id(one), "") in names]
@@ -73,7 +73,7 @@ class StageState:
 
     def cut_up(self, rows: NoRows) -> None:
         """Hold on to some rows of each parameter alone."""
-        saved = self.held()
+        saved = self.local_state()
         self._parts |= rows.parts()
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         for group in self.optimizer.param_groups:
@@ -110,7 +110,7 @@ class StageState:
 
     # As the contract of a placement has it.
 
-    def held(self) -> LocalState:
+    def local_state(self) -> LocalState:
         """Return what this worker holds."""
         described = self._described()
         slots, others = held_slots(described["state"], self._parts)
@@ -141,7 +141,7 @@ class StageState:
         whole = assemble(found, {**held.rest, OPTIMIZER: described})
         return {**whole, MODEL: {name: whole[MODEL][name] for name in self.names}}
 
-    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over this worker's part of a whole state."""
         read_model(self._model_chunks(), catalogue, read)
         self._load_optimizer(catalogue, read, rest[OPTIMIZER])

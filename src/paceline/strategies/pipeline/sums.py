@@ -42,7 +42,7 @@ class Sums:
         self._step, self._auxiliary = step, step.auxiliary
         self.terms: list[str] = []
         """The auxiliary terms of the loss, once seen."""
-        self.settled = False
+        self.agreed = False
         """Whether all workers have agreed on the terms."""
         self._late, self._pipe, self._device = late, pipe, pipe.device
         self._stages = len(stages)
@@ -78,7 +78,7 @@ class Sums:
                 "pipeline_stages(), or use use_reentrant=False."
             )
         names = sorted(loss.auxiliary)
-        if not self.settled:
+        if not self.agreed:
             self.terms = self.terms or names
         check_terms(names, self.terms)
         if names:
@@ -123,8 +123,8 @@ class Sums:
     def agree(self, told: Sequence[list[str]]) -> None:
         """Settle the auxiliary terms, once: a worker without a sample has seen none."""
         self.terms = max(told, key=len)
-        self._auxiliary.names, self._auxiliary.settled = self.terms, True
-        self.settled = True
+        self._auxiliary.names, self._auxiliary.agreed = self.terms, True
+        self.agreed = True
 
     def combine(self, last: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Make `.grad` hold the sum over the global batch; gives (total, weight) of the loss and of each term.

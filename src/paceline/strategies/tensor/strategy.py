@@ -189,18 +189,18 @@ class SplitPlacement(Placement):
         split = [one for one in shown if id(one) in self._parts]
         return Leaves([one for one in shown if id(one) not in self._parts], [*hidden, *split])
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Refuse to save or report what has parted."""
-        self._inner.settle()
+        self._inner.synchronize()
 
-    def held(self) -> LocalState:
+    def local_state(self) -> LocalState:
         """Return this worker's chunks of the whole model; nobody is asked."""
-        return pieces_of_whole(self._inner.held(), self._split.cuts)
+        return pieces_of_whole(self._inner.local_state(), self._split.cuts)
 
-    def take(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over this worker's part of a state."""
         mine, part = part_of_whole(catalogue, read, self._split.cuts)
-        self._inner.take(mine, lambda key, bounds: part(key, bounds).clone(), rest)
+        self._inner.load_local_state(mine, lambda key, bounds: part(key, bounds).clone(), rest)
         for proof in self._split.proofs:
             proof.load(read)
 
