@@ -24,8 +24,8 @@ from rich.console import Console
 from paceline.cli.reference import resolve
 from paceline.observe.progress import open_progress
 from paceline.training.spec import TrainSpec
-from paceline.verify.chaos import ChaosRequest, chaos
-from paceline.verify.chaos_plan import STEPS_A_FAULT, PlanRequest
+from paceline.verify.chaos.plan import STEPS_A_FAULT, PlanRequest
+from paceline.verify.chaos.trial import ChaosRequest, chaos
 from paceline.world import env
 
 RESULT = Path(__file__).with_name("results") / "soak.json"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from paceline.launch import forkserver
+from paceline.launch.workers import fork_server as forkserver
 from tests import leaks
 
 # How long an example takes says more about the machine than about the code.

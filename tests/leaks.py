@@ -15,7 +15,7 @@ FORKED_WITHOUT_EXEC = 0x40
 LONG_LIVED_COMMANDS = (
     "multiprocessing.forkserver",
     "multiprocessing.resource_tracker",
-    "paceline.launch.fork_server_process",
+    "paceline.launch.workers.fork_server_process",
 )
 # Started with the first progress bar that torch's compiler shows, and there for the rest of the process.
 LONG_LIVED_THREADS = ("tqdm_monitor",)

@@ -14,10 +14,10 @@ from paceline.cli.application import app
 from paceline.errors import InputError
 from paceline.observe.events import Event, Note, Regrouped, WorkerLost, from_json
 from paceline.training.spec import TrainSpec
-from paceline.verify.chaos import ChaosRequest, disturb
-from paceline.verify.chaos_plan import Plan, PlanRequest
-from paceline.verify.chaos_report import ChaosReport
-from paceline.verify.faults import DISK, JOIN, KILL, LEAVE, SLOW, STOP, Fault
+from paceline.verify.chaos.faults import DISK, JOIN, KILL, LEAVE, SLOW, STOP, Fault
+from paceline.verify.chaos.plan import Plan, PlanRequest
+from paceline.verify.chaos.report import ChaosReport
+from paceline.verify.chaos.trial import ChaosRequest, disturb
 from paceline.world.fault_points import (
     BACKWARD,
     CHECKPOINT,

@@ -10,7 +10,7 @@ import torch
 import paceline
 from paceline.checkpoint import Checkpoints
 from paceline.training.folder import newest_step
-from paceline.verify.audit import audit
+from paceline.verify.receipts.audit import audit
 from tests.fault import survivors
 from tests.fault.test_survive_cut import STEPS, loss, model, run
 from tests.patience import HANG_S

@@ -17,7 +17,7 @@ from paceline.launch.control import order
 from paceline.strategies.tuning import Tuning
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
-from paceline.verify.audit import audit
+from paceline.verify.receipts.audit import audit
 from paceline.world import fault_points
 from tests.fault.survivors import BATCH, Samples, mean_output, once, set_off
 

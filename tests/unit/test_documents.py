@@ -19,7 +19,7 @@ from paceline.errors import InputError
 from paceline.records import ledger
 from paceline.records.receipt import Receipt
 from paceline.training import folder
-from paceline.verify.audit import audit
+from paceline.verify.receipts.audit import audit
 from tests.unit.checkpoint.states import run_state
 
 

@@ -36,7 +36,7 @@ def test_grandchild():
 
 def test_forked_by_a_server():
     code = "__import__('time').sleep(1 if __import__('os').fork() else print(flush=True) or 79)"
-    server = [sys.executable, "-c", code, "paceline.launch.fork_server_process"]
+    server = [sys.executable, "-c", code, "paceline.launch.workers.fork_server_process"]
     KEPT.append(subprocess.Popen(server, stdout=subprocess.PIPE))
     KEPT[-1].stdout.readline()
 
@@ -82,7 +82,7 @@ def test_each_kind_of_leak_fails_its_test_and_is_named(tmp_path: Path) -> None:
     expected = {
         "test_process": "process",
         "test_grandchild": "sleep 78",
-        "test_forked_by_a_server": "paceline.launch.fork_server_process",
+        "test_forked_by_a_server": "paceline.launch.workers.fork_server_process",
         "test_thread": "thread 'forgotten' still runs",
         "test_open_file": "/open is still open",
         "test_variable": "environment variable LEAKED_NAME was None and is '1'",

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from paceline import Loss, reduction
 from paceline.errors import InputError
 from paceline.reduction import is_mean
-from paceline.strategies.loss_checks import check_loss
+from paceline.strategies.guards.loss_checks import check_loss
 from tests.unit.training.own_runs import data, losses, opened, prepared
 
 LABELS = torch.tensor([0, 1, 2, 0])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.verify.bounds import bound
+from paceline.verify.proof.bounds import bound
 from tests.zoo.cells import Verdict
 
 BAND = 0.25

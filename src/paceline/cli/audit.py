@@ -16,6 +16,6 @@ def audit(
     json_: AsJson = False,
 ) -> int:
     """Check that every sample was used exactly once an epoch, whatever happened to the workers."""
-    from paceline.verify.audit import audit as check
+    from paceline.verify.receipts.audit import audit as check
 
     return show_report(check(folder), as_json=json_)

@@ -16,7 +16,7 @@ from paceline.cli.reference import resolve
 from paceline.errors import InputError, WorkerFailedError
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
-from paceline.verify.faults import KINDS
+from paceline.verify.chaos.faults import KINDS
 from paceline.world.fault_points import POINTS
 
 _KINDS = "; ".join(f"{kind}: {what}" for kind, what in KINDS.items())
@@ -59,9 +59,9 @@ def chaos(
     """Kill, stop and slow down workers, fill the disk; then compare with a run in which nothing happened."""
     from paceline.launch import api
     from paceline.observe.progress import open_progress
-    from paceline.verify.chaos import ChaosRequest
-    from paceline.verify.chaos import chaos as run_chaos
-    from paceline.verify.chaos_plan import STEPS_A_FAULT, PlanRequest
+    from paceline.verify.chaos.plan import STEPS_A_FAULT, PlanRequest
+    from paceline.verify.chaos.trial import ChaosRequest
+    from paceline.verify.chaos.trial import chaos as run_chaos
 
     reference, name = resolve(task)
     total = steps if steps is not None else STEPS_A_FAULT * (max(1, faults) + 2)

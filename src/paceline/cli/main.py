@@ -89,7 +89,7 @@ def _start_early(arguments: list[str]) -> None:
     from paceline.world import env
 
     if env.read("RANK") is None:
-        from paceline.launch import forkserver
+        from paceline.launch.workers import fork_server as forkserver
 
         forkserver.shared()
 

@@ -17,7 +17,7 @@ from paceline.remote.names import Roles
 from paceline.training.options import RunOptions
 
 if TYPE_CHECKING:
-    from paceline.launch.rendezvous import Rendezvous as Meeting
+    from paceline.launch.nodes.rendezvous import Rendezvous as Meeting
 
 
 @takes(RunOptions, only=("nodes", "rendezvous", "join_timeout", "machine_timeout"))
@@ -65,11 +65,11 @@ def run(
     ] = None,
 ) -> int:
     """Start a script on several processes: any script that reads RANK, WORLD_SIZE and LOCAL_RANK."""
-    from paceline.launch import machines
     from paceline.launch.base import LaunchSpec
     from paceline.launch.job import ScriptCall
     from paceline.launch.local import LocalLauncher
     from paceline.launch.membership import Policy
+    from paceline.launch.nodes import machines
 
     if target.startswith("-"):
         raise InputError(
@@ -123,9 +123,9 @@ def _roles(text: str | None, workers: int | None, interface: str | None) -> Role
 
 def _told(roles: Roles, interface: str | None, where: Meeting | None) -> dict[str, Any]:
     """Return what workers with roles are told and need, as parts of a launch."""
-    from paceline.launch import machines
-    from paceline.launch.role_call import MODULES
+    from paceline.launch.nodes import machines
     from paceline.launch.roles import role_variables, secret_variable
+    from paceline.launch.workers.role_call import MODULES
 
     own = machines.taken(interface, where)
     return {"environment": role_variables(roles, own), "shared": secret_variable(), "modules": MODULES}

@@ -41,7 +41,7 @@ def train(
     from paceline.cli.config_file import read_config
     from paceline.launch import api
     from paceline.launch.console import Console
-    from paceline.launch.read_shards import ReadShards
+    from paceline.launch.workers.read_shards import ReadShards
     from paceline.observe.progress import open_progress
     from paceline.training import folder
 

@@ -126,8 +126,8 @@ def _task(
     **options: Any,
 ) -> int:
     from paceline.launch.resumed import said_for
-    from paceline.verify.check import verify as check
-    from paceline.verify.request import Request
+    from paceline.verify.proof.check import verify as check
+    from paceline.verify.proof.request import Request
 
     reference, name = resolve(task)
     idle = [flag(one) for one in WITHOUT_EFFECT if one in said]
@@ -176,7 +176,7 @@ def _script(script: str, arguments: list[str], *, workers: int, threads: int | N
 
 
 def _receipt(folder: Path, said: dict[str, Any], *, as_json: bool, **options: Any) -> int:
-    from paceline.verify.receipt import Replay, verify_receipt
+    from paceline.verify.receipts.receipt import Replay, verify_receipt
 
     workers = _numbers(said["workers"]) if "workers" in said else (None,)
     if len(workers) > 1:

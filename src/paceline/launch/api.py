@@ -8,16 +8,17 @@ from typing import Any, Unpack
 
 from paceline import ranges, strategies
 from paceline.errors import InputError, WorkerFailedError
-from paceline.launch import job, machines
+from paceline.launch import job
 from paceline.launch.base import Launcher, LaunchPlan, LaunchSpec, Outcome
+from paceline.launch.clusters.joined import JoinedLauncher
 from paceline.launch.console import Console
 from paceline.launch.in_python import errors_in_keywords, in_keywords, run_options, signature
-from paceline.launch.joined import JoinedLauncher
 from paceline.launch.keywords import LaunchOptions
 from paceline.launch.local import LocalLauncher
 from paceline.launch.membership import Policy
-from paceline.launch.read_shards import ReadShards
-from paceline.launch.room import check_room
+from paceline.launch.nodes import machines
+from paceline.launch.workers.read_shards import ReadShards
+from paceline.launch.workers.room import check_room
 from paceline.observe.events import Note
 from paceline.remote import reach
 from paceline.training import folder

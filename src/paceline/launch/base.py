@@ -12,8 +12,8 @@ from paceline.launch.code_errors import CodeError
 from paceline.launch.failures import Failure
 from paceline.launch.job import Call, Job
 from paceline.launch.membership import Policy
-from paceline.launch.rendezvous import Rendezvous
-from paceline.launch.room import check_room
+from paceline.launch.nodes.rendezvous import Rendezvous
+from paceline.launch.workers.room import check_room
 from paceline.option_fields import Options, ranged, required
 from paceline.ranges import THREADS, WORKERS
 from paceline.training.options import RunOptions

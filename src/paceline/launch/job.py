@@ -22,7 +22,7 @@ from paceline.training import folder
 from paceline.world.env import Identity
 
 if TYPE_CHECKING:
-    from paceline.launch.worker_context import Worker
+    from paceline.launch.workers.context import Worker
 
 MAIN_ALIAS = "__mp_main__"
 """The name under which a worker imports the user's script, as multiprocessing does: `if __name__ == "__main__"` stays quiet."""
@@ -112,7 +112,7 @@ class FunctionCall:
 
     def __call__(self, worker: Worker) -> Any:
         """Import the function, make the `Run`, and call it."""
-        from paceline.launch.worker_context import open_run
+        from paceline.launch.workers.context import open_run
 
         with folder.kept(self.options.get("out")):
             function = self.resolve()

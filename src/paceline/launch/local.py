@@ -6,15 +6,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.launch import forkserver
 from paceline.launch.base import LaunchPlan, LaunchSpec, Outcome
 from paceline.launch.console import Console
 from paceline.launch.failures import Failure
-from paceline.launch.follower import Follower
 from paceline.launch.job import Call, Job
 from paceline.launch.membership import Policy
+from paceline.launch.nodes.follower import Follower
 from paceline.launch.run_folder import RunFolder
 from paceline.launch.supervisor import Supervisor
+from paceline.launch.workers import fork_server as forkserver
 from paceline.observe import JsonlSink, RunFailed
 from paceline.training.folder import EVENTS
 from paceline.training.options import RunOptions

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import InputError, WorkerFailedError
-from paceline.launch import job, machines
+from paceline.launch import job
 from paceline.launch.base import LaunchSpec, Outcome
+from paceline.launch.clusters.joined import JoinedLauncher
 from paceline.launch.console import Console
-from paceline.launch.joined import JoinedLauncher
 from paceline.launch.local import LocalLauncher
 from paceline.launch.membership import Policy
-from paceline.launch.role_call import MODULES, RoleCall
+from paceline.launch.nodes import machines
+from paceline.launch.workers.role_call import MODULES, RoleCall
 from paceline.observe.events import Event, WorkerLost
 from paceline.remote.names import INTERFACE, ROLES, SECRET, Roles
 from paceline.remote.roles import Role

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.world.interfaces import family
 
 if TYPE_CHECKING:
-    from paceline.launch.worker_context import Worker
+    from paceline.launch.workers.context import Worker
 
 
 @dataclass(frozen=True)

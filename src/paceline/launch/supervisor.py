@@ -29,17 +29,17 @@ from paceline.launch.base import LaunchPlan, Outcome
 from paceline.launch.console import Console
 from paceline.launch.control import ControlSocket
 from paceline.launch.failures import Failure
-from paceline.launch.health_monitor import HealthMonitor
+from paceline.launch.health.monitor import HealthMonitor
+from paceline.launch.health.watch import Watch
 from paceline.launch.job import ScriptCall
-from paceline.launch.leading import Follower, Leading
 from paceline.launch.membership import Membership, State
-from paceline.launch.nodes import LEADER, Node, Nodes
-from paceline.launch.remote_worker_pool import RemoteWorkerPool
-from paceline.launch.roster import Entry, Roster
+from paceline.launch.nodes.inventory import LEADER, Node, Nodes
+from paceline.launch.nodes.leading import Follower, Leading
+from paceline.launch.nodes.remote_worker_pool import RemoteWorkerPool
 from paceline.launch.shutdown import ECHO_WAIT_S, STOP_WAIT_S, Shutdown
-from paceline.launch.watch import Watch
-from paceline.launch.worker_pool import STORE, LocalWorkerPool
-from paceline.launch.worker_scheduler import WorkerScheduler
+from paceline.launch.workers.pool import STORE, LocalWorkerPool
+from paceline.launch.workers.roster import Entry, Roster
+from paceline.launch.workers.scheduler import WorkerScheduler
 from paceline.observe.events import Event, Note, WorkerLost
 from paceline.observe.sinks import append_event
 from paceline.observe.verdict import Verdict

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.strategies.buffers import Rule
-from paceline.strategies.guards import check_optimizer, check_scheduler
+from paceline.strategies.buffers.buffers import Rule
+from paceline.strategies.guards.before_first_step import check_optimizer, check_scheduler
 from paceline.strategies.precision import Precision
 from paceline.strategies.structure import Structure
 from paceline.strategies.tuning import Tuning

@@ -26,12 +26,12 @@ from paceline.state.chunks import (
 )
 from paceline.state.optimizer_state import load_optimizer_state, optimizer_state, plain
 from paceline.strategies.base import Leaves, StrategyInputs
-from paceline.strategies.buffers import Buffers, Rule
-from paceline.strategies.partial_update import Scope
+from paceline.strategies.buffers.buffers import Buffers, Rule
+from paceline.strategies.buffers.unsaved import moved_unsaved, note_unsaved, put_unsaved
+from paceline.strategies.guards.partial_update import Scope
+from paceline.strategies.guards.trained import HasParameters, check_equal, check_held
 from paceline.strategies.result import StepResult
 from paceline.strategies.step_state import StepState
-from paceline.strategies.trained import HasParameters, check_equal, check_held
-from paceline.strategies.unsaved import moved_unsaved, note_unsaved, put_unsaved
 from paceline.world import World
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.strategies import gradients, sparse
 from paceline.strategies.base import StepWork
-from paceline.strategies.buffers import Buffers, gather_rows
+from paceline.strategies.buffers.buffers import Buffers, gather_rows
 from paceline.strategies.result import StepResult
 from paceline.strategies.step_state import StepState
 from paceline.task import Loss

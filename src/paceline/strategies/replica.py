@@ -30,15 +30,15 @@ from paceline.strategies.base import (
     StepWork,
     StrategyInputs,
 )
-from paceline.strategies.loss_checks import check_trainable
-from paceline.strategies.partial_update import PartialUpdate
+from paceline.strategies.guards.loss_checks import check_trainable
+from paceline.strategies.guards.partial_update import PartialUpdate
+from paceline.strategies.guards.trained import agree_on_change, check_held
+from paceline.strategies.memory.recompute import recompute_blocks
 from paceline.strategies.placement import Placement
-from paceline.strategies.recompute import recompute_blocks
 from paceline.strategies.reducer import Reducer
 from paceline.strategies.result import StepResult
 from paceline.strategies.schedule import Schedule
 from paceline.strategies.step_state import StepState
-from paceline.strategies.trained import agree_on_change, check_held
 from paceline.strategies.tuning import Tuning
 from paceline.task import Loss
 from paceline.world import World, seeds

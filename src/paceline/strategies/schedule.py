@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from paceline.strategies.base import LossFunction, MetricsFunction, Rows, ShardWork, StepWork
-from paceline.strategies.buffer_snapshot import BufferSnapshot
+from paceline.strategies.buffers.snapshot import BufferSnapshot
 from paceline.strategies.precision import Precision
 from paceline.task import Loss, Mean
 from paceline.world import World, seeds

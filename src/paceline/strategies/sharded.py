@@ -32,7 +32,7 @@ from paceline.state.chunks import (
     read_slots,
 )
 from paceline.state.optimizer_state import load_optimizer_state, optimizer_state, plain
-from paceline.strategies.offload import HostRows, without_memory
+from paceline.strategies.memory.offload import HostRows, without_memory
 
 
 def bounds_of(tensor: DTensor) -> ChunkBounds:

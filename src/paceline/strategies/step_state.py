@@ -20,11 +20,11 @@ from paceline.reduce.tree import Gradients, TreeSum, add
 from paceline.strategies import gradients, sparse
 from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import StepWork
-from paceline.strategies.loss_checks import check_graph, check_loss, check_trainable
-from paceline.strategies.recompute import check_passes
-from paceline.strategies.trained import HasParameters, Trained
+from paceline.strategies.guards.loss_checks import check_graph, check_loss, check_trainable
+from paceline.strategies.guards.trained import HasParameters, Trained
+from paceline.strategies.guards.writes import Writes
+from paceline.strategies.memory.recompute import check_passes
 from paceline.strategies.tuning import Tuning
-from paceline.strategies.writes import Writes
 from paceline.task import Loss
 from paceline.world.fault_points import BACKWARD, hit
 

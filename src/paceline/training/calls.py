@@ -16,8 +16,7 @@ from paceline.recovery.recovery import Recovery
 from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.state.optimizer_state import saved_options_of, set_options
 from paceline.training.books import announcement, description
-from paceline.training.call_history import LEFT, CallHistory
-from paceline.training.checks import (
+from paceline.training.checks.before_first_step import (
     check_batch_size,
     check_clip,
     check_last_batch,
@@ -27,15 +26,16 @@ from paceline.training.checks import (
 from paceline.training.feeds import Feeds
 from paceline.training.group import RunGroup
 from paceline.training.journal import Journal
-from paceline.training.kept_state import KeptState
-from paceline.training.loop import Loop
 from paceline.training.preparation import Preparation
 from paceline.training.recorder import NoRecords
-from paceline.training.replay import Replay
 from paceline.training.saving import Saving
 from paceline.training.state import RunState
 from paceline.training.step import Step
 from paceline.training.stepping import Stepping
+from paceline.training.user_loop.call_history import LEFT, CallHistory
+from paceline.training.user_loop.kept_state import KeptState
+from paceline.training.user_loop.loop import Loop
+from paceline.training.user_loop.replay import Replay
 from paceline.world import all_gather_object
 from paceline.world.status_page import Phase
 

@@ -12,21 +12,21 @@ from paceline.recovery.options import RecoveryOptions
 from paceline.recovery.recovery import Recovery
 from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.strategies.base import Exactness
-from paceline.training.call_history import CallHistory
 from paceline.training.calls import Calls
-from paceline.training.checks import promise
+from paceline.training.checks.before_first_step import promise
 from paceline.training.feeds import Feeds
 from paceline.training.group import RunGroup
 from paceline.training.journal import Journal
 from paceline.training.listeners import Listeners
-from paceline.training.loop import Loop
 from paceline.training.measuring import Measuring
 from paceline.training.options import RunOptions
 from paceline.training.preparation import Preparation
 from paceline.training.recorder import open_records
-from paceline.training.replay import Replay
 from paceline.training.saving import Saving
 from paceline.training.state import RunState
+from paceline.training.user_loop.call_history import CallHistory
+from paceline.training.user_loop.loop import Loop
+from paceline.training.user_loop.replay import Replay
 from paceline.world import World, determinism, seeds
 from paceline.world.status_page import Phase
 

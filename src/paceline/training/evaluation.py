@@ -12,7 +12,7 @@ from paceline.errors import InputError
 from paceline.strategies.base import MetricsFunction, Rows, ShardWork, StepWork
 from paceline.strategies.replica import Replica
 from paceline.task import Mean, as_float
-from paceline.training.same_stream import EVALUATION, read_alike
+from paceline.training.checks.same_stream import EVALUATION, read_alike
 from paceline.world import World, all_gather_object, seeds
 
 

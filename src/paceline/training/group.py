@@ -17,18 +17,18 @@ from paceline.state.optimizer_state import set_options
 from paceline.strategies.replica import Replica
 from paceline.training import folder, resuming
 from paceline.training.books import description
-from paceline.training.call_history import CallHistory
 from paceline.training.feeds import Feeds
 from paceline.training.frozen import KEY as FROZEN
 from paceline.training.frozen import freeze_as, frozen_names
 from paceline.training.journal import Journal
 from paceline.training.listeners import Listeners
-from paceline.training.loop import Loop
-from paceline.training.loop_state import Values
 from paceline.training.preparation import Preparation
 from paceline.training.recorder import DataFacts, NoRecords
 from paceline.training.saving import Saving
 from paceline.training.state import RunState
+from paceline.training.user_loop.call_history import CallHistory
+from paceline.training.user_loop.loop import Loop
+from paceline.training.user_loop.loop_state import Values
 from paceline.world import all_gather_object
 from paceline.world.words import say_farewell
 

@@ -14,13 +14,13 @@ from paceline.recovery.recovery import Recovery
 from paceline.state.chunks import MODEL, collect, survey
 from paceline.strategies.base import MetricsFunction
 from paceline.strategies.replica import Replica
-from paceline.training.call_history import CallHistory
 from paceline.training.evaluation import evaluate
 from paceline.training.feeds import Feeds
 from paceline.training.group import RunGroup
-from paceline.training.kept_state import KeptState
-from paceline.training.loop import Loop
 from paceline.training.state import RunState
+from paceline.training.user_loop.call_history import CallHistory
+from paceline.training.user_loop.kept_state import KeptState
+from paceline.training.user_loop.loop import Loop
 from paceline.world import World
 
 

@@ -17,17 +17,14 @@ from paceline.recovery.recovery import Recovery
 from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.state.optimizer_state import drop_groups
 from paceline.strategies.base import Exactness, StrategyInputs
-from paceline.strategies.buffers import Rule
+from paceline.strategies.buffers.buffers import Rule
 from paceline.strategies.precision import Precision
 from paceline.strategies.replica import Replica
 from paceline.strategies.structure import Structure
 from paceline.training import resuming
-from paceline.training.call_history import CallHistory
 from paceline.training.frozen import KEY as FROZEN
 from paceline.training.frozen import freeze_as
-from paceline.training.handle import Handle
 from paceline.training.journal import Journal
-from paceline.training.loop import Loop
 from paceline.training.preparing import (
     ONE_MODEL,
     MakeModel,
@@ -37,6 +34,9 @@ from paceline.training.preparing import (
     new_parts,
 )
 from paceline.training.state import RunState
+from paceline.training.user_loop.call_history import CallHistory
+from paceline.training.user_loop.handle import Handle
+from paceline.training.user_loop.loop import Loop
 from paceline.world import broadcast_object, seeds
 
 NO_BITS = (

@@ -16,13 +16,13 @@ from paceline import strategies
 from paceline.errors import InputError
 from paceline.state.chunks import check_saved
 from paceline.strategies.base import Exactness, StrategyInputs
-from paceline.strategies.buffers import Rule
+from paceline.strategies.buffers.buffers import Rule
 from paceline.strategies.precision import Precision
 from paceline.strategies.replica import Replica
 from paceline.strategies.structure import Structure
 from paceline.task import Task
 from paceline.training.options import RunOptions
-from paceline.training.schedules import noted
+from paceline.training.user_loop.schedules import noted
 from paceline.world import seeds
 
 ONE_MODEL = (

@@ -18,11 +18,11 @@ from paceline.observe import CheckpointDamaged, Event
 from paceline.recovery.position import Position
 from paceline.state.chunks import MODEL, ChunkBounds, TensorMeta
 from paceline.strategies.replica import Replica
-from paceline.training.call_history import KEY as OUTCOMES
-from paceline.training.epoch_starts import KEY as STREAM
+from paceline.training.checks.epoch_starts import KEY as STREAM
 from paceline.training.folder import CHECKPOINTS
-from paceline.training.loop_state import KEY, Values
 from paceline.training.options import RunOptions
+from paceline.training.user_loop.call_history import KEY as OUTCOMES
+from paceline.training.user_loop.loop_state import KEY, Values
 from paceline.world import World, all_gather_object
 
 

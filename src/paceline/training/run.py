@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.data import ShardedLoader
 from paceline.recovery.membership import Membership
 from paceline.strategies.base import MetricsFunction
-from paceline.strategies.buffers import Rule
+from paceline.strategies.buffers.buffers import Rule
 from paceline.strategies.replica import Replica
 from paceline.strategies.structure import Structure
 from paceline.training.engine import Engine

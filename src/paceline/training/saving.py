@@ -15,20 +15,20 @@ from paceline.recovery.position import Position
 from paceline.recovery.recovery import Recovery
 from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.training import folder
-from paceline.training.call_history import KEY as OUTCOMES
-from paceline.training.call_history import SAVE as SAVE_CALL
-from paceline.training.call_history import CallHistory
-from paceline.training.epoch_starts import KEY as STREAM
+from paceline.training.checks.epoch_starts import KEY as STREAM
+from paceline.training.checks.nonfinite import check_weights
 from paceline.training.frozen import KEY as FROZEN
 from paceline.training.frozen import frozen_names
 from paceline.training.horizon import KEY as HORIZON
 from paceline.training.journal import Journal
-from paceline.training.loop import Loop
-from paceline.training.loop_state import KEY as REGISTERED
-from paceline.training.nonfinite import check_weights
 from paceline.training.preparation import Preparation
 from paceline.training.recorder import NoRecords
 from paceline.training.state import RunState
+from paceline.training.user_loop.call_history import KEY as OUTCOMES
+from paceline.training.user_loop.call_history import SAVE as SAVE_CALL
+from paceline.training.user_loop.call_history import CallHistory
+from paceline.training.user_loop.loop import Loop
+from paceline.training.user_loop.loop_state import KEY as REGISTERED
 from paceline.world import all_gather_object
 
 NO_FOLDER = "run.save needs a folder. Give out= to paceline.launch, or --out."

@@ -11,7 +11,7 @@ from paceline.recovery.group_state import GroupState
 from paceline.recovery.position import Position
 from paceline.strategies.base import Exactness
 from paceline.task import Task
-from paceline.training.epoch_starts import EpochStarts
+from paceline.training.checks.epoch_starts import EpochStarts
 from paceline.training.options import RunOptions
 from paceline.training.recorder import DataFacts
 from paceline.training.step import Step

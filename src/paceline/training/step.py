@@ -16,11 +16,11 @@ from paceline.strategies.base import LossFunction, StepWork
 from paceline.strategies.replica import Replica
 from paceline.strategies.result import StepResult
 from paceline.task import Loss, Weight
-from paceline.training.attempt import Attempt
-from paceline.training.checks import check_clip
-from paceline.training.hidden_state import HiddenState
-from paceline.training.loop_guard import LoopGuard
-from paceline.training.nonfinite import explain
+from paceline.training.checks.before_first_step import check_clip
+from paceline.training.checks.hidden_state import HiddenState
+from paceline.training.checks.nonfinite import explain
+from paceline.training.user_loop.attempt import Attempt
+from paceline.training.user_loop.loop_guard import LoopGuard
 from paceline.world import World, determinism
 
 

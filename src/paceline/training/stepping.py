@@ -13,16 +13,16 @@ from paceline.recovery.membership import STEP, LeaveRunError
 from paceline.recovery.recovery import Recovery
 from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.strategies.base import ShardWork, StepWork
-from paceline.training import schedules
+from paceline.training.checks.same_stream import TRAINING, read_alike
 from paceline.training.group import RunGroup
 from paceline.training.journal import Journal
-from paceline.training.loop import Loop
 from paceline.training.options import SaveEvery
 from paceline.training.recorder import NoRecords
-from paceline.training.same_stream import TRAINING, read_alike
 from paceline.training.saving import Saving
 from paceline.training.state import RunState
 from paceline.training.step import Step
+from paceline.training.user_loop import schedules
+from paceline.training.user_loop.loop import Loop
 from paceline.world import seeds
 from paceline.world.fault_points import DATA, hit
 from paceline.world.status_page import Kind, Phase

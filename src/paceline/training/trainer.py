@@ -13,8 +13,8 @@ from paceline.data.loaders import is_loader
 from paceline.observe import Evaluated, Note, RunFinished
 from paceline.recovery.agreement import WentBackError
 from paceline.task import Task
-from paceline.training.checks import check_shards, near_names
-from paceline.training.counters import Modes, note_of_changes, numbers_of
+from paceline.training.checks.before_first_step import check_shards, near_names
+from paceline.training.checks.counters import Modes, note_of_changes, numbers_of
 from paceline.training.horizon import choose_horizon, is_forgotten, make_schedule, refuse_forgotten
 from paceline.training.preparing import structure_of
 from paceline.training.recorder import about_task

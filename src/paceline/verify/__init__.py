@@ -8,7 +8,7 @@ __getattr__, __dir__ = lazy.names(
     __name__,
     {
         "Report": "paceline.verify.report",
-        "Request": "paceline.verify.request",
-        "verify": "paceline.verify.check",
+        "Request": "paceline.verify.proof.request",
+        "verify": "paceline.verify.proof.check",
     },
 )

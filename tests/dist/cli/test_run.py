@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from paceline.launch import forkserver
+from paceline.launch.workers import fork_server as forkserver
 from tests.dist.launch.processes import PACELINE, started
 from tests.patience import HANG_S
 

@@ -34,13 +34,13 @@ LOADED = (
     "torch.distributed",
     "torch.utils.data",
     "paceline.cli.application",
-    "paceline.launch.forkserver",
-    "paceline.launch.worker",
+    "paceline.launch.workers.fork_server",
+    "paceline.launch.workers.worker",
     "paceline.training.trainer",
     # Torch's compiler and DTensor too, 3 s for each command that cuts a model: what does without them is tested elsewhere.
     *dict.fromkeys(name for entry in STRATEGIES.values() for name in entry.imports),
 )
-FORK_SERVER = ["-m", "paceline.launch.fork_server_process"]
+FORK_SERVER = ["-m", "paceline.launch.workers.fork_server_process"]
 MESSAGE = 65_536
 READY = b"ready"
 
@@ -187,7 +187,7 @@ def _keep_fork_server() -> None:
     if launcher:
         os.setsid()
         sys.argv, sys.path[0] = ["zygote", str(descriptors[0]), launcher.decode()], str(Path.cwd())
-        importlib.import_module("paceline.launch.fork_server_process").main()
+        importlib.import_module("paceline.launch.workers.fork_server_process").main()
     os._exit(0)
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import paceline
 from paceline.checkpoint import weights_sha256
 from paceline.errors import InputError
-from paceline.strategies.recompute import Recomputed, recompute_blocks
+from paceline.strategies.memory.recompute import Recomputed, recompute_blocks
 from paceline.strategies.structure import Structure
 from paceline.strategies.tuning import Tuning
 from paceline.tasks.transformer import Transformer

@@ -17,8 +17,8 @@ from paceline.documents import HASH_OF_NOTHING
 from paceline.errors import InputError, PacelineError
 from paceline.records import ledger
 from paceline.records.receipt import Receipt, Start
-from paceline.verify.audit import audit
-from paceline.verify.receipt import Replay, verify_receipt
+from paceline.verify.receipts.audit import audit
+from paceline.verify.receipts.receipt import Replay, verify_receipt
 
 TASK = """
 import torch

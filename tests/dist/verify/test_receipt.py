@@ -21,8 +21,8 @@ from paceline.records import ledger
 from paceline.records.receipt import Receipt
 from paceline.training import trainer
 from paceline.training.spec import TrainSpec
-from paceline.verify.audit import audit
-from paceline.verify.receipt import Replay, verify_receipt
+from paceline.verify.receipts.audit import audit
+from paceline.verify.receipts.receipt import Replay, verify_receipt
 
 TASK = """
 import os, signal

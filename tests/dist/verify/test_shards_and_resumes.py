@@ -9,9 +9,9 @@ import pytest
 
 from paceline.cli.application import app
 from paceline.training.spec import TrainSpec
-from paceline.verify.check import verify
-from paceline.verify.request import Request
-from paceline.verify.task_report import TaskReport
+from paceline.verify.proof.check import verify
+from paceline.verify.proof.request import Request
+from paceline.verify.proof.task_report import TaskReport
 
 TASKS = str(Path(__file__).with_name("broken.py"))
 

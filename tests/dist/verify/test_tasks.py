@@ -8,9 +8,9 @@ import pytest
 
 from paceline.errors import InputError
 from paceline.training.spec import TrainSpec
-from paceline.verify.check import verify
-from paceline.verify.request import Request
-from paceline.verify.task_report import TaskReport
+from paceline.verify.proof.check import verify
+from paceline.verify.proof.request import Request
+from paceline.verify.proof.task_report import TaskReport
 
 
 @cache

@@ -13,7 +13,7 @@ from tests.unit.compat.contracts import CONTRACTS
 
 SOURCE = Path(paceline.__file__).parent
 OURS = {
-    "launch/link.py": {"_break"},
+    "launch/nodes/link.py": {"_break"},
     "remote/proxy.py": {"_owner", "_number", "_lease"},
     "strategies/pipeline/attributes.py": {"_name"},
 }

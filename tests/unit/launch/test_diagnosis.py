@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.diagnosis import HangWatch, Member, look, process_state
+from paceline.launch.health.diagnosis import HangWatch, Member, look, process_state
 from paceline.observe.verdict import Collective, judge
 from paceline.world import stacks
 from paceline.world.status_page import Kind, Phase, Reading, StatusPage, StatusPageReader

@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from paceline.launch import link as links
-from paceline.launch.handshake import Handshake
-from paceline.launch.link import Link, Listener, connect
+from paceline.launch.nodes import link as links
+from paceline.launch.nodes.handshake import Handshake
+from paceline.launch.nodes.link import Link, Listener, connect
 from tests.netns import network
 from tests.patience import HANG_S
 
@@ -258,7 +258,7 @@ def test_a_handshake_takes_the_answer_to_its_own_challenge_only():
 
 END = """
 import json, os, select, sys, time
-from paceline.launch.link import Listener, connect
+from paceline.launch.nodes.link import Listener, connect
 role, address, port, timeout_s = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 tell = lambda **what: print(json.dumps(what), flush=True)
 if role == "leader":

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import InputError
-from paceline.launch import machines, travel
 from paceline.launch.failures import Failure
-from paceline.launch.nodes import LEADER, Node, Nodes
-from paceline.launch.roster import Roster
+from paceline.launch.nodes import machines, travel
+from paceline.launch.nodes.inventory import LEADER, Node, Nodes
+from paceline.launch.workers.roster import Roster
 from paceline.observe.verdict import Collective, Evidence, Frame
 from paceline.training.options import RunOptions
 from paceline.world.status_page import Kind, Phase, Reading

@@ -12,9 +12,8 @@ import time
 import pytest
 
 from paceline.errors import InputError
-from paceline.launch import forkserver
 from paceline.launch.job import Job
-from paceline.launch.rendezvous import (
+from paceline.launch.nodes.rendezvous import (
     Failed,
     Machine,
     Met,
@@ -25,7 +24,8 @@ from paceline.launch.rendezvous import (
     read_report,
     write_report,
 )
-from paceline.launch.rendezvous_process import RendezvousAgent
+from paceline.launch.nodes.rendezvous_process import RendezvousAgent
+from paceline.launch.workers import fork_server as forkserver
 from paceline.world import env
 from paceline.world.env import Identity
 from tests.netns import network
@@ -254,10 +254,10 @@ def test_a_keeper_that_is_killed_is_missed(keepers, tmp_path):
 AGENT = """
 import json, os, select, sys
 from pathlib import Path
-from paceline.launch import forkserver
+from paceline.launch.workers import fork_server as forkserver
 from paceline.launch.job import Job
-from paceline.launch.rendezvous import Offer, Rendezvous, write_report
-from paceline.launch.rendezvous_process import RendezvousAgent
+from paceline.launch.nodes.rendezvous import Offer, Rendezvous, write_report
+from paceline.launch.nodes.rendezvous_process import RendezvousAgent
 from paceline.world import env
 from paceline.world.env import Identity
 endpoint, nodes, patience = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from paceline.errors import InputError
-from paceline.strategies.absent import drop, form_of, hide, is_absent, present, show
+from paceline.strategies.guards.absent import drop, form_of, hide, is_absent, present, show
 
 CPU = torch.device("cpu")
 

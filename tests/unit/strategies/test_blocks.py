@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from paceline.errors import InputError
-from paceline.strategies.blocks import find_blocks
+from paceline.strategies.memory.blocks import find_blocks
 from paceline.strategies.structure import Structure
 from paceline.tasks.transformer import Transformer
 

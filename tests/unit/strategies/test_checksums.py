@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.strategies.unsaved import moved_unsaved, note_unsaved
-from paceline.strategies.writes import checksum, differing, sums_of
+from paceline.strategies.buffers.unsaved import moved_unsaved, note_unsaved
+from paceline.strategies.guards.writes import checksum, differing, sums_of
 
 LENGTHS = [2, 7, 4096, 4097, 20_000]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.strategies.meta_init import record_init
+from paceline.strategies.memory.meta_init import record_init
 from paceline.tasks.transformer import Transformer
 
 

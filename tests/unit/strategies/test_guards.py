@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from paceline.errors import InputError
-from paceline.strategies import guards
+from paceline.strategies.guards import before_first_step as guards
 
 
 def optimizer() -> torch.optim.Optimizer:

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from paceline.errors import InputError
-from paceline.strategies.partial_update import Scope, check_step
-from paceline.strategies.trained import check_held
+from paceline.strategies.guards.partial_update import Scope, check_step
+from paceline.strategies.guards.trained import check_held
 
 CPU = torch.device("cpu")
 

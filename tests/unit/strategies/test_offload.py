@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.strategies.offload import HostRows, without_memory
+from paceline.strategies.memory.offload import HostRows, without_memory
 
 SHAPES = [(3, 4), (5,), (0, 4), (2, 2)]
 

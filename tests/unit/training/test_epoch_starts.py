@@ -18,7 +18,7 @@ from paceline.checkpoint.manifest import REST
 from paceline.data import ShardedLoader
 from paceline.errors import InputError
 from paceline.recovery.position import Position
-from paceline.training.epoch_starts import EpochStarts
+from paceline.training.checks.epoch_starts import EpochStarts
 from tests.unit.training.own_runs import losses, opened, prepared, resumed
 
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from paceline.errors import InputError
-from paceline.strategies.reached import reached_from
+from paceline.strategies.guards.reached import reached_from
 from paceline.task import Loss, Task
-from paceline.training.hidden_state import HiddenState
+from paceline.training.checks.hidden_state import HiddenState
 
 A_GLOBAL = np.random.default_rng(0)
 Forward = Callable[[Any, Tensor], Tensor]

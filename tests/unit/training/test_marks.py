@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.training.loop_state import LoopState
-from paceline.training.marks import ModuleMarks, StateMarks, slot_marks
+from paceline.training.user_loop.loop_state import LoopState
+from paceline.training.user_loop.marks import ModuleMarks, StateMarks, slot_marks
 
 
 class Made(nn.Sequential):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from paceline import Task
-from paceline.training.counters import Modes, note_of_changes, numbers_of
+from paceline.training.checks.counters import Modes, note_of_changes, numbers_of
 
 
 class Net(nn.Module):

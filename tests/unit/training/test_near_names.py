@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.task import Task
-from paceline.training.checks import near_names
+from paceline.training.checks.before_first_step import near_names
 
 
 class Slip(Task):

@@ -16,8 +16,8 @@ from torch import nn
 from paceline import Mean, Run
 from paceline.checkpoint import Checkpoints
 from paceline.errors import InputError, NonFiniteLossError
-from paceline.training.call_history import Outcomes
-from paceline.verify.audit import audit
+from paceline.training.user_loop.call_history import Outcomes
+from paceline.verify.receipts.audit import audit
 from tests.unit.training.own_runs import data, losses, opened, prepared, resumed
 
 

@@ -7,7 +7,7 @@ import pytest
 from paceline import strategies
 from paceline.errors import InputError
 from paceline.strategies.base import Exactness
-from paceline.training.checks import promise
+from paceline.training.checks.before_first_step import promise
 from paceline.training.options import RunOptions
 
 

@@ -17,7 +17,7 @@ import paceline
 from paceline.cli.application import app
 from paceline.errors import InputError
 from paceline.launch.base import LaunchSpec
-from paceline.launch.room import check_room, limit
+from paceline.launch.workers.room import check_room, limit
 from paceline.option_fields import Options, ranged, shown
 from paceline.ranges import COUNT, TASK, Range
 from paceline.strategies.tuning import Tuning

@@ -23,7 +23,7 @@ from paceline.records.receipt import NAME, Receipt, Start
 from paceline.recovery.position import Position
 from paceline.training.options import RunOptions
 from paceline.training.recorder import Records, describe_start
-from paceline.verify.audit import audit
+from paceline.verify.receipts.audit import audit
 from paceline.world import Identity, World, alone, broadcast_object, connect
 
 SAMPLES, BATCH, SHARDS, SEED = 45, 10, 4, 5

@@ -10,7 +10,7 @@ import torch
 
 from paceline.data import ShardedLoader
 from paceline.errors import InputError
-from paceline.training.same_stream import EVALUATION, TRAINING, read_alike
+from paceline.training.checks.same_stream import EVALUATION, TRAINING, read_alike
 from paceline.world import World
 from tests.unit.recovery.test_loop_exits import group
 

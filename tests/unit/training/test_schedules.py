@@ -7,7 +7,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR, SequentialLR
 
 from paceline.errors import InputError
-from paceline.training.schedules import check_kept, noted
+from paceline.training.user_loop.schedules import check_kept, noted
 
 
 def optimizer() -> torch.optim.Optimizer:

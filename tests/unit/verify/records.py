@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.verify.lab.notes import Attempt, Notes, Parts
-from paceline.verify.record import Record, StepRecord
+from paceline.verify.proof.lab.notes import Attempt, Notes, Parts
+from paceline.verify.proof.record import Record, StepRecord
 
 NAMES = ("late.weight", "early.weight")
 

@@ -20,9 +20,9 @@ from paceline.data.shards import owned_shards, shard_bounds
 from paceline.errors import InputError
 from paceline.records import ledger
 from paceline.records.receipt import _RANGES, FIRST_LINK, Point, Receipt, Start
-from paceline.verify import audit as auditing
-from paceline.verify.audit import audit
-from paceline.verify.audit_report import AuditReport
+from paceline.verify.receipts import audit as auditing
+from paceline.verify.receipts.audit import audit
+from paceline.verify.receipts.audit_report import AuditReport
 
 START = Start(
     generation=0,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InputError
-from paceline.verify.chaos_plan import Plan, PlanRequest, make_plan
-from paceline.verify.faults import BREAKING, DISK, JOIN, KILL, KINDS, SLOW, STOP, Fault, points_of
+from paceline.verify.chaos.faults import BREAKING, DISK, JOIN, KILL, KINDS, SLOW, STOP, Fault, points_of
+from paceline.verify.chaos.plan import Plan, PlanRequest, make_plan
 from paceline.world.fault_points import CHECKPOINT, DATA, POINTS, REGROUP
 
 USUAL: dict[str, Any] = {"faults": 20, "steps": 220, "workers": 4, "shards": 6}

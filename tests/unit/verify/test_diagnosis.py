@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from paceline.verify.comparison import Difference
-from paceline.verify.evidence import Evidence
-from paceline.verify.lab.experiments import operation
-from paceline.verify.lab.notes import Parts
-from paceline.verify.probes.diagnosis import PROBES, diagnose
+from paceline.verify.proof.comparison import Difference
+from paceline.verify.proof.evidence import Evidence
+from paceline.verify.proof.lab.experiments import operation
+from paceline.verify.proof.lab.notes import Parts
+from paceline.verify.proof.probes.diagnosis import PROBES, diagnose
 from tests.unit.verify.records import NAMES, attempt, notes, record, step
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.verify import digests
+from paceline.verify.proof import digests
 
 
 @dataclass

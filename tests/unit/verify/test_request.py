@@ -18,9 +18,9 @@ from paceline.cli.verify import verify
 from paceline.errors import InputError
 from paceline.strategies.tuning import Tuning
 from paceline.training.spec import TrainSpec
+from paceline.verify.proof.request import REFERENCE, Candidate, Request
+from paceline.verify.proof.task_report import Row, TaskReport
 from paceline.verify.report import Finding
-from paceline.verify.request import REFERENCE, Candidate, Request
-from paceline.verify.task_report import Row, TaskReport
 
 SPEC = TrainSpec(task="digits", name="digits", steps=2)
 

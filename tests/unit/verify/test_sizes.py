@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.verify.bounds import bound
-from paceline.verify.sizes import measure, of_tensor, whole
+from paceline.verify.proof.bounds import bound
+from paceline.verify.proof.sizes import measure, of_tensor, whole
 
 
 def gradient(samples: int) -> torch.Tensor:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from paceline.verify.bisecting import first_operation
-from paceline.verify.comparison import Difference
-from paceline.verify.record import Call
-from paceline.verify.statistics import band, second_half
+from paceline.verify.proof.bisecting import first_operation
+from paceline.verify.proof.comparison import Difference
+from paceline.verify.proof.record import Call
+from paceline.verify.proof.statistics import band, second_half
 
 FALLING = [2.0 - 0.05 * step for step in range(20)]
 

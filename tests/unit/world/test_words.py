@@ -12,7 +12,7 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore
 
-from paceline.launch.diagnosis import HangWatch
+from paceline.launch.health.diagnosis import HangWatch
 from paceline.world import Identity, World, connect
 from paceline.world.interruption import InterruptedWaitError, InterruptibleStore, Interruption
 from paceline.world.status_page import Kind, Phase, StatusPage, StatusPageReader

@@ -27,11 +27,11 @@ from paceline.reduce.packing import as_real, dense_strides, memory_shape, nothin
 from paceline.reduce.tree import TreeSum
 from paceline.strategies import compression, gradients, sparse
 from paceline.strategies.base import Exactness, StepWork, StrategyInputs
-from paceline.strategies.hooks import silenced
+from paceline.strategies.guards.hooks import silenced
+from paceline.strategies.guards.trained import refuse_replaced
 from paceline.strategies.reducer import Reducer, agree_on_terms
 from paceline.strategies.result import StepResult
 from paceline.strategies.step_state import StepState
-from paceline.strategies.trained import refuse_replaced
 from paceline.strategies.tuning import Tuning
 from paceline.task import Loss
 from paceline.world import World, all_gather_object

@@ -30,14 +30,14 @@ from paceline.errors import InputError
 from paceline.reduce.tree import Gradients, Subtree
 from paceline.strategies import gradients
 from paceline.strategies.base import Exactness, LossFunction, ShardWork, StepWork, StrategyInputs
-from paceline.strategies.loss_checks import check_loss
+from paceline.strategies.guards.loss_checks import check_loss
+from paceline.strategies.guards.writes import Writes
 from paceline.strategies.placement import WholePlacement
 from paceline.strategies.reducer import Reducer
 from paceline.strategies.replica import Replica
 from paceline.strategies.schedule import Passes, Schedule
 from paceline.strategies.step_state import StepState
 from paceline.strategies.tuning import Tuning
-from paceline.strategies.writes import Writes
 from paceline.task import Loss
 from paceline.world import World
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.errors import InputError
 from paceline.strategies.base import Exactness, StrategyInputs
-from paceline.strategies.batchnorm import synchronise
+from paceline.strategies.buffers.batchnorm import synchronise
 from paceline.strategies.placement import WholePlacement
 from paceline.strategies.replica import Replica
 from paceline.strategies.tuning import Tuning

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.strategies import compression
 from paceline.strategies.base import Exactness, StrategyInputs
-from paceline.strategies.batchnorm import synchronise
+from paceline.strategies.buffers.batchnorm import synchronise
 from paceline.strategies.data_parallel.ddp_reducer import DdpReducer
 from paceline.strategies.placement import WholePlacement
 from paceline.strategies.replica import Replica

@@ -28,11 +28,11 @@ from paceline.state.chunks import (
     split,
 )
 from paceline.strategies.base import StrategyInputs
-from paceline.strategies.partial_update import Scope
+from paceline.strategies.buffers.unsaved import note_unsaved
+from paceline.strategies.guards.partial_update import Scope
+from paceline.strategies.guards.trained import check_equal
 from paceline.strategies.placement import Optimize, Placement, load_whole_state, whole_state
 from paceline.strategies.result import StepResult
-from paceline.strategies.trained import check_equal
-from paceline.strategies.unsaved import note_unsaved
 from paceline.world import World
 
 BUCKET = 4 << 20

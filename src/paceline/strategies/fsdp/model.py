@@ -11,11 +11,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.compat import fsdp
 from paceline.strategies.base import StrategyInputs
-from paceline.strategies.batchnorm import synchronise
-from paceline.strategies.blocks import find_blocks
+from paceline.strategies.buffers.batchnorm import synchronise
 from paceline.strategies.fsdp.param_groups import Listener, ParamGroup, shard_model
-from paceline.strategies.meta_init import RecordedInit, record_init
-from paceline.strategies.refusals import refuse_hooks, refuse_references, refuse_sparse
+from paceline.strategies.guards.refusals import refuse_hooks, refuse_references, refuse_sparse
+from paceline.strategies.memory.blocks import find_blocks
+from paceline.strategies.memory.meta_init import RecordedInit, record_init
 from paceline.strategies.sharded import Part
 from paceline.world import World
 

@@ -29,11 +29,11 @@ from paceline.errors import InputError
 from paceline.reduce.gather import Gather
 from paceline.reduce.packing import refuse_rows
 from paceline.strategies.fsdp.replaced import Slot
-from paceline.strategies.refusals import refuse_copies
-from paceline.strategies.second_order import check_order, check_transforms
+from paceline.strategies.guards.refusals import refuse_copies
+from paceline.strategies.guards.second_order import check_order, check_transforms
+from paceline.strategies.guards.writes import Samples, differing, place_of, sums_of
 from paceline.strategies.sharded import ShardedTensors
 from paceline.strategies.tuning import Tuning
-from paceline.strategies.writes import Samples, differing, place_of, sums_of
 
 Value = TypeVar("Value")
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

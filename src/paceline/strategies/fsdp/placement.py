@@ -13,12 +13,12 @@ from paceline.strategies.base import Leaves, StrategyInputs
 from paceline.strategies.fsdp.model import make_sharded
 from paceline.strategies.fsdp.reduction import Reduction
 from paceline.strategies.fsdp.unwrapping import unwrap_model
-from paceline.strategies.partial_update import check_half
+from paceline.strategies.guards.partial_update import check_half
+from paceline.strategies.guards.refusals import refuse_hooks
+from paceline.strategies.guards.trained import check_equal, check_held
 from paceline.strategies.placement import Placement
-from paceline.strategies.refusals import refuse_hooks
 from paceline.strategies.sharded import ShardedTensors
 from paceline.strategies.step_state import StepState
-from paceline.strategies.trained import check_equal, check_held
 from paceline.world import World
 
 

@@ -23,7 +23,7 @@ from paceline.reduce.shared_memory_scatter import open_scatter
 from paceline.reduce.tree import TreeSum
 from paceline.strategies.fsdp.param_groups import ParamGroup, ShardedParam
 from paceline.strategies.fsdp.rounds import END, RoundProgress, Rounds
-from paceline.strategies.writes import refuse_writes
+from paceline.strategies.guards.writes import refuse_writes
 from paceline.world import World
 from paceline.world.fault_points import REDUCTION, hit
 from paceline.world.status_page import Phase

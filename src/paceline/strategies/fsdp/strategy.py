@@ -10,9 +10,9 @@ from paceline.strategies.data_parallel.strategy import Ddp
 from paceline.strategies.fsdp.placement import RowsPlacement
 from paceline.strategies.fsdp.reducer import FsdpReducer, GatheringSchedule, is_exact
 from paceline.strategies.fsdp.reduction import Reduction
+from paceline.strategies.memory.whole_draws import draw_whole
 from paceline.strategies.replica import Replica
 from paceline.strategies.tuning import Tuning
-from paceline.strategies.whole_draws import draw_whole
 from paceline.world import World
 
 

@@ -19,7 +19,7 @@ from paceline.strategies.base import Leaves, StrategyInputs
 from paceline.strategies.hybrid.embedding_service import EmbeddingService, Norms, Sent
 from paceline.strategies.hybrid.kept import KeptPlacement, KeptState, bounds, check_slots, part_of
 from paceline.strategies.hybrid.tables import send_away
-from paceline.strategies.offload import without_memory
+from paceline.strategies.memory.offload import without_memory
 from paceline.strategies.replica import Replica
 from paceline.strategies.result import StepResult
 from paceline.strategies.sharded import Part

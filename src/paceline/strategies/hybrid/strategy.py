@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from paceline.errors import InputError
 from paceline.strategies import sparse
 from paceline.strategies.base import Exactness, StrategyInputs
-from paceline.strategies.batchnorm import synchronise
+from paceline.strategies.buffers.batchnorm import synchronise
 from paceline.strategies.data_parallel.ddp_reducer import DdpReducer
 from paceline.strategies.data_parallel.strategy import Ddp
 from paceline.strategies.hybrid.kept import check_optimizer

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from paceline.compat.tensors import sparse_parts
 from paceline.errors import InputError
 from paceline.strategies import sparse
-from paceline.strategies.offload import without_memory
+from paceline.strategies.memory.offload import without_memory
 
 Fetch = Callable[[Tensor], Tensor]
 """Gives rows by their numbers, which are in order and each there once."""

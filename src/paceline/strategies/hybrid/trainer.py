@@ -23,12 +23,12 @@ from paceline.remote.grouping import open_group
 from paceline.state.optimizer_state import Options, options_to_tell
 from paceline.strategies import sparse
 from paceline.strategies.base import StepWork, StrategyInputs
+from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.hybrid import embedding_service
 from paceline.strategies.hybrid.embedding_service import Norms
 from paceline.strategies.hybrid.kept import KeptPlacement, KeptState, bounds
 from paceline.strategies.hybrid.tables import send_away
 from paceline.strategies.parameter_server.answers import Answers
-from paceline.strategies.partial_update import Scope
 from paceline.strategies.placement import Optimize
 from paceline.strategies.reducer import AroundReducer, Reducer, norm_of
 from paceline.strategies.result import StepResult

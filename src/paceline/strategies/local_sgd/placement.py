@@ -11,14 +11,14 @@ from torch.optim import Optimizer
 
 from paceline.state.chunks import OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read, assemble, split
 from paceline.strategies.base import StrategyInputs
-from paceline.strategies.buffers import Buffers, Versions, gather_rows
+from paceline.strategies.buffers.buffers import Buffers, Versions, gather_rows
+from paceline.strategies.guards.partial_update import Scope
+from paceline.strategies.guards.writes import Writes
 from paceline.strategies.local_sgd.averaging import Averaging, wide
 from paceline.strategies.local_sgd.outer import Nesterov
-from paceline.strategies.partial_update import Scope
 from paceline.strategies.placement import Optimize, Placement, load_whole_state, whole_state
 from paceline.strategies.reducer import agreed_names
 from paceline.strategies.result import StepResult
-from paceline.strategies.writes import Writes
 from paceline.world import World, all_gather_object
 from paceline.world.peer_failure import is_lost_peer
 

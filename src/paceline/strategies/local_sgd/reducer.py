@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.reduce.post_backward import PostBackwardReduce
 from paceline.reduce.tree import add
 from paceline.strategies.base import StepWork, StrategyInputs
-from paceline.strategies.buffers import Buffers, gather_rows
+from paceline.strategies.buffers.buffers import Buffers, gather_rows
 from paceline.strategies.local_sgd.placement import DriftingPlacement
 from paceline.strategies.reducer import Reducer, agree_on_terms, agreed_names, norm_of
 from paceline.strategies.result import StepResult, check_norm

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from paceline.errors import InputError
 from paceline.strategies.base import Exactness, StrategyInputs
+from paceline.strategies.guards.refusals import refuse_sparse
 from paceline.strategies.local_sgd.placement import DriftingPlacement
 from paceline.strategies.local_sgd.reducer import OwnReducer
 from paceline.strategies.placement import WholePlacement
-from paceline.strategies.refusals import refuse_sparse
 from paceline.strategies.replica import Replica
 from paceline.strategies.tuning import Tuning
 from paceline.world import World

@@ -16,11 +16,11 @@ from paceline.remote.grouping import open_group
 from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read, assemble, split
 from paceline.state.optimizer_state import Options, load_optimizer_state, same_options, set_options
 from paceline.strategies.base import StrategyInputs
+from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.parameter_server.dealing import Dealing
 from paceline.strategies.parameter_server.packing import Packing
 from paceline.strategies.parameter_server.push_queue import Content, Push, PushQueue
 from paceline.strategies.parameter_server.state import agree_on_weights, check_slots
-from paceline.strategies.partial_update import Scope
 from paceline.strategies.placement import Optimize, Placement, whole_state
 from paceline.strategies.result import StepResult
 from paceline.world import World

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from paceline.errors import InputError
 from paceline.strategies.base import Exactness, StrategyInputs
+from paceline.strategies.guards.refusals import refuse_sparse
 from paceline.strategies.placement import WholePlacement
-from paceline.strategies.refusals import refuse_sparse
 from paceline.strategies.replica import Replica
 from paceline.strategies.tuning import Tuning
 from paceline.world import World

@@ -12,7 +12,7 @@ from paceline.data import owned_shards
 from paceline.reduce.norms import total_norm
 from paceline.reduce.tree import TreeSum, cover
 from paceline.strategies.base import StrategyInputs
-from paceline.strategies.buffers import Buffers
+from paceline.strategies.buffers.buffers import Buffers
 from paceline.strategies.parameter_server.packing import Packing
 from paceline.strategies.parameter_server.server import ServerPlacement
 from paceline.strategies.reducer import Reducer

@@ -22,19 +22,19 @@ from paceline.state.chunks import OPTIMIZER, Catalogue, LocalState, Read
 from paceline.state.optimizer_state import load_optimizer_state, options_to_tell
 from paceline.strategies import gradients
 from paceline.strategies.base import StepWork, StrategyInputs
+from paceline.strategies.guards.partial_update import Scope
+from paceline.strategies.guards.trained import check_equal
+from paceline.strategies.guards.writes import Writes
 from paceline.strategies.parameter_server import push_queue
 from paceline.strategies.parameter_server.answers import Answers
 from paceline.strategies.parameter_server.dealing import Dealing
 from paceline.strategies.parameter_server.packing import Packing
 from paceline.strategies.parameter_server.state import agree_on_weights, rest_of
-from paceline.strategies.partial_update import Scope
 from paceline.strategies.placement import Placement, whole_state
 from paceline.strategies.reducer import Reducer, agree_on_terms
 from paceline.strategies.replica import Replica
 from paceline.strategies.result import StepResult
 from paceline.strategies.step_state import StepState
-from paceline.strategies.trained import check_equal
-from paceline.strategies.writes import Writes
 from paceline.world import World
 from paceline.world.fault_points import OPTIMIZER as OPTIMIZER_POINT
 from paceline.world.fault_points import REDUCTION, hit

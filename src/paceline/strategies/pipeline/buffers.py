@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from paceline.strategies.buffers import Buffers
+from paceline.strategies.buffers.buffers import Buffers
 from paceline.strategies.pipeline.stage import Stage
 
 

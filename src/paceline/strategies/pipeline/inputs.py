@@ -21,7 +21,7 @@ from paceline.compat.dispatch import is_traceable_wrapper_subclass
 from paceline.compat.pytree import tree_flatten
 from paceline.compat.tensors import sparse_parts, storage_key, write_count
 from paceline.errors import InputError
-from paceline.strategies.same_values import differing_bits
+from paceline.strategies.guards.same_values import differing_bits
 
 Changed = Mapping[int, tuple[Tensor, bool]]
 """New values of arguments by their place among the tensors of a call, and whether they lie in other memory than before."""

@@ -14,10 +14,12 @@ from torch.optim import Optimizer
 
 from paceline.errors import InputError
 from paceline.state.chunks import Catalogue, LocalState, Read
-from paceline.strategies.absent import StageParameters, present
 from paceline.strategies.base import StrategyInputs
-from paceline.strategies.buffers import Buffers, Rule
-from paceline.strategies.partial_update import Scope, check_half
+from paceline.strategies.buffers.buffers import Buffers, Rule
+from paceline.strategies.guards.absent import StageParameters, present
+from paceline.strategies.guards.partial_update import Scope, check_half
+from paceline.strategies.guards.refusals import refuse_sparse
+from paceline.strategies.guards.trained import HasParameters, Places, check_equal
 from paceline.strategies.pipeline.attributes import StageAttributes
 from paceline.strategies.pipeline.buffers import StageBuffers
 from paceline.strategies.pipeline.call import Function, call_of
@@ -28,9 +30,7 @@ from paceline.strategies.pipeline.stage import Stage
 from paceline.strategies.pipeline.stage_state import StageState
 from paceline.strategies.pipeline.stages import Chain, chain_of
 from paceline.strategies.placement import Optimize, Placement
-from paceline.strategies.refusals import refuse_sparse
 from paceline.strategies.result import StepResult
-from paceline.strategies.trained import HasParameters, Places, check_equal
 from paceline.world import World, all_gather_object
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.reduce.post_backward import PostBackwardReduce
 from paceline.strategies.base import StepWork, StrategyInputs
-from paceline.strategies.buffers import Buffers
+from paceline.strategies.buffers.buffers import Buffers
 from paceline.strategies.pipeline.placement import StagePlacement
 from paceline.strategies.pipeline.sums import Sums, norm_over_stages
 from paceline.strategies.reducer import Reducer

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.state.chunks import ChunkBounds, TensorMeta
-from paceline.strategies.absent import hide, room_for, show
+from paceline.strategies.guards.absent import hide, room_for, show
 from paceline.world import World
 
 

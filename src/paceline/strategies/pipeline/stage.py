@@ -20,13 +20,13 @@ from paceline.compat.pytree import tree_map
 from paceline.errors import InputError
 from paceline.reduce.tree import Gradients
 from paceline.strategies.base import StrategyInputs
-from paceline.strategies.buffers import Buffers, Versions
+from paceline.strategies.buffers.buffers import Buffers, Versions
+from paceline.strategies.guards.second_order import check_transforms, refuse_second_order
 from paceline.strategies.pipeline.attributes import StageAttributes
 from paceline.strategies.pipeline.call import Function, StandIn
 from paceline.strategies.pipeline.inputs import Changed, Inputs, Received, Watch
 from paceline.strategies.pipeline.share import Layers, Passage, Reached, Share
 from paceline.strategies.pipeline.streams import Standing, Streams
-from paceline.strategies.second_order import check_transforms, refuse_second_order
 from paceline.task import Loss
 
 

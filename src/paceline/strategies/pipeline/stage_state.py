@@ -28,7 +28,7 @@ from paceline.state.chunks import (
     survey,
 )
 from paceline.state.optimizer_state import load_optimizer_state, optimizer_state, plain
-from paceline.strategies.absent import drop, is_absent, present
+from paceline.strategies.guards.absent import drop, is_absent, present
 from paceline.strategies.pipeline.rows import NoRows, Part
 from paceline.world import World, all_gather_object
 

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from paceline.compat.modules import children_of, is_hooked
 from paceline.compat.pytree import tree_iter, tree_map
 from paceline.errors import InputError, UnknownNameError
-from paceline.strategies.absent import form_of
+from paceline.strategies.guards.absent import form_of
 from paceline.strategies.pipeline.model_copy import ModelCopy
 
 

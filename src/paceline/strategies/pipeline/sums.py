@@ -19,9 +19,9 @@ from paceline.reduce.tree import Gradients, TreeSum
 from paceline.strategies.auxiliary import check_terms
 from paceline.strategies.base import StepWork
 from paceline.strategies.gradients import ledger_entry
-from paceline.strategies.loss_checks import check_loss
+from paceline.strategies.guards.loss_checks import check_loss
+from paceline.strategies.memory.recompute import check_passes
 from paceline.strategies.pipeline.stage import Micro, Stage
-from paceline.strategies.recompute import check_passes
 from paceline.strategies.step_state import StepState
 from paceline.task import Loss
 from paceline.world import World

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from paceline.errors import InputError
 from paceline.strategies.base import LossFunction
-from paceline.strategies.loss_checks import check_loss
+from paceline.strategies.guards.loss_checks import check_loss
 from paceline.task import Loss
 from paceline.world import seeds
 

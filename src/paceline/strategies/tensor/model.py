@@ -32,8 +32,8 @@ from paceline.state.chunks import (
     TensorChunk,
     TensorMeta,
 )
-from paceline.strategies.refusals import refuse_copies
-from paceline.strategies.second_order import check_transforms, watch_order
+from paceline.strategies.guards.refusals import refuse_copies
+from paceline.strategies.guards.second_order import check_transforms, watch_order
 from paceline.strategies.tensor.plan import Plan, check_divided
 from paceline.strategies.tensor.proposal import join
 

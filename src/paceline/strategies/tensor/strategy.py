@@ -6,7 +6,7 @@ sides of the mesh it is trained as any other: by itself, by `ddp` or by `fsdp`, 
 
 Level numeric. A product whose sum runs over n terms is a sum of as many partial sums as there are workers, so it differs
 from one process's by at most n roundings: n * 2^-23 of the largest term. Masks of dropout are those of one process, and
-so is everything else: after k steps weights are within 1e-5 + 5e-6 k of their length (`verify/bounds.py`), as ddp's are
+so is everything else: after k steps weights are within 1e-5 + 5e-6 k of their length (`verify/proof/bounds.py`), as ddp's are
 where torch adds in an order of its own.
 """
 
@@ -27,13 +27,14 @@ from paceline.errors import InputError
 from paceline.state.chunks import Catalogue, LocalState, Read
 from paceline.strategies import compression
 from paceline.strategies.base import Exactness, Leaves, LossFunction, StepWork, StrategyInputs
-from paceline.strategies.batchnorm import synchronise
+from paceline.strategies.buffers.batchnorm import synchronise
 from paceline.strategies.data_parallel.ddp_reducer import DdpReducer
 from paceline.strategies.data_parallel.strategy import Ddp
 from paceline.strategies.fsdp.strategy import Fsdp, shard
+from paceline.strategies.guards.refusals import refuse_hooks, refuse_references, refuse_sparse
+from paceline.strategies.memory.whole_draws import refuse_draws
 from paceline.strategies.placement import Placement, WholePlacement, spread_weights
 from paceline.strategies.reducer import AroundReducer, Reducer
-from paceline.strategies.refusals import refuse_hooks, refuse_references, refuse_sparse
 from paceline.strategies.replica import Replica
 from paceline.strategies.schedule import Passes, Schedule
 from paceline.strategies.step_state import StepState
@@ -50,7 +51,6 @@ from paceline.strategies.tensor.model import (
 from paceline.strategies.tensor.plan import Plan, make_plan
 from paceline.strategies.tensor.proof import check_same_gradients, check_same_totals, proofs_of
 from paceline.strategies.tuning import Tuning
-from paceline.strategies.whole_draws import refuse_draws
 from paceline.task import Loss
 from paceline.world import World, determinism
 from paceline.world.mesh import DATA, Mesh

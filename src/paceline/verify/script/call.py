@@ -10,7 +10,7 @@ from paceline.launch.job import ScriptCall
 from paceline.verify.script.script_trace import ScriptTrace
 
 if TYPE_CHECKING:
-    from paceline.launch.worker_context import Worker
+    from paceline.launch.workers.context import Worker
 
 
 @dataclass(frozen=True, kw_only=True)

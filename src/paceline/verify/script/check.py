@@ -16,7 +16,7 @@ from paceline.launch.job import ScriptCall
 from paceline.launch.local import LocalLauncher
 from paceline.option_fields import Options, ranged
 from paceline.ranges import THREADS, WORKERS
-from paceline.verify.bounds import Size, bound
+from paceline.verify.proof.bounds import Size, bound
 from paceline.verify.report import Finding
 from paceline.verify.script import probes, step_probes
 from paceline.verify.script.call import WatchedScript
@@ -123,8 +123,8 @@ def _sizes(seen: Seen, folder: Path) -> list[Size]:
     """Measure losses, gradients and weights of the steps that were kept, in the order of time."""
     import torch
 
+    from paceline.verify.proof.sizes import whole
     from paceline.verify.script.watching import KEPT_STEPS, kept
-    from paceline.verify.sizes import whole
 
     found: list[Size] = []
     for number in range(min(len(seen.one.steps), len(seen.many[0].steps), KEPT_STEPS)):
@@ -158,7 +158,7 @@ def _multiple(folder: Path) -> float | None:
 
 
 def _loss(seen: Seen, number: int) -> list[Size]:
-    from paceline.verify.sizes import of_number
+    from paceline.verify.proof.sizes import of_number
 
     losses = [sight.steps[number].losses for sight in seen.many if number < len(sight.steps)]
     alone = seen.one.steps[number].losses

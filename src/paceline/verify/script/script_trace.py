@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.verify.record import Digests
+from paceline.verify.proof.record import Digests
 
 
 @dataclass

@@ -21,8 +21,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from paceline.compat.data_loader import watch_index_sampler
 from paceline.compat.modules import BatchNorm, Dropout
-from paceline.verify import digests
-from paceline.verify.lab.experiments import STRETCH
+from paceline.verify.proof import digests
+from paceline.verify.proof.lab.experiments import STRETCH
 from paceline.verify.script.script_trace import Pass, ScriptTrace, StepSight, Wrapped
 from paceline.world import seeds
 

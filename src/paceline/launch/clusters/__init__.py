@@ -1,0 +1,1 @@
+"""Worlds that somebody else has started."""

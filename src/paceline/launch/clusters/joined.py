@@ -1,0 +1,93 @@
+"""Joins a world that somebody else has started: torchrun, `python -m torch.distributed.launch`, `paceline run`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline import strategies
+from paceline.compat.gloo_threads import let_gloo_rest
+from paceline.errors import InputError
+from paceline.launch.base import LaunchPlan, LaunchSpec, Outcome
+from paceline.launch.job import Call, Job
+from paceline.launch.membership import Policy
+from paceline.launch.workers import fork_server as forkserver
+from paceline.training import folder
+from paceline.training.options import RunOptions
+from paceline.world import env
+
+
+class JoinedLauncher:
+    """This very process is one of the workers already."""
+
+    name = "joined"
+
+    def detect(self) -> bool:
+        """Look for the variables that tell a worker who it is."""
+        return env.identity() is not None
+
+    def check(self, rendezvous: str | None) -> None:
+        """Refuse to meet other machines: whoever started these workers has seen to that."""
+        if rendezvous is not None:
+            raise InputError(
+                "--rendezvous is for machines that meet by themselves, but these workers have been started already. Leave it out."
+            )
+
+    def adopt(self, options: RunOptions) -> RunOptions:
+        """Take the number of workers from the world that is there."""
+        self.check(options.rendezvous)
+        identity = env.identity()
+        size = 1 if identity is None else identity.size
+        if options.processes != size and strategies.entry(options.strategy).processes == 1:
+            raise InputError(
+                f"--strategy {options.strategy} is one process, but {size} were launched. Use ddp."
+            )
+        return (
+            options
+            if strategies.entry(options.strategy).threaded
+            else replace(options, workers=size - options.total_servers)
+        )
+
+    def ask(self, call: Call) -> Any:
+        """Make the call here: this process is a worker."""
+        from paceline.compat import dynamo
+        from paceline.launch.workers.context import Worker
+
+        dynamo.install()
+        identity = env.identity()
+        return None if identity is None else call(Worker(identity=identity))
+
+    def plan(self, spec: LaunchSpec) -> LaunchPlan:
+        """There is one job: this process's."""
+        identity = env.identity()
+        if identity is None:
+            raise InputError("RANK and WORLD_SIZE are not set, so there is no world to join.")
+        job = Job(
+            identity=identity,
+            call=spec.call,
+            threads=spec.threads or max(1, env.cores() // identity.local_size),
+            environment={},
+            folder=str(Path.cwd()),
+            search_path=forkserver.search_path(),
+        )
+        policy = Policy(workers=identity.size, shards=identity.size, elastic=False)
+        return LaunchPlan(launcher=self.name, jobs=(job,), out=spec.out, record=spec.record, policy=policy)
+
+    def launch(self, plan: LaunchPlan) -> Outcome:
+        """Do the work here; what goes wrong is raised here, for the launcher above to see."""
+        import torch
+
+        from paceline.compat import dynamo
+        from paceline.launch.workers.context import Worker
+
+        dynamo.install()
+        job = plan.jobs[0]
+        torch.set_num_threads(job.threads)
+        if plan.out is not None and job.identity.rank == 0:
+            plan.out.mkdir(parents=True, exist_ok=True)
+            folder.write_spec(plan.out, plan.record)
+        try:
+            return Outcome(results=(job.call(Worker(identity=job.identity)),))
+        finally:
+            let_gloo_rest()  # the script may end at once

@@ -1,0 +1,96 @@
+"""What a call finds in the worker it runs in: who it is, and the `Run` that it joins."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from paceline.launch.workers.membership_client import MembershipClient
+from paceline.recovery.membership import FixedMembership, Membership
+from paceline.training import folder
+from paceline.training.listeners import Listeners
+from paceline.training.options import RunOptions
+from paceline.training.run import Run
+from paceline.world import connect
+from paceline.world.env import Identity
+from paceline.world.status_page import NoStatusPage, Phase
+
+_STEP, UNFINISHED = "paceline_step", "paceline_unfinished"
+_NO_GROUP = "Default process group has not been initialized"
+"""What torch.distributed says where there is none."""
+_SERVES = (
+    "This worker is a parameter server: its loop has the same steps, but no batches, so what is set inside `for batch in step` "
+    "is not there behind it. Set it before, or use what step.apply() returns."
+)
+_ALONE = (
+    "A run of one process has no process group of torch's. Use run.world.comm (all_reduce, broadcast, ...), run.world.rank "
+    "and run.world.size, which answer for any number of workers, also when a run goes on with one of several; or ask "
+    "torch.distributed.is_initialized() first."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """What a call finds out about the worker it runs in."""
+
+    identity: Identity
+    newcomer: bool = False
+    """Whether it joins a run that is in progress."""
+    starts: int = 0
+    """How often all workers were started over."""
+    launcher: Connection | None = None
+    pulse: NoStatusPage = field(default_factory=NoStatusPage)
+    extra: int | None = None
+    """One more descriptor from the launcher: where events go, or the socket that the store listens on."""
+
+
+@contextlib.contextmanager
+def open_run(worker: Worker, options: Mapping[str, Any]) -> Iterator[Run]:
+    """Join the world, make the `Run`, and leave the world afterwards."""
+    made = RunOptions(**options)
+    membership: Membership = FixedMembership()
+    if worker.launcher is not None:
+        membership = MembershipClient(worker.launcher, newcomer=worker.newcomer, elastic=made.elastic)
+    run = _join(worker, made, membership)
+    try:
+        yield run
+        run.engine.calls.finish()
+    except BaseException as error:
+        vars(error)[_STEP], vars(error)[UNFINISHED] = (
+            run.engine.state.position.number,
+            run.engine.state.in_training,
+        )
+        if run.world.size == 1 and isinstance(error, ValueError) and _NO_GROUP in str(error):
+            error.add_note(_ALONE)
+        replica = run.engine.state.replica_or_none
+        if isinstance(error, NameError) and replica is not None and not replica.placement.computes:
+            error.add_note(_SERVES)
+        raise
+    finally:
+        run.close()
+
+
+def _join(worker: Worker, options: RunOptions, membership: Membership) -> Run:
+    """Enter the world and make the run; rank 0 sends events to the launcher, where that has given a descriptor for them."""
+    if worker.starts == 0 and not membership.newcomer:
+        folder.check(options)
+    worker.pulse.enter(Phase.STARTING)
+    world = connect(
+        worker.identity,
+        backend=options.backend,
+        device=options.device,
+        checked=options.check_collectives,
+        pulse=worker.pulse,
+    )
+    listeners = Listeners(options, worker.extra)
+    listeners.listen(first=world.is_first and not membership.newcomer)
+    return Run(world, options, membership, listeners)
+
+
+def step_of(error: BaseException) -> int | None:
+    """Return the step in which an exception ended a run."""
+    step: int | None = vars(error).get(_STEP)
+    return step

@@ -1,0 +1,310 @@
+"""The worker processes of one machine: starts them, hears them, and knows how each ended."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pickle
+import selectors
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+from paceline.errors import PacelineError
+from paceline.launch.health.diagnosis import HangWatch, Member, look, process_state
+from paceline.launch.job import Job
+from paceline.launch.nodes.rendezvous import Offer, Rendezvous
+from paceline.launch.nodes.rendezvous_process import RendezvousAgent
+from paceline.launch.store import ServeStore
+from paceline.launch.workers import fork_server as forkserver
+from paceline.launch.workers.fork_server import ForkServer
+from paceline.launch.workers.process import Process
+from paceline.observe.verdict import Evidence
+from paceline.world import stacks
+from paceline.world.status_page import Reading, StatusPage, StatusPageReader
+
+STORE = -1
+"""The number of the process that serves the store."""
+KEEPER = -2
+"""The number of the process that keeps the rendezvous."""
+
+
+class Audience(Protocol):
+    """Where the output and the events of the worker of rank 0 are shown."""
+
+    def output(self, stream: str, chunk: bytes) -> None:
+        """Show bytes that it wrote to its standard output ("out") or error ("err")."""
+
+    def events(self, chunk: bytes, source: int = 0) -> None:
+        """Take bytes of JSON lines, one event each; `source` tells apart who sends them."""
+
+
+class Listener(Protocol):
+    """Who is told what happens to the workers of a machine."""
+
+    def started(self, number: int, pid: int) -> None:
+        """A process is there."""
+
+    def said(self, number: int, kind: str, value: Any) -> None:
+        """A worker has sent a message."""
+
+    def ended(self, number: int, status: int, why: str = "") -> None:
+        """A process has ended, and all it said has been heard; `why` where more than the status is known."""
+
+
+class LocalWorkerPool:
+    """All processes that one launcher has started, and what connects it with them."""
+
+    def __init__(
+        self, folder: Path, audience: Audience, selector: selectors.BaseSelector, listener: Listener
+    ) -> None:
+        self._folder, self._audience = folder, audience
+        self._selector, self._listener = selector, listener
+        self._server: ForkServer = forkserver.shared()
+        self._selector.register(self._server, selectors.EVENT_READ, self._on_report)
+        self._hears = True
+        """Whether the fork server is listened to: until it is seen to be gone."""
+        self._processes: dict[int, Process] = {}
+        self._shown = STORE
+
+    # Starting and ending.
+
+    def start_store(self, like: Job, listening: socket.socket) -> None:
+        """Ask for the process that serves the store."""
+        self._renew()
+        host, port = listening.getsockname()[:2]
+        job = dataclasses.replace(like, call=ServeStore(host, port), threads=1)
+        with (self._folder / "logs" / "store.log").open("ab") as log, open_pipe() as (_, write):
+            ticket = self._server.request(job, [log.fileno(), log.fileno(), write, listening.fileno()])
+        self._processes[STORE] = Process(STORE, ticket)
+
+    def start_keeper(
+        self, like: Job, rendezvous: Rendezvous, spec: Mapping[str, str], offer: Offer | None, log_name: str
+    ) -> RendezvousAgent:
+        """Ask for the process that keeps the rendezvous, and give what it reports through."""
+        log = self._folder / "logs" / log_name
+        keeper = RendezvousAgent.start(self._server, like, rendezvous, spec=spec, offer=offer, log=log)
+        self._processes[KEEPER] = Process(KEEPER, keeper.ticket)
+        return keeper
+
+    def start(self, number: int, job: Job, log_name: str) -> None:
+        """Ask for one worker and listen to it."""
+        self._renew()
+        log = (self._folder / "logs" / log_name).open("ab", buffering=0)
+        process = Process(number, ticket=-1, log=log)
+        ours, theirs = socket.socketpair()
+        out, err, events = (
+            process.pipe(self._selector, receive)
+            for receive in (
+                lambda chunk: self._on_output(process, "out", chunk),
+                lambda chunk: self._on_output(process, "err", chunk),
+                lambda chunk: self._audience.events(chunk, source=number),
+            )
+        )
+        try:
+            page, process.stacks = StatusPage.create(), stacks.create()
+            process.pulse = StatusPageReader(page)
+            process.ticket = self._server.request(
+                job, [out, err, theirs.fileno(), events, page, process.stacks], job.modules
+            )
+            os.close(page)
+        finally:
+            for descriptor in (out, err, events):
+                os.close(descriptor)
+            theirs.close()
+        process.control = Connection(ours.detach())
+        self._selector.register(process.control, selectors.EVENT_READ, lambda: self._on_control(process))
+        self._processes[number] = process
+
+    def send(self, number: int, message: bytes) -> None:
+        """Send a worker a message; one that is gone does not get it."""
+        process = self._processes.get(number)
+        control = None if process is None else process.control
+        if control is not None:
+            with contextlib.suppress(OSError):
+                control.send_bytes(message)
+
+    def signal(self, number: int, signal_number: signal.Signals) -> None:
+        """Send a worker a signal; one that has ended is left alone."""
+        process = self._processes.get(number)
+        if process is not None and process.pid is not None and process.status is None:
+            self._server.signal(process.pid, signal_number)
+
+    def show(self, number: int) -> None:
+        """Show what this worker writes: it has rank 0."""
+        self._shown = number
+
+    def pid(self, number: int) -> int | None:
+        """Return a worker's process id, once it is there."""
+        process = self._processes.get(number)
+        return None if process is None else process.pid
+
+    def reading(self, number: int) -> Reading | None:
+        """Return what a running worker is at; None for one that is not there."""
+        member = self._member(number, rank=-1, host="")
+        if member is None:
+            return None
+        return dataclasses.replace(member.pulse.read(), stopped=process_state(member.pid) == "T")
+
+    def look(self, ranks: Mapping[int, int], host: str, watch: HangWatch) -> tuple[Evidence, ...]:
+        """Have workers, given with their ranks, show what they are at; takes a second at most."""
+        members = [self._member(number, rank, host) for number, rank in ranks.items()]
+        return look([one for one in members if one is not None], self._server.signal, watch)
+
+    def _member(self, number: int, rank: int, host: str) -> Member | None:
+        process = self._processes.get(number)
+        if process is None or process.pid is None or process.status is not None or process.pulse is None:
+            return None
+        return Member(rank=rank, host=host, pid=process.pid, pulse=process.pulse, stacks=process.stacks)
+
+    def write_log(self, number: int, text: str) -> None:
+        """Add a line to a worker's log."""
+        process = self._processes.get(number)
+        log = None if process is None else process.log
+        if log is not None:
+            log.write(text.encode(errors="backslashreplace"))
+
+    @property
+    def unstarted(self) -> bool:
+        """Whether a process was asked for and is not there yet."""
+        return any(one.pid is None for one in self._processes.values())
+
+    @property
+    def unheard(self) -> bool:
+        """Whether what the first worker wrote has not been read to its end."""
+        first = self._processes.get(self._shown)
+        return first is not None and first.open_pipes > 0
+
+    def alive(self) -> bool:
+        """Return whether the fork server is there."""
+        return self._server.alive()
+
+    def kill(self, *, spared: tuple[int, ...] = ()) -> None:
+        """End every process but those spared, and wait until all have ended; nobody is told."""
+        doomed = {number: one for number, one in self._processes.items() if number not in spared}
+        with contextlib.suppress(PacelineError):
+            while self._server.alive() and (
+                running := [one for one in doomed.values() if one.status is None]
+            ):
+                for process in running:  # again each time: one that was asked for may only now be there
+                    if process.pid is not None:
+                        self._server.signal(process.pid, signal.SIGKILL)
+                self._take(self._server.report())
+        for process in doomed.values():
+            process.status = process.status if process.status is not None else -int(signal.SIGKILL)
+            process.release(self._selector)
+            del self._processes[process.number]
+
+    def restart(self) -> None:
+        """End every worker, and be ready to start others; nobody is told."""
+        self.kill(spared=(KEEPER,))
+
+    def kill_server(self) -> None:
+        """End the fork server itself, and with it all its workers."""
+        self._server.kill()
+
+    def close(self) -> None:
+        """End what still runs, and let go of every descriptor."""
+        self.kill()
+        self._stop_hearing()
+
+    def _renew(self) -> None:
+        """Have a fork server again, where the one there was is gone; what it took with it is told first."""
+        while self._hears and not self._server.alive():
+            self._on_report()
+        if not self._hears:
+            self._server, self._hears = forkserver.shared(), True
+            self._selector.register(self._server, selectors.EVENT_READ, self._on_report)
+
+    def _stop_hearing(self) -> None:
+        if self._hears:
+            self._selector.unregister(self._server)
+            self._hears = False
+
+    # Hearing.
+
+    def _on_report(self) -> None:
+        try:
+            report = self._server.report()
+        except PacelineError as error:
+            self._server_gone(str(error))
+            return
+        process = self._take(report)
+        if process is None:
+            return
+        if process.status is None:
+            self._listener.started(process.number, process.pid or 0)
+            return
+        self._hear_out(process)
+        self._listener.ended(process.number, process.status)
+        self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        """Close what belonged to workers that are gone: over the days of a run there may be hundreds."""
+        for number, process in list(self._processes.items()):
+            if process.status is not None and process.open_pipes == 0 and number != self._shown:
+                process.release(self._selector)
+                del self._processes[number]
+
+    def _take(self, report: dict[str, Any]) -> Process | None:
+        """Note what the fork server reports; None where the process is of an earlier launch."""
+        # Not those that have ended: another fork server counts its tickets anew, and a process id may come again.
+        everyone = [one for one in self._processes.values() if one.status is None]
+        if "started" in report:
+            process = next((one for one in everyone if one.ticket == report["started"]), None)
+            if process is not None:
+                process.pid = report["pid"]
+        else:
+            process = next((one for one in everyone if one.pid == report["ended"]), None)
+            if process is not None:
+                process.status = report["status"]
+        return process
+
+    def _server_gone(self, why: str) -> None:
+        """The kernel has ended every worker with the fork server."""
+        self._stop_hearing()
+        # The store last: where nobody is left, all start over, with another one.
+        gone = [one for one in self._processes.values() if one.status is None]
+        for process in gone:  # all of them before anybody is told: what follows may start others
+            process.status = -int(signal.SIGKILL)
+        for process in sorted(gone, key=lambda one: (one.number < 0, one.number)):
+            if self._processes.get(process.number) is process:  # else all have started over meanwhile
+                self._hear_out(process)
+                self._listener.ended(process.number, -int(signal.SIGKILL), why)
+
+    def _hear_out(self, process: Process) -> None:
+        """Its last words may lie unread."""
+        if process.control is not None:
+            self._on_control(process)
+
+    def _on_control(self, process: Process) -> None:
+        try:
+            while process.control is not None and process.control.poll():
+                kind, value = pickle.loads(process.control.recv_bytes())  # noqa: S301  (this run's own worker)
+                self._listener.said(process.number, kind, value)
+        except (EOFError, OSError):
+            if process.control is not None:
+                self._selector.unregister(process.control)
+                process.control.close()
+                process.control = None
+
+    def _on_output(self, process: Process, stream: str, chunk: bytes) -> None:
+        if process.log is not None:
+            process.log.write(chunk)
+        if process.number == self._shown:
+            self._audience.output(stream, chunk)
+
+
+@contextlib.contextmanager
+def open_pipe() -> Iterator[tuple[int, int]]:
+    """Make a pipe and close both ends afterwards."""
+    ends = os.pipe()
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            os.close(end)

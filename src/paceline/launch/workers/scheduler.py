@@ -1,0 +1,171 @@
+"""Starts workers, and gives each its place: on which machine, with which rank, and where it meets the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from paceline.launch.actions import Assign
+from paceline.launch.base import LaunchPlan
+from paceline.launch.job import FunctionCall
+from paceline.launch.membership import Membership
+from paceline.launch.nodes.inventory import Node, Nodes
+from paceline.launch.store import listen
+from paceline.launch.workers.pool import LocalWorkerPool
+from paceline.launch.workers.roster import Entry, Roster
+from paceline.training import folder as run_folder
+from paceline.world.env import Identity
+
+
+class WorkerScheduler:
+    """Who is to work where."""
+
+    def __init__(self, plan: LaunchPlan, nodes: Nodes, roster: Roster, membership: Membership) -> None:
+        self._plan, self._nodes = plan, nodes
+        self._roster, self._membership = roster, membership
+        self._store_port = 0
+        self._starts = 0
+        """How often all workers were started."""
+
+    @property
+    def store_port(self) -> int:
+        """The port of the store that the next group meets at."""
+        return self._store_port
+
+    @property
+    def started(self) -> bool:
+        """Whether the first workers were started."""
+        return self._starts > 0
+
+    @property
+    def resumes(self) -> bool:
+        """Whether workers started now would go on from a checkpoint."""
+        call, out = self._plan.jobs[0].call, self._plan.out
+        if not isinstance(call, FunctionCall) or out is None:
+            return False
+        return bool(call.options.get("resume")) or (self._starts > 0 and run_folder.has_run(out))
+
+    def open_store(self, pool: LocalWorkerPool) -> None:
+        """Serve the store that the workers of all machines meet at."""
+        rendezvous = self._plan.rendezvous
+        with listen(self._plan.address if rendezvous is None else rendezvous.bound) as listening:
+            pool.start_store(self._plan.jobs[0], listening)
+            self._store_port = listening.getsockname()[1]
+
+    def start_all(self) -> None:
+        """Start the workers of the first group, for the first time or over again.
+
+        Only this machine is sure to have the checkpoint of a run that goes on: workers of others join, and get the state
+        from these.
+        """
+        first = [self._nodes.own] if self.resumes or self._starts else list(self._nodes)
+        for node in self._nodes:
+            node.due = 0 if node in first else node.wanted
+        places = [(number, node, local) for number, node in enumerate(first) for local in range(node.wanted)]
+        # Servers are the last of this machine's workers, and have the last ranks of all.
+        served = self._nodes.own.wanted - self._membership.policy.server_count
+        places.sort(key=lambda place: place[0] == 0 and place[2] >= served)
+        for rank, (number, node, local) in enumerate(places):
+            identity = Identity(
+                rank=rank,
+                size=len(places),
+                local_rank=local,
+                local_size=node.wanted,
+                node_rank=number,
+                nodes=len(first),
+                master_address=node.store_address,
+                master_port=self.store_port,
+            )
+            self._start(node, identity, rank=rank)
+        self._starts += 1
+
+    def start_due(self) -> None:
+        """Start the workers of machines that have none yet."""
+        for node in self._nodes:
+            for _ in range(node.due):
+                self.start_newcomer(node)
+            node.due = 0
+
+    def start_newcomer(self, node: Node | None = None) -> None:
+        """Start a worker that will join; without a machine, where one is missing."""
+        there = self._roster.counts()
+        members = self._membership.members
+        staying = Counter(one.node for one in self._roster.running() if not members[one.number].leaving)
+        node = node or self._nodes.place(staying)
+        local = there[node.index]
+        identity = Identity(
+            rank=0, size=1, local_rank=local, local_size=local + 1, master_address=node.store_address
+        )
+        self._start(node, identity, rank=None)
+
+    def _start(self, node: Node, identity: Identity, rank: int | None) -> None:
+        entry = self._roster.add(node.index, rank, slot=rank)
+        self._membership.add(entry.number, rank=rank, host=node.index)
+        job = self._plan.jobs[0]
+        call = job.call
+        if self.resumes and isinstance(call, FunctionCall):
+            call = call.resumed()
+        job = dataclasses.replace(
+            job,
+            identity=identity,
+            call=call,
+            starts=self._starts,
+            newcomer=rank is None,
+        )
+        if rank == 0:
+            self._show(entry.number)
+        node.pool.start(entry.number, job, f"rank-{entry.slot}.log")
+
+    def assign(self, places: list[Assign]) -> None:
+        """Assign workers their places in the next group: the ranks of one machine follow each other."""
+        hosts = [self._roster[one.member].node for one in places]
+        sizes, nodes = Counter(hosts), list(dict.fromkeys(hosts))
+        seated: Counter[int] = Counter()
+        for place, host in zip(places, hosts, strict=True):
+            self._roster[place.member].rank = place.rank
+            if place.rank == 0:
+                self._show(place.member)
+            identity = Identity(
+                rank=place.rank,
+                size=place.size,
+                local_rank=seated[host],
+                local_size=sizes[host],
+                node_rank=nodes.index(host),
+                nodes=len(nodes),
+                master_address=self._address_for(host),
+                master_port=self.store_port,
+            )
+            seated[host] += 1
+            order = {"do": "place", "identity": asdict(identity), "generation": place.generation}
+            order |= {"shares": place.shares, "reason": place.reason, "stop": place.stop}
+            self.send(place.member, order)
+
+    def send(self, number: int, order: dict[str, Any]) -> None:
+        """Send a worker an order; one whose machine is gone does not get it."""
+        node = self._nodes.get(self._roster[number].node)
+        if node is not None:
+            node.pool.send(number, json.dumps(order).encode())
+
+    def write_roster(self, folder: Path) -> None:
+        """Write down who runs where."""
+        members = self._membership.members
+
+        def where(entry: Entry) -> tuple[int | None, str] | None:
+            node = self._nodes.get(entry.node)
+            if node is None or members[entry.number].newcomer:
+                return None
+            return node.pool.pid(entry.number), node.host
+
+        self._roster.write(folder, self._membership.generation, where)
+
+    def _address_for(self, host: int) -> str:
+        """Return where a machine's workers reach the store; one that is gone will not."""
+        return (self._nodes.get(host) or self._nodes.own).store_address
+
+    def _show(self, number: int) -> None:
+        for node in self._nodes:
+            node.pool.show(number)

@@ -1,0 +1,1 @@
+"""Buffers that passes change: through a step, an evaluation and a checkpoint."""

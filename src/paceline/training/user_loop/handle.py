@@ -1,0 +1,85 @@
+"""The model and the optimizer that a loop of the user's own holds: they stay the live ones when a group forms anew.
+
+Where the state is sharded, the next group makes model and optimizer anew. The objects that the loop holds then become
+those: they take over class and contents, module by module, so that what the loop calls is what is trained. What the
+loop itself has put on its modules since then (train or eval mode, hooks, attributes) stays on them.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from torch import nn
+from torch.optim import Optimizer
+
+from paceline.compat.modules import HOOK_TABLES, children_of
+from paceline.strategies.precision import Precision
+from paceline.strategies.replica import Replica
+from paceline.training.user_loop.autocast import autocast_forward
+
+Contents: TypeAlias = dict[str, dict[str, set[int]]]
+"""Which attributes and hooks each module has, by the module's name."""
+
+
+class Handle:
+    """What `run.prepare` gave to the loop."""
+
+    def __init__(self, replica: Replica, precision: Precision) -> None:
+        self.model: nn.Module = replica.model
+        self.optimizer: Optimizer = replica.optimizer
+        self._precision = precision
+        self._known = self._switch(_contents(self.model))
+
+    def adopt(self, replica: Replica) -> None:
+        """Have the loop's objects be those of another replica, and the replica work with them."""
+        if replica.model is not self.model:
+            known = _contents(replica.model)
+            made, held = dict(replica.model.named_modules()), dict(self.model.named_modules())
+            for name, module in held.items():
+                if name in made:
+                    _carry_over(module, made[name], self._known.get(name, {}))
+                    _become(module, made[name])
+            for name, module in held.items():
+                for child in children_of(module):  # names alone do not replace
+                    path = f"{name}.{child}".lstrip(".")
+                    children_of(module)[child] = held.get(path, children_of(module)[child])
+            replica.model = self.model
+            self._known = self._switch(known)
+        if replica.optimizer is not self.optimizer:
+            _become(self.optimizer, replica.optimizer)
+            replica.optimizer = self.optimizer
+
+    def _switch(self, known: Contents) -> Contents:
+        """Have the model compute in the run's precision; return what is known of it with what that has put on it."""
+        if self._precision.name != "fp32":
+            before = _content(self.model)
+            autocast_forward(self.model, self._precision)
+            for key, hooks in _content(self.model).items():
+                if key not in before or hooks:
+                    known[""].setdefault(key, set()).update(hooks - before.get(key, set()))
+        return known
+
+
+def _contents(model: nn.Module) -> Contents:
+    return {name: _content(module) for name, module in model.named_modules()}
+
+
+def _content(module: nn.Module) -> dict[str, set[int]]:
+    return {key: set(value) if key in HOOK_TABLES else set() for key, value in vars(module).items()}
+
+
+def _carry_over(old: nn.Module, new: nn.Module, known: dict[str, set[int]]) -> None:
+    """Move to a module what was put on the one before it since `known`; a hook's number is its own in the whole process."""
+    new.training = old.training
+    for key, value in vars(old).items():
+        if key in HOOK_TABLES:
+            added = {number: hook for number, hook in value.items() if number not in known.get(key, set())}
+            vars(new)[key].update(added)
+        elif key not in known and key not in vars(new):
+            vars(new)[key] = value
+
+
+def _become(one: object, other: object) -> None:
+    """Have an object be another one from now on, its contents included."""
+    one.__class__ = other.__class__
+    object.__setattr__(one, "__dict__", vars(other))

@@ -1,0 +1,204 @@
+"""Finds what a habitual loop leaves in: its own `optimizer.step()`, `zero_grad()`, `scheduler.step()` or `loss.backward()`.
+
+`step.apply` does all of that, so each would be done twice, or to gradients of this worker alone, and nothing would fail.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import attrgetter, is_
+from typing import Any
+from weakref import WeakSet
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline.compat.optim import step_pre_hooks
+from paceline.compat.tensors import write_count
+from paceline.errors import InputError
+from paceline.strategies.replica import Replica
+from paceline.training.user_loop.stand_in import StandIn, refuse_use
+
+_GRADIENT = attrgetter("grad")
+
+
+class LoopGuard:
+    """Watches the optimizer, the schedule and the gradients while the user's code has the turn."""
+
+    def __init__(self, seed_update: Callable[[], None] = lambda: None) -> None:
+        """`seed_update` is called before each update: an optimizer, a hook on its step or a schedule may draw."""
+        self._seed_update = seed_update
+        self._watched: WeakSet[Optimizer] = WeakSet()
+        self._thread = threading.get_ident()
+        self._updating = False
+        self._in_step = False
+        self._replica: Replica | None = None
+        self._ticks: int | None = None
+        self._leaves: Sequence[Tensor] = ()
+        self._gradients: list[Tensor | None] = []
+        """What the leaves had when the loop got its turn; a look at a hundred of them takes some twenty microseconds."""
+        self._versions: list[int] = []
+        self._hidden: list[tuple[Tensor, Tensor | None, StandIn]] = []
+        """Leaves whose gradient a stand-in hides, because it is a part of the sums or none: work on it would be lost."""
+        self._stand_ins: dict[int, tuple[Tensor, StandIn]] = {}
+
+    def watch(self, replica: Replica) -> None:
+        """Watch this replica from now on."""
+        self._replica = replica
+        self._stand_ins = {}
+        self._ticks = self._count_ticks()
+        optimizer = replica.optimizer
+        # Where the state was sharded, the loop's optimizer has other contents in another group, without this guard.
+        if optimizer not in self._watched or "zero_grad" not in vars(optimizer):
+            self._watched.add(optimizer)
+            hooks = step_pre_hooks(optimizer)  # torch has no public way to be the first
+            users = dict(hooks)  # may draw
+            hooks.clear()
+            optimizer.register_step_pre_hook(self._before_step)
+            hooks.update(users)
+            self._guard_zero_grad(optimizer)
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Let paceline itself update, in a step or before a checkpoint."""
+        self.check_schedule()
+        self._updating = True
+        try:
+            yield
+        finally:
+            self._updating = False
+            self._ticks = self._count_ticks()
+
+    def hand_over(self) -> None:
+        """Hand the loop its turn: from here to `take_back` what happens to gradients is the loop's doing."""
+        self._in_step = True
+        if self._replica is not None:
+            self._unhide()
+            leaves = self._replica.leaves()
+            self._leaves = leaves.shown
+            self._gradients = list(map(_GRADIENT, self._leaves))
+            self._versions = list(map(_version, self._gradients))
+            self._hide(leaves.hidden)
+
+    def take_back(self, *, nothing_added: bool = False) -> None:
+        """Raise if the loop changed gradients that the batches of a step have added, or will.
+
+        With `nothing_added` no batch has added any yet, and clearing them loses none.
+        """
+        before, now = self._take(may_clear=nothing_added)
+        if any(one is not None and other is None for one, other in zip(before, now, strict=True)):
+            raise InputError(
+                "the loop cleared gradients inside `for batch in step`, and what earlier batches of this step had added is "
+                "lost. Leave zero_grad() out: every step begins without gradients."
+            )
+        if self._differs(before, now):
+            raise InputError(
+                "the loop called backward() itself, or changed gradients: they are this worker's alone, divided by no weight. "
+                "Call step.backward(losses) once for each batch; a further term goes into the loss, or is an auxiliary Loss; "
+                "for the gradient of an input (FGSM) call torch.autograd.grad(loss, x), which leaves none behind."
+            )
+
+    def hand_sums_over(self) -> None:
+        """Do the same behind the last batch, when gradients are the sums of a step, or are elsewhere."""
+        self.hand_over()
+        if self._gradients and not any(one is not None for one in self._gradients):
+            self._hide(self._leaves)
+
+    def take_sums_back(self) -> None:
+        """Raise if the loop changed gradients between its batches and `step.apply`."""
+        before, now = self._take()
+        if self._differs(before, now):
+            raise InputError(
+                "the loop changed gradients before step.apply() (clip_grad_norm_, a factor, a backward() of its own), and not on "
+                "every strategy are they the sums there. Clip with step.apply(max_grad_norm=1.0); for other work use "
+                "optimizer.register_step_pre_hook under single, dp or ddp, where it sees the gradient that the update takes."
+            )
+
+    def leave_group(self) -> None:
+        """Know that the gradients of a step count for nothing, and have the loop see none of them."""
+        self._unhide()
+        self._leaves, self._gradients = (), []
+
+    def _hide(self, leaves: Sequence[Tensor]) -> None:
+        for leaf in leaves:
+            if leaf.requires_grad:
+                if id(leaf) not in self._stand_ins:
+                    self._stand_ins[id(leaf)] = (leaf, StandIn(leaf))
+                stand_in = self._stand_ins[id(leaf)][1]
+                self._hidden.append((leaf, leaf.grad, stand_in))
+                leaf.grad = stand_in
+
+    def _unhide(self, *, may_clear: bool = False) -> bool:
+        """Put the gradients back, and return whether the loop had put others in their place, or cleared them."""
+        hidden, self._hidden = self._hidden, []
+        replaced = False
+        for leaf, gradient, stand_in in hidden:
+            found = leaf.grad
+            replaced = replaced or not (found is stand_in or (may_clear and found is None))
+            leaf.grad = gradient
+        return replaced
+
+    def _take(self, *, may_clear: bool = False) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        if self._unhide(may_clear=may_clear):
+            refuse_use()
+        leaves, self._leaves = self._leaves, ()
+        before, self._gradients = self._gradients, []
+        return before, list(map(_GRADIENT, leaves))  # nothing where the loop had no turn
+
+    def _differs(self, before: list[Tensor | None], now: list[Tensor | None]) -> bool:
+        return bool(before) and (not all(map(is_, before, now)) or list(map(_version, now)) != self._versions)
+
+    def applied(self) -> None:
+        """Note that the gradients of a step have served."""
+        self._in_step = False
+
+    def end_step(self) -> None:
+        """Note that the loop has done with a step."""
+        self.check_schedule()
+        self._in_step = False
+
+    def check_schedule(self) -> None:
+        """Raise if somebody else moved the schedule."""
+        if self._ticks is not None and self._count_ticks() != self._ticks:
+            raise InputError(
+                "the loop called scheduler.step() itself, so the schedule runs twice as fast: step.apply() steps the one "
+                "that run.prepare was given. Leave scheduler.step() out, or do not give it to run.prepare."
+            )
+
+    def _count_ticks(self) -> int | None:
+        ticks = getattr(getattr(self._replica, "scheduler", None), "last_epoch", None)
+        return ticks if isinstance(ticks, int) else None
+
+    def _elsewhere(self) -> bool:
+        """Return whether this is another thread, a server's say, which is no loop of the user's."""
+        return threading.get_ident() != self._thread
+
+    def _before_step(self, *_: Any) -> None:
+        if self._elsewhere():
+            return
+        if self._updating:
+            self._seed_update()
+        else:
+            raise InputError(
+                "the loop called optimizer.step() itself: step.apply() updates the weights, and this would do so a second time. "
+                "Leave optimizer.step() (and scaler.step(optimizer)) out."
+            )
+
+    def _guard_zero_grad(self, optimizer: Optimizer) -> None:
+        clear: Callable[..., None] = optimizer.zero_grad
+
+        def zero_grad(*args: Any, **kwargs: Any) -> None:
+            if self._in_step and not self._updating and not self._elsewhere():
+                raise InputError(
+                    "the loop called optimizer.zero_grad() in the middle of a step, and gradients that its batches have added "
+                    "would be lost. Leave it out: every step begins without gradients."
+                )
+            clear(*args, **kwargs)
+
+        optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+
+
+def _version(gradient: Tensor | None) -> int:
+    return 0 if gradient is None else write_count(gradient)

@@ -1,0 +1,1 @@
+"""Faults on purpose, and the proof that nothing came of them."""

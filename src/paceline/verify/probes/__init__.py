@@ -1,5 +1,0 @@
-"""The probes, from cause to symptom: each looks at the evidence for one fault and names it, or clears it."""
-
-from paceline.verify.probes.diagnosis import diagnose
-
-__all__ = ["diagnose"]

@@ -1,0 +1,58 @@
+"""Everything that probes may look at, gathered before the first of them is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.verify.proof.comparison import Difference
+from paceline.verify.proof.lab.notes import Notes
+from paceline.verify.proof.record import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What the runs recorded and what the laboratory noted."""
+
+    reference: Record
+    broken: dict[str, list[Record]]
+    """The records of the candidates that are not what they promise, by name."""
+    failed: dict[str, str]
+    """The candidates that could not be run, with their error."""
+    notes: list[Notes]
+    """One a worker of a real group, all doing the same work."""
+    again: Notes | None
+    """The same work in a group of one: another process, the first rank."""
+    hashed: Difference | None
+    """Where the reference itself changes under another hash seed."""
+
+    @property
+    def wrong(self) -> bool:
+        """Whether there is anything to explain."""
+        return bool(self.broken or self.failed)
+
+    @property
+    def first(self) -> Notes:
+        """The first rank's notes."""
+        return self.notes[0]
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether another process of the first rank saw the same, so that a difference between ranks is due to the rank."""
+        if self.again is None:
+            return True
+        here, there = self.first, self.again
+        return (
+            here.made == there.made
+            and here.data == there.data
+            and {shard: one.totals for shard, one in here.attempts.items()}
+            == {shard: one.totals for shard, one in there.attempts.items()}
+        )
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether one process, asked twice, answers twice the same."""
+        return all(
+            notes.data == notes.data_again
+            and all(one.same_answer(notes.repeated[shard]) for shard, one in notes.attempts.items())
+            for notes in self.notes
+        )

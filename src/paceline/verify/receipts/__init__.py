@@ -1,0 +1,1 @@
+"""What a run has left behind, checked: its ledgers, its receipt, its checkpoints."""

@@ -1,0 +1,311 @@
+"""Audits a run from its ledgers: was every sample used exactly once an epoch, whatever happened to the workers?
+
+The receipt says which samples each shard of each step must have held; the ledgers say what was served, and by whom.
+Distinct positions of an epoch hold distinct samples, so if each (step, shard) was served once, with the digest that
+its place in the order gives, then each sample was used once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline import strategies
+from paceline.data.permutation import EpochPermutation
+from paceline.data.shards import owned_shards, steps_per_epoch
+from paceline.errors import InputError
+from paceline.ranges import SAMPLES
+from paceline.records import ledger
+from paceline.records.receipt import FIRST_LINK, Receipt, Start
+from paceline.verify.receipts.audit_report import AuditReport
+from paceline.verify.receipts.book import Book, Whole
+from paceline.verify.receipts.kept_weights import check_kept
+from paceline.world.mesh import DATA, Mesh
+
+BLOCK_SAMPLES = 2**20
+"""The order is computed for about so many samples at once: 8 MB of ids, whatever the size of the data set."""
+
+
+def audit(folder: Path) -> AuditReport:
+    """Compare the ledgers of a run folder with the order of its data, up to the last checkpoint."""
+    receipt = Receipt.read(folder)
+    if not receipt.steps:
+        raise InputError(
+            f"the run in {folder} has no checkpoint yet, so no step of it is kept and there is nothing to audit. "
+            "Train with --save-every, or wait for its end."
+        )
+    kept, faults = check_kept(folder, receipt)
+    return _Audit(receipt, Book.read(folder, receipt), kept, faults).report()
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Some consecutive steps of one epoch, and how large each was."""
+
+    number: int
+    epoch: int
+    step: int
+    sizes: Whole
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """Many consecutive steps of which no ledger holds anything."""
+
+    number: int
+    steps: int
+    samples: int
+    """How many they would have held."""
+    ends_at: tuple[int, int]
+    """Epoch, and steps of it, behind them."""
+
+
+@dataclass
+class _Audit:
+    """One audit in progress."""
+
+    receipt: Receipt
+    book: Book
+    kept: list[int]
+    """Steps whose checkpoints were there to be compared."""
+    faults: list[str]
+    """What is wrong with them."""
+    problems: list[str] = field(default_factory=list)
+    samples: int = 0
+    lost: int = 0
+    repeated: int = 0
+    twice: int = 0
+    wrong: int = 0
+
+    def report(self) -> AuditReport:
+        """Check every segment, then the chain."""
+        receipt, book = self.receipt, self.book
+        starts = receipt.segments
+        ends = [*(start.step for start in starts[1:]), receipt.steps]
+        if starts[0].step > 0:
+            self.problems.append(
+                f"steps 0 to {starts[0].step - 1} are in no start that the receipt knows: it begins at step {starts[0].step}"
+            )
+        if book.misplaced:
+            self.problems.append(f"{book.misplaced} records name a shard beyond the run's {receipt.shards}")
+        position, left_early = (0, 0), 0
+        for start, end, after in zip(starts, ends, [*starts[1:], None], strict=True):
+            for piece in self._pieces(start, min(end, receipt.steps)):
+                if isinstance(piece, _Gap):
+                    self._miss(piece)
+                    position = piece.ends_at
+                    continue
+                self._check(piece, start)
+                position = (piece.epoch, piece.step + len(piece.sizes))
+            if after is not None and after.epoch > position[0] and start.samples:
+                # A loop of its own may leave an epoch and begin another one.
+                left_early += position[1] < steps_per_epoch(start.samples, receipt.batch_size)
+        self._check_chain()
+        self.problems += [*book.strange, *self.faults]
+        last = starts[-1]
+        if not last.stream and last.samples:
+            per_epoch = steps_per_epoch(last.samples, receipt.batch_size)
+            position = (position[0] + position[1] // per_epoch, position[1] % per_epoch)
+        return AuditReport(
+            name=receipt.name,
+            steps=receipt.steps,
+            epochs=position[0] - left_early,
+            steps_of_next_epoch=position[1],
+            shards=receipt.shards,
+            samples=self.samples,
+            lost=self.lost,
+            repeated=self.repeated,
+            served_twice=self.twice,
+            served_wrongly=self.wrong,
+            by_rank=book.by_rank(),
+            workers=[(start.step, start.workers, start.strategy) for start in starts],
+            superseded=book.superseded,
+            beyond=book.beyond,
+            stream=any(start.stream for start in starts),
+            finished=receipt.finished,
+            kept=self.kept,
+            problems=self.problems,
+        )
+
+    # What must have been served.
+
+    def _pieces(self, start: Start, end: int) -> Iterator[_Piece | _Gap]:
+        """Cut a segment into pieces of one epoch and a bounded number of samples each, and gaps that are longer than that."""
+        batch = self.receipt.batch_size
+        most = max(1, BLOCK_SAMPLES // max(batch, self.receipt.shards))
+        if start.stream:
+            yield from self._stream_pieces(start, end, most)
+            return
+        samples = start.samples or 0
+        per_epoch = steps_per_epoch(samples, batch)
+
+        def place(number: int) -> tuple[int, int]:
+            epochs, step = divmod(start.step_of_epoch + number - start.step, per_epoch)
+            return start.epoch + epochs, step
+
+        def before(number: int) -> int:
+            epoch, step = place(number)
+            return epoch * samples + step * batch
+
+        for first, last, there in self.book.served(start.step, end):
+            if not there:
+                yield _Gap(first, last - first, before(last) - before(first), place(last))
+                continue
+            number = first
+            while number < last:
+                epoch, step = place(number)
+                steps = min(most, per_epoch - step, last - number)
+                begins = np.arange(step, step + steps, dtype=np.int64) * batch
+                yield _Piece(number, epoch, step, np.minimum(batch, samples - begins))
+                number += steps
+
+    def _stream_pieces(self, start: Start, end: int, most: int) -> Iterator[_Piece | _Gap]:
+        """Take epochs and the size of each epoch's last step from the ledger: only the stream knew where it ended."""
+        # One step further than the stretch: whether its last step may be a short one depends on what follows.
+        records = self.book.records[self.book.between(start.step, end + 1)]
+        numbers, first = np.unique(records["number"], return_index=True)
+        seen = dict(zip(numbers.tolist(), records[["epoch", "step"]][first].tolist(), strict=True))
+        epoch, step = start.epoch, start.step_of_epoch
+        furthest = SAMPLES.high // self.receipt.batch_size - self.receipt.steps
+        for low, high, served in self.book.served(start.step, end):
+            if not served:
+                step += high - low
+                yield _Gap(low, high - low, (high - low) * self.receipt.batch_size, (epoch, step))
+                continue
+            piece: list[tuple[int, int, int]] = []
+            for number in range(low, high):
+                there = seen.get(number, (epoch, step))
+                closes_epoch = there[0] == epoch + 1
+                if closes_epoch and there[1]:
+                    self.problems.append(
+                        f"step {number}: epoch {there[0]} begins at its step {there[1]}, so what came before is lost"
+                    )
+                if piece and (closes_epoch or len(piece) == most):
+                    yield self._sized(piece, closes_epoch=closes_epoch)
+                    piece = []
+                if closes_epoch:
+                    epoch, step = there[0], min(there[1], furthest)
+                piece.append((number, epoch, step))
+                step += 1
+            yield self._sized(piece, closes_epoch=seen.get(high, (-1, 0))[0] != epoch)
+
+    def _sized(self, steps: Sequence[tuple[int, int, int]], *, closes_epoch: bool) -> _Piece:
+        sizes = np.full(len(steps), self.receipt.batch_size, dtype=np.int64)
+        last = steps[-1][0]
+        served = self.book.records[self.book.between(last, last + 1)]
+        if closes_epoch and len(served):
+            _, once = np.unique(served["shard"], return_index=True)
+            if len(once) == self.receipt.shards:
+                sizes[-1] = min(self.receipt.batch_size, int(served["count"][once].sum()))
+        return _Piece(*steps[0], sizes)
+
+    def _cuts(self, piece: _Piece) -> Whole:
+        """Return where each shard of each step begins and ends, counted from the first sample of the piece."""
+        batch, shards = self.receipt.batch_size, self.receipt.shards
+        begins = np.arange(len(piece.sizes), dtype=np.int64)[:, None] * batch
+        return begins + np.arange(shards + 1, dtype=np.int64) * piece.sizes[:, None] // shards
+
+    def _digests(self, piece: _Piece, start: Start, cuts: Whole) -> NDArray[np.uint64]:
+        """Return the digest of the samples that each (step, shard) must have held."""
+        low = piece.step * self.receipt.batch_size
+        high = low + int(cuts[-1, -1])
+        order = EpochPermutation(
+            high if start.stream else start.samples or 0, start.order_seed, start.shuffle
+        )
+        ids = memoryview(order.indices(piece.epoch, low, high).tobytes())
+        digests = b"".join(
+            ledger.digest(ids[begin:end]) for row in (cuts * 8).tolist() for begin, end in pairwise(row)
+        )
+        return np.frombuffer(digests, dtype="<u8").reshape(-1, 2)
+
+    # What was served.
+
+    def _check(self, piece: _Piece, start: Start) -> None:
+        shards = self.receipt.shards
+        cuts = self._cuts(piece)
+        counts = np.diff(cuts, axis=1).ravel()
+        place = self.book.between(piece.number, piece.number + len(piece.sizes))
+        records, sources = self.book.records[place], self.book.sources[place]
+        steps = records["number"].astype(np.int64) - piece.number
+        cells = steps * shards + records["shard"]
+        # Where no count is right, no digest is: a batch that nobody served may be larger than the memory.
+        fitting = records["count"] == counts[cells]
+        digests = self._digests(piece, start, cuts) if fitting.any() else np.zeros((len(counts), 2), "<u8")
+        right = (
+            fitting
+            & (records["digest"] == digests[cells]).all(axis=1)
+            & (records["epoch"] == piece.epoch)
+            & (records["step"].astype(np.int64) == piece.step + steps)
+        )
+        times = np.bincount(cells, minlength=len(counts))
+        rightly = np.bincount(cells[right], minlength=len(counts))
+        self.samples += int(counts[rightly > 0].sum())
+        self.lost += int(counts[rightly == 0].sum())
+        self.repeated += int((counts * np.maximum(rightly - 1, 0)).sum())
+        self.twice += int((times > 1).sum())
+        self.wrong += int((~right).sum())
+        faults = [
+            *((cell, self._missing(cell, counts, start)) for cell in np.flatnonzero(times == 0).tolist()),
+            *((cell, self._twice(cell, cells, sources)) for cell in np.flatnonzero(times > 1).tolist()),
+            *(
+                (int(cells[index]), self._fault(records[index], sources[index], counts[cells[index]]))
+                for index in np.flatnonzero(~right).tolist()
+            ),
+        ]
+        for cell, fault in sorted(faults):
+            step, shard = divmod(cell, shards)
+            self.problems.append(f"step {piece.number + step}, shard {shard}: {fault}")
+
+    def _miss(self, gap: _Gap) -> None:
+        self.lost += gap.samples
+        self.problems.append(
+            f"steps {gap.number} to {gap.number + gap.steps - 1}: on no ledger, so {gap.samples} samples are lost"
+        )
+
+    def _missing(self, cell: int, counts: Whole, start: Start) -> str:
+        shards = self.receipt.shards
+        mesh = (
+            strategies.choice(start.mesh).fitted(start.processes)
+            if start.mesh
+            else Mesh.flat(start.processes)
+        )
+        hands = mesh.size(*DATA)
+        owner = next(
+            rank
+            for rank in range(start.processes)
+            if cell % shards in owned_shards(mesh.index(rank, *DATA), hands, shards, start.shares)
+        )
+        return f"on no ledger, so {counts[cell]} samples are lost; it was for rank {owner} to serve"
+
+    def _twice(self, cell: int, cells: Whole, sources: Whole) -> str:
+        low, high = np.searchsorted(cells, [cell, cell + 1]).tolist()
+        by = " and ".join(str(self.book.origins[source]) for source in sources[low:high].tolist())
+        return f"served {high - low} times, by {by}"
+
+    def _fault(self, record: np.void, source: np.int64, wanted: np.int64) -> str:
+        origin = self.book.origins[source]
+        if int(record["count"]) != wanted:
+            return f"{origin} served {record['count']} samples where the order gives {wanted}"
+        return f"{origin} served other samples than the order gives"
+
+    def _check_chain(self) -> None:
+        link, number = FIRST_LINK, 0
+        for step, point in sorted(self.receipt.checkpoints.items()):
+            records = self.book.records[self.book.between(number, step)]
+            made = ledger.chain(link, records, self.receipt.shards, range(number, step))
+            if made is None:
+                self.problems.append(f"the chain of samples cannot be followed up to step {step}: see above")
+                return
+            if point.chain is None:
+                self.problems.append(f"the receipt holds no chain at step {step}")
+            elif made.hex() != point.chain:
+                self.problems.append(
+                    f"the chain of samples at step {step} is not the one in the receipt: one of them was changed"
+                )
+                return
+            link, number = made, step
