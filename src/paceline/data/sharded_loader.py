@@ -121,8 +121,9 @@ class ShardedLoader:
 
     def beginning_of(self, epoch: int) -> str | None:
         """Return what a stream's epoch begins with, read once more; the reading that it ends is to be begun again."""
+        if self._running is not None:
+            self.readings -= 1
         self._stop_running()
-        self.readings -= 1
         first = self._source.steps(epoch, 0)
         found = next(first, None)
         first.close()

@@ -98,7 +98,7 @@ class Stream:
             if data is not None:
                 yield data
             if len(batch) < self._batch_size:
-                if self.tells_beginning and beginning is not None and (step < start_step or not batch):
+                if self.tells_beginning and beginning is not None and data is None and step <= start_step:
                     yield StepData(epoch, start_step, 0, (), None, beginning)
                 return
 

@@ -26,14 +26,24 @@ class WentBackError(RolledBackError):
 
 
 @dataclass(frozen=True)
+class OpenBody:
+    """One attempt at a step, as the body of the user's loop goes through it; alike on all workers."""
+
+    number: int
+    """Of the step."""
+    finished: int
+    """How many operations were finished where it began: two attempts at one step differ in it."""
+
+
+@dataclass(frozen=True)
 class Member:
     """What each tells the others when a new group has formed."""
 
     finished: int
     """How many operations it has finished with the others."""
     position: Position
-    body: int | None
-    """The step in whose body it is, in a loop of the user's own, where nothing comes of it."""
+    body: OpenBody | None
+    """The attempt at a step in whose body it is, in a loop of the user's own, where nothing comes of it."""
     asks_in_body: bool
     """Whether that loop evaluates or saves in its body."""
     sharded: bool
@@ -62,8 +72,8 @@ def furthest(members: Sequence[Member]) -> int:
     return max(range(len(members)), key=lambda rank: (members[rank].finished, -rank))
 
 
-def broken_body(members: Sequence[Member]) -> int | None:
-    """Return the step in whose body the furthest of them are, to no effect, and may wait for all others."""
+def broken_body(members: Sequence[Member]) -> OpenBody | None:
+    """Return the attempt at a step in whose body the furthest of them are, to no effect, and may wait for all others."""
     most = max(member.finished for member in members)
     asked = any(one.asks_in_body for one in members)
     return next(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from paceline.recovery.agreement import OpenBody
 from paceline.recovery.handover import StateSource
 from paceline.recovery.position import Position
 from paceline.state.chunks import LocalState
@@ -14,7 +15,7 @@ class GroupHooks(Protocol):
     """How a run leaves a group and enters the next."""
 
     @property
-    def open_body(self) -> int | None:
+    def open_body(self) -> OpenBody | None:
         """The step in whose body a loop of the user's own is, where nothing has come of it, or nothing will."""
 
     def leave_group(self) -> None:

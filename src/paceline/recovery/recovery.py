@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from paceline.errors import PacelineError
-from paceline.recovery.agreement import NEWCOMER, RolledBackError, WentBackError
+from paceline.recovery.agreement import NEWCOMER, OpenBody, RolledBackError, WentBackError
 from paceline.recovery.group_state import GroupState
 from paceline.recovery.hooks import RunHooks
 from paceline.recovery.loop_exits import LoopExits
@@ -162,13 +162,17 @@ class Recovery:
             progress.broken_at = None
 
     @property
-    def broken_body(self) -> int | None:
-        """The step in whose body others are, to no effect, and that this worker has yet to go through."""
+    def broken_body(self) -> OpenBody | None:
+        """The attempt at a step in whose body others are, to no effect, and that this worker has yet to go through."""
         return self._progress.broken_body
 
-    def end_body(self, number: int) -> None:
-        """Know that this worker has gone through the body of a step to no effect; others may be in that of the next."""
-        if self._progress.broken_body == number:
+    def body_of(self, number: int) -> OpenBody:
+        """Return the attempt at a step that begins here."""
+        return OpenBody(number, self._progress.finished)
+
+    def end_body(self, body: OpenBody) -> None:
+        """Know that this worker has gone through a body to no effect; others may be in another attempt, or the next step's."""
+        if self._progress.broken_body == body:
             self._progress.broken_body = None
 
     def regroup(self, kind: str) -> tuple[bool, Any]:

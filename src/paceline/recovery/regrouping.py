@@ -19,6 +19,7 @@ from paceline.observe import Regrouped
 from paceline.recovery.agreement import (
     NEWCOMER,
     Member,
+    OpenBody,
     RolledBackError,
     broken_body,
     check_computed,
@@ -62,8 +63,8 @@ class Progress:
     recoveries: list[dict[str, Any]] = field(default_factory=list)
     asks_in_body: bool = False
     """Whether the body of the user's loop does things with all workers: it may do so behind a step that broke, too."""
-    broken_body: int | None = None
-    """The step in whose body workers of the group are, to no effect: all go through it before they take a step together."""
+    broken_body: OpenBody | None = None
+    """The attempt at a step in whose body some are, to no effect: all go through it before they take a step together."""
 
     @property
     def waits_to_join(self) -> bool:
@@ -94,8 +95,8 @@ class Regrouping:
     _held: LocalState | None = None
     """What that replica holds, asked for once: preparing another one may take it apart."""
     _dirty: bool = False
-    _body: int | None = None
-    """The step in whose body the loop was where the group broke."""
+    _body: OpenBody | None = None
+    """The attempt at a step in whose body the loop was where the group broke."""
     _moved: bool = False
     """What the body of the loop had done to the model where the group broke."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import InputError
-from paceline.recovery.agreement import RolledBackError
+from paceline.recovery.agreement import OpenBody, RolledBackError
 from paceline.recovery.handover import BEGINNING, CHECKPOINT, WORKERS, StateSource
 from paceline.recovery.membership import STATE_LOST
 from paceline.recovery.position import Position
@@ -63,7 +63,7 @@ class RunGroup:
     # From one group to the next.
 
     @property
-    def open_body(self) -> int | None:
+    def open_body(self) -> OpenBody | None:
         """The step in whose body a loop of the user's own is, where nothing has come of it, or nothing will."""
         return None if self.state.step is None else self.state.step.open_body
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paceline.compat import python
 from paceline.errors import InputError, NonFiniteLossError
+from paceline.recovery.agreement import OpenBody
 from paceline.recovery.membership import STEP
 from paceline.recovery.recovery import Recovery
 from paceline.strategies.base import LossFunction, StepWork
@@ -41,9 +42,9 @@ class Step:
         hidden: HiddenState,
         attempt: Attempt | None = None,
         *,
-        broken: bool = False,
+        broken: OpenBody | None = None,
     ) -> None:
-        """`broken`: others are in the body of this step already, and the group broke in it, so nothing comes of it."""
+        """`broken`: the body that others are in already; the group broke in it, so nothing comes of it."""
         self.work = work
         self.epoch = epoch
         self.result: StepResult | None = None
@@ -56,7 +57,9 @@ class Step:
         self._seed_loop = seed_loop
         self._hidden = hidden
         self._attempt = attempt
-        self._generation = -1 if broken else world.generation
+        self._generation = world.generation if broken is None else -1
+        self.body = recovery.body_of(work.number) if broken is None else broken
+        """Which attempt at the step this is, alike on all workers."""
         self._lost = False
         """Whether a worker was lost in this step where the loop has its turn."""
         self.again = False
@@ -95,10 +98,10 @@ class Step:
         return self.result is None and (self._out or self._read or self._added > 0)
 
     @property
-    def open_body(self) -> int | None:
-        """The number of this step, where a loop of the user's own is in its body and nothing has come of it, or nothing will."""
+    def open_body(self) -> OpenBody | None:
+        """This attempt, where a loop of the user's own is in its body and nothing has come of it, or nothing will."""
         pending = self.result is None or self.again
-        return self.number if pending and not self._ended and self._attempt is not None else None
+        return self.body if pending and not self._ended and self._attempt is not None else None
 
     def __iter__(self) -> Iterator[Any]:
         """Return this worker's batches, shard by shard, each on the device and with its own random streams."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from paceline.data import ShardedLoader, StepData
 from paceline.errors import InputError
 from paceline.observe import Note
-from paceline.recovery.agreement import WentBackError
+from paceline.recovery.agreement import OpenBody, WentBackError
 from paceline.recovery.membership import STEP, LeaveRunError
 from paceline.recovery.recovery import Recovery
 from paceline.recovery.sharded_recovery import ShardedRecovery
@@ -107,7 +107,7 @@ class Stepping:
                 if self.recovery.membership.change_wanted:
                     self.recovery.regroup(STEP)
                 if (body := self.recovery.broken_body) is not None:  # also where the run has gone back since
-                    yield self._make(data, body, broken=True)
+                    yield self._make(data, body.number, broken=body)
                     break
                 if self.recovery.stopping:
                     self.saving.at_the_end()
@@ -121,20 +121,26 @@ class Stepping:
                 pulse.begin(Kind.STEP, state.position.number)
                 pulse.enter(Phase.DATA)
             else:
-                return
+                if (body := self.recovery.broken_body) is None:
+                    return
+                empty = StepData(state.position.epoch, state.position.step, 0, ())
+                yield self._make(empty, body.number, broken=body)
 
     def _is_asked_again(self, data: StepData) -> bool:
         """Ask a stream for the beginning of an epoch a second time where it may have begun anew; then all of it is read again."""
         starts, position = self.state.epoch_starts, self.state.position
         if self.feed.is_told_epochs or not starts.suspects(position, data):
             return False
-        starts.confirm(position, data, self.feed.beginning_of(position.epoch))
+        self._note_stream(starts.confirm(position, data, self.feed.beginning_of))
         return True
 
     def _check_stream(self, data: StepData) -> None:
         """Raise where a stream gives other items than before; note where that cannot be seen, and matters."""
         state = self.state
-        note = state.epoch_starts.check(state.position, data, by_epoch=self.feed.is_told_epochs)
+        self._note_stream(state.epoch_starts.check(state.position, data, by_epoch=self.feed.is_told_epochs))
+
+    def _note_stream(self, note: str | None) -> None:
+        state = self.state
         if note is not None and (state.world.size > 1 or state.options.out is not None):
             state.emit(Note(text=note))
 
@@ -144,8 +150,8 @@ class Stepping:
         self.records.step(step, self.state.position)
         return step
 
-    def _make(self, data: StepData, number: int, *, broken: bool = False) -> Step:
-        """Return a step for the loop's body; a `broken` one has no batches, and nothing comes of it."""
+    def _make(self, data: StepData, number: int, *, broken: OpenBody | None = None) -> Step:
+        """Return a step for the loop's body; one of a `broken` body has no batches, and nothing comes of it."""
         state, seed = self.state, self.state.options.seed
         state.world.pulse.enter(Phase.COMPUTE)
         shards = [
@@ -199,7 +205,7 @@ class Stepping:
             )
         step.end()
         if step.again:
-            self.recovery.end_body(step.number)
+            self.recovery.end_body(step.body)
         if not self._schedules_seen:
             self._schedules_seen = True
             self._check_schedules()

@@ -134,3 +134,10 @@ def test_an_error_of_a_stream_arrives_as_it_is_and_names_the_sample(num_workers:
         next(steps)
     feed.close()
     assert any("sample 13 of the stream" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(("start", "sizes"), [(0, [8] * 5), (2, [8] * 3), (4, [8]), (5, [0]), (7, [0])])
+def test_a_step_of_no_items_stands_only_where_no_other_is_left(start: int, sizes: list[int]) -> None:
+    """Behind real steps it would stand for a stream that ended where it began to be read."""
+    feed = feed_of(Stream(40), batch_size=8, shards=2)
+    assert [step.size for step in feed.epoch(0, start, beginning=True)] == sizes

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.recovery.agreement import NEWCOMER, Member, RolledBackError, broken_body, check_intact
+from paceline.recovery.agreement import NEWCOMER, Member, OpenBody, RolledBackError, broken_body, check_intact
 from paceline.recovery.handover import StateSource
 from paceline.recovery.membership import STEP
 from paceline.recovery.position import Position
@@ -21,7 +21,7 @@ def member(
     return Member(
         finished,
         Position(number=number),
-        body=body,
+        body=None if body is None else OpenBody(body, finished),
         asks_in_body=asks,
         sharded=True,
         redone=redone,
@@ -146,12 +146,20 @@ def test_going_back_is_final_also_where_the_next_group_broke_meanwhile() -> None
 
 def test_all_go_through_the_body_that_the_furthest_are_in() -> None:
     """One that has yet to come to that step does so, too; one that stands behind it does not count."""
-    assert broken_body([member(5, 4), member(5, 4, body=4, asks=True)]) == 4
-    assert broken_body([member(4, 3, body=3), member(5, 4, body=4, asks=True)]) == 4
+    assert broken_body([member(5, 4), member(5, 4, body=4, asks=True)]) == OpenBody(4, 5)
+    assert broken_body([member(4, 3, body=3), member(5, 4, body=4, asks=True)]) == OpenBody(4, 5)
     assert broken_body([member(4, 3, body=3, asks=True), member(5, 4)]) is None
+
+
+def test_two_attempts_at_one_step_are_told_apart() -> None:
+    """One that is still in the first, behind an evaluation that the others have finished, goes through the second, too."""
+    behind, ahead = member(5, 4, body=4, asks=True), member(6, 4, body=4, asks=True)
+    body = broken_body([behind, ahead])
+    assert body == ahead.body
+    assert body != behind.body
 
 
 def test_it_is_enough_that_one_knows_of_calls_in_the_body() -> None:
     """One that has joined may not have come to them yet."""
-    assert broken_body([member(5, 4, asks=True), member(5, 4, body=4)]) == 4
+    assert broken_body([member(5, 4, asks=True), member(5, 4, body=4)]) == OpenBody(4, 5)
     assert broken_body([member(5, 4), member(5, 4, body=4)]) is None

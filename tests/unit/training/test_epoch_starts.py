@@ -17,6 +17,7 @@ from paceline import Run
 from paceline.checkpoint.manifest import REST
 from paceline.data import ShardedLoader
 from paceline.errors import InputError
+from paceline.observe import Note
 from paceline.recovery.position import Position
 from paceline.training.checks.epoch_starts import EpochStarts
 from tests.unit.training.own_runs import losses, opened, prepared, resumed
@@ -102,7 +103,7 @@ def test_a_stream_that_keeps_its_place_from_epoch_to_epoch_is_not_resumed_within
         train(run, kind(), 9)
 
 
-ANEW = r"the training stream begins epoch 2 of a resumed run as the first epoch began, and not as the last"
+ANEW = r"the training stream begins epoch 2 of a resumed run as the first epoch began, and otherwise when it is asked once more"
 
 
 @pytest.mark.parametrize("save_every", [None, "1epoch"])
@@ -154,6 +155,48 @@ def test_nor_where_it_was_resumed_and_saved_again_before_a_step(times: int, tmp_
             train_and_save(run, 8)
     with resumed(tmp_path) as run, pytest.raises(InputError, match=ANEW):
         train_and_save(run, 9)
+
+
+def test_nor_behind_its_first_epoch(tmp_path: Path) -> None:
+    """Where every epoch so far began as the first."""
+    with opened(out=tmp_path) as run:
+        train(run, Sized(), 4)
+    with resumed(tmp_path) as run, pytest.raises(InputError, match=ANEW.replace("2", "1")):
+        train(run, Sized(), 8)
+
+
+class Counts(Sized):
+    """By the epochs that it has counted itself, where they end."""
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from map(item, random.Random(self.epoch).sample(range(30), 30))
+        self.epoch += 1
+
+
+class Fixed(Sized):
+    """The same order in each epoch."""
+
+    def order(self) -> list[int]:
+        return list(range(30))
+
+
+@pytest.mark.parametrize(("kind", "said"), [(Counts, 1), (Fixed, 0)])
+def test_one_that_begins_as_the_first_epoch_and_not_as_the_last_is_told_of(
+    kind: type[Shuffled], said: int, tmp_path: Path
+) -> None:
+    with opened(out=tmp_path) as run:
+        train(run, kind(), 8)
+    heard: list[Any] = []
+    with resumed(tmp_path) as run:
+        run.engine.state.emit = heard.append
+        train(run, kind(), 9)
+    notes = [one.text for one in heard if isinstance(one, Note)]
+    assert (
+        len([one for one in notes if "begins epoch 2 of a resumed run as the first epoch began" in one])
+        == said
+    )
 
 
 class Files(Shuffled):

@@ -68,6 +68,17 @@ def test_streams_that_end_at_other_places_are_refused(counts: tuple[int, int]) -
         sizes(feeds[1], worlds[1])
 
 
+@pytest.mark.parametrize("counts", [(12, 16), (16, 12), (12, 14)])
+def test_they_are_also_where_reading_begins_in_the_middle(counts: tuple[int, int]) -> None:
+    worlds = group(2)
+    feeds = [feed_of(Items([1] * count)) for count in counts]
+    sizes(feeds[0], worlds[0], start=1)
+    with pytest.raises(
+        InputError, match=f"behind {counts[1]} items on rank 1 and behind {counts[0]} on rank 0"
+    ):
+        sizes(feeds[1], worlds[1], start=1)
+
+
 def test_a_stream_that_parts_in_a_later_epoch_is_refused() -> None:
     class Reshuffled(Items):
         rank = 0

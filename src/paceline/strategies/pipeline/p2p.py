@@ -51,7 +51,7 @@ class Links:
         self._leaving: list[Pending[None]] = []
         """Through gloo."""
         self._on_stream: list[Pending[None]] = []
-        """Through NCCL, where a wait is an order to the stream of the thread that waits, and returns at once."""
+        """Through NCCL, where a wait orders the stream of the thread that waits, so that this thread must be the one."""
 
     def send(self, to: int, note: Any, tensors: Sequence[Tensor]) -> None:
         """Start a message; it has left when `flush` returns."""

@@ -5,12 +5,15 @@ generator or a position from one epoch to the next is elsewhere by then, or has 
 was trained on. So the contents of each epoch's first global batch are kept, in the checkpoints too, and compared.
 
 A run that was saved at the end of an epoch has nothing of the next to compare. But a stream that begins anew in another process
-begins as the first epoch did, though the last began otherwise. It may do so by chance, or by intent: so it is asked for that
-epoch a second time, for which one that keeps something gives other items. (One with `set_epoch` is not suspected.)
+begins as the first epoch did. It may do so by chance, or by intent: so it is asked for that epoch a second time, for which one
+that draws from a generator of its own gives other items, and for the epoch before, for which one that counts its epochs does not
+give what that epoch began with. (One with `set_epoch` is not suspected. One that counts its epochs where they end, saved behind
+its first, cannot be told from one whose order is fixed.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from paceline.data import StepData
@@ -84,18 +87,29 @@ class EpochStarts:
         self._resumed = False  # what this worker reads is compared with what the others read
 
     def suspects(self, position: Position, data: StepData) -> bool:
-        """Return whether a resumed run begins its next epoch as its call of `run.steps` began, and not as the last epoch."""
+        """Return whether a resumed run begins its next epoch as its call of `run.steps` began."""
         mine = data.beginning
-        return bool(mine) and self._call == position.phase and self._begins_anew(position, mine or "")
+        return bool(mine) and self._call == position.phase and self._begins_as_first(position, mine or "")
 
-    def confirm(self, position: Position, data: StepData, again: str | None) -> None:
-        """Raise where the stream gives other items when it is asked for the same epoch `again`."""
+    def confirm(
+        self, position: Position, data: StepData, beginning_of: Callable[[int], str | None]
+    ) -> str | None:
+        """Raise where the stream gives other items when it is asked for the same epoch again.
+
+        Return what is to be said where, asked for the epoch before, it does not give what that one began with.
+        """
         self._resumed = False
-        if again and compare(data.beginning or "", again) is not None:
+        mine = data.beginning or ""
+        again = beginning_of(position.epoch)
+        if again and compare(mine, again) is not None:
             raise InputError(
-                f"the training stream begins epoch {position.epoch} of a resumed run as the first epoch began, and not as the "
-                f"last: it has begun anew, and gives other items than without the stop. {_ADVICE}"
+                f"the training stream begins epoch {position.epoch} of a resumed run as the first epoch began, and otherwise "
+                f"when it is asked once more: it has begun anew, and gives other items than without the stop. {_ADVICE}"
             )
+        if self._is_as_last(mine):
+            return None
+        before = beginning_of(position.epoch - 1)
+        return None if before and self._is_as_last(before) else _looks_anew(position)
 
     def check(self, position: Position, data: StepData, *, by_epoch: bool) -> str | None:
         """Raise where the epoch that is being read began with other items when it was read before.
@@ -107,12 +121,9 @@ class EpochStarts:
         if mine is None:
             return None
         note = None
-        if mine and not by_epoch and self._call != position.phase and self._begins_anew(position, mine):
+        if mine and not by_epoch and self._call != position.phase and self._begins_as_first(position, mine):
             # Another call of `run.steps` may have another stream.
-            note = (
-                f"the training stream begins epoch {position.epoch} of a resumed run as the first epoch began, and not as the "
-                f"last. Where it is one stream, it has begun anew, and gives other items than without the stop. {_ADVICE}"
-            )
+            note = None if self._is_as_last(mine) else _looks_anew(position)
         self._resumed = False
         if self._first is None:
             self._first = mine
@@ -132,12 +143,22 @@ class EpochStarts:
             del self._contents[next(iter(self._contents))]
         return note
 
-    def _begins_anew(self, position: Position, mine: str) -> bool:
-        """Return whether an epoch of a resumed run begins as the first one did, of the run or its last call, unlike the last."""
+    def _begins_as_first(self, position: Position, mine: str) -> bool:
+        """Return whether an epoch of a resumed run begins as the first one did, of the run or of its last call."""
         if not (self._resumed and self._loaded_last) or _epoch_of(position) in self._contents:
             return False
-        began = [one for one in (self._call_first, self._first) if one and compare(mine, one) is None]
-        return bool(began) and compare(mine, self._loaded_last) is not None
+        return any(one and compare(mine, one) is None for one in (self._call_first, self._first))
+
+    def _is_as_last(self, mine: str) -> bool:
+        return compare(mine, self._loaded_last) is None
+
+
+def _looks_anew(position: Position) -> str:
+    return (
+        f"the training stream begins epoch {position.epoch} of a resumed run as the first epoch began, and not as the last. "
+        "Where its items follow from something that it keeps itself, it has begun anew, and gives other items than without the "
+        f"stop. {_ADVICE}"
+    )
 
 
 def _epoch_of(position: Position) -> tuple[int, int]:
