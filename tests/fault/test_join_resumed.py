@@ -1,5 +1,6 @@
 """A worker that joins a resumed run is told what the others measured of the checkpoint, before their first steps."""
 
+import os
 import time
 
 import pytest
@@ -30,7 +31,7 @@ def train(run, folder, faults, steps):
     fault_points.set_fault(lambda point: set_off(run, folder, faults, point))
     for step in run.steps(Samples(), batch_size=BATCH, steps=steps):
         if run.world.size < run.engine.state.workers:
-            time.sleep(0.4)  # the one that is missing is on its way
+            time.sleep(1.5)  # the one that is missing is on its way
         for inputs, targets in step:
             step.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
         if not step.apply().again:
@@ -42,6 +43,8 @@ def train(run, folder, faults, steps):
         "states": (early["steps"], late["steps"]),
         "weights": run.weights_sha256(),
         "size": run.world.size,
+        "environment": [int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")],
+        "rank": run.world.rank,
     }
 
 
@@ -72,4 +75,5 @@ def test_a_worker_that_joins_is_told_what_was_measured_of_a_checkpoint(tmp_path,
         assert result["weights"] == wanted["weights"]
         assert result["states"] == (14, 14)
         assert result["size"] == 2
+        assert result["environment"] == [result["rank"], result["rank"], 2]  # for code that reads it
     assert ({"steps": 5}, {"steps": 5}) in [result["began"] for result in results]

@@ -24,10 +24,13 @@ def epoch_setters(dataset: Any) -> list[tuple[Any, SetEpoch]]:
     return [setter for part in parts if part is not dataset for setter in epoch_setters(part)]
 
 
-def tell_epoch(setters: list[tuple[Any, SetEpoch]], epoch: int) -> None:
-    """Call each in this process, unless this epoch is what it was told last; evaluation may tell the same data set another."""
+def tell_epoch(setters: list[tuple[Any, SetEpoch]], epoch: int, *, anew: bool = False) -> None:
+    """Call each in this process, unless this epoch is what it was told last; evaluation may tell the same data set another.
+
+    Where an epoch is begun `anew` it is told all the same: a stream may make its generator when it is.
+    """
     for dataset, set_epoch in setters:
-        if getattr(dataset, _TOLD, None) != epoch:
+        if anew or getattr(dataset, _TOLD, None) != epoch:
             set_epoch(epoch)
             try:
                 setattr(dataset, _TOLD, epoch)

@@ -64,7 +64,7 @@ class Stream:
 
     def steps(self, epoch: int, start_step: int) -> Generator[StepData]:
         """Go through an epoch from a step on."""
-        tell_epoch(epoch_setters(self._dataset), epoch)
+        tell_epoch(epoch_setters(self._dataset), epoch, anew=True)
         seek = getattr(self._dataset, "seek", None)
         first = 0 if seek is None else start_step
         items: Iterator[Any] | None = None

@@ -20,6 +20,8 @@ def promise(level: str, shards: int | None, shards_from: str | None) -> str:
         return STATISTICAL if level == "statistical" else ""
     if shards is None:
         return MEANING[level]
+    if shards_from == FOLLOWS and shards == 1:
+        return "one shard, for one worker: --shards V gives the same bits for 1 to V workers"
     if shards_from == FOLLOWS:
         return f"{MEANING[level]} with --shards {shards}"
     return f"{MEANING[level]} ({formats.plural(shards, 'shard')})"

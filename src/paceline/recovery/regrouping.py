@@ -36,7 +36,7 @@ from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.state.chunks import LocalState
 from paceline.state.transfer import broadcast_state
 from paceline.strategies.replica import Replica
-from paceline.world import World, all_gather_object, broadcast_object, connect
+from paceline.world import World, all_gather_object, broadcast_object, connect, env
 from paceline.world.fault_points import REGROUP, hit
 from paceline.world.interruption import InterruptibleStore, Interruption
 from paceline.world.peer_failure import is_lost_peer
@@ -149,6 +149,7 @@ class Regrouping:
         """Form the next group; a loss in the middle of it ends the attempt."""
         group, options, identity = self.group, self.options, place.identity
         hit(REGROUP)
+        env.export(identity.variables())  # for user code that reads RANK: a newcomer knows its rank only now
         interruption = Interruption()
         self.membership.attach(place.generation, interruption)
         # From here on a break concerns the group that is being formed.

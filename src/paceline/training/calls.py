@@ -263,10 +263,21 @@ class Calls:
             history.skipped = False
             return True
         if resumed and not history.catches_up:
+            self._note_unregistered()
             changed = self._changed()
             if changed or history.skipped or self.preparation.lacks_groups:
                 self.preparation.resume_again()
         return False
+
+    def _note_unregistered(self) -> None:
+        if self.state.task is None and not self.loop.registered:
+            self.state.emit(
+                Note(
+                    text="this run is resumed with its weights, its optimizer and the schedule that run.prepare was given. What "
+                    "else the loop keeps (a moving average of the weights, a best score) begins anew: hand it to "
+                    "run.register_state, and it is saved and resumed too."
+                )
+            )
 
     def _changed(self) -> bool:
         """Return whether some worker's loop has changed what was resumed: loaded other weights, set a rate, made a schedule."""

@@ -129,7 +129,7 @@ class Stepping:
     def _is_asked_again(self, data: StepData) -> bool:
         """Ask a stream for the beginning of an epoch a second time where it may have begun anew; then all of it is read again."""
         starts, position = self.state.epoch_starts, self.state.position
-        if self.feed.is_told_epochs or not starts.suspects(position, data):
+        if not starts.suspects(position, data):
             return False
         self._note_stream(starts.confirm(position, data, self.feed.beginning_of))
         return True

@@ -188,6 +188,26 @@ def test_a_sharded_optimizer_refuses_it() -> None:
     assert "add_param_group" in str(found["added"])
 
 
+def later(run: paceline.Run) -> None:
+    """Frees a layer of which nothing trained, beside a batch: as a Task does in its loss."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    model[0].requires_grad_(False)
+    made, _ = run.prepare(model, optimizer_of(model))
+    for step in run.steps(data(), batch_size=BATCH, epochs=1):
+        for features, labels in step:
+            model[0].requires_grad_(step.number >= 2)
+            losses = F.cross_entropy(made(features), labels, reduction="none")
+            step.backward(losses.sum(), len(losses))
+        step.apply()
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_layer_that_is_freed_in_the_middle_of_a_step_is_refused(strategy: str, shards: int) -> None:
+    with pytest.raises(paceline.InputError, match="in the middle of a step"):
+        paceline.launch(later, strategy=strategy, workers=2, shards=shards, threads=1)
+
+
 def on_one_rank(run: paceline.Run) -> nn.Module:
     first = run.world.is_first
 

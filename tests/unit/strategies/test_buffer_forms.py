@@ -165,3 +165,21 @@ def test_what_is_expanded_by_sides_of_one_number_is_trained() -> None:
     with opened(shards=2) as run:
         prepared, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         train(run, prepared)
+
+
+def test_one_that_keeps_its_value_at_first_is_followed() -> None:
+    """The vector of a spectral norm over one output is one number, 1 or -1 up to rounding."""
+    with opened(shards=2) as run:
+        torch.manual_seed(0)
+        head = nn.utils.spectral_norm(nn.Linear(8, 1))
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), head)
+        made, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        with torch.no_grad():
+            head.weight_u.fill_(1.0)
+        for step in run.steps(data(), batch_size=8, steps=6):
+            if step.number == 3:
+                with torch.no_grad():
+                    head.weight_u.fill_(-1.0)  # as rounding may at any step
+            for batch in step:
+                step.backward(losses(made, batch))
+            step.apply()

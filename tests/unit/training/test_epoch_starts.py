@@ -165,6 +165,35 @@ def test_nor_behind_its_first_epoch(tmp_path: Path) -> None:
         train(run, Sized(), 8)
 
 
+class Told(Sized):
+    """By its own generator, though it is told the epochs."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class ToldAnew(Anew):
+    """By one that is made when the epoch is told, and that a second reading moves."""
+
+    def __len__(self) -> int:
+        return 30
+
+
+@pytest.mark.parametrize("steps", [4, 8])
+def test_nor_is_one_that_is_told_the_epochs_and_makes_nothing_of_them(steps: int, tmp_path: Path) -> None:
+    with opened(out=tmp_path) as run:
+        train(run, Told(), steps)
+    anew = ANEW.replace("2", str(steps // 4))
+    with resumed(tmp_path) as run, pytest.raises(InputError, match=anew):
+        train(run, Told(), 12)
+    with opened() as run:
+        whole = train(run, ToldAnew(), 12)
+    with opened(out=tmp_path / "anew") as run:
+        train(run, ToldAnew(), steps)
+    with resumed(tmp_path / "anew") as run:
+        assert torch.equal(train(run, ToldAnew(), 12), whole)
+
+
 class Counts(Sized):
     """By the epochs that it has counted itself, where they end."""
 

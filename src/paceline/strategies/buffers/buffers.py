@@ -103,8 +103,13 @@ class Buffers:
         self._check_forms(held, versions)
         names = self.names
         if names is None:
-            # By value: BatchNorm's kernels write to its statistics without counting it as a write.
-            names = [name for name, old in self._before.items() if not _equal(held[name], old)]
+            # By value: BatchNorm's kernels write to its statistics without counting it as a write. By writes: one of a single
+            # number (the vector of a spectral norm over one output) may keep its value at first.
+            names = [
+                name
+                for name, old in self._before.items()
+                if versions[name] != mark(held[name]) or not _equal(held[name], old)
+            ]
         late = [name for name in held if name not in self._before and versions.get(name) != mark(held[name])]
         if self.names is not None:
             others = self._before.keys() - set(self.names)

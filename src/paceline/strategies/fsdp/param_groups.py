@@ -85,10 +85,11 @@ class ParamGroup:
     ) -> None:
         self.index, self.name = index, name
         self._module, self._group = module, group
+        self._trains = [member.sharded.requires_grad for member in group.members]
         self.cuts = [
             ShardedParam(member, member.whole_size, member.sharded_size, member.padded_count)
-            for member in group.members
-            if member.sharded.requires_grad
+            for member, trains in zip(group.members, self._trains, strict=True)
+            if trains
         ]
         self.chunk = sum(cut.room for cut in self.cuts)
         self._reduces = False
@@ -211,12 +212,20 @@ class ParamGroup:
         self._reshard()
 
     def switched(self) -> str | None:
-        """Return the name of a whole parameter that requires a gradient where its rows do not, or the other way round."""
-        for member in self._group.members:
+        """Return the name of a parameter that requires a gradient, whole or its rows, and did not at first; or the other way."""
+        for member, trains in zip(self._group.members, self._trains, strict=True):
             whole = member.gathered
-            if whole is not None and whole.requires_grad != member.sharded.requires_grad:
+            if whole is not None and trains != whole.requires_grad:
                 return member.name
         return None
+
+    def check_switched(self, when: str) -> None:
+        """Raise where a pass has told a parameter to train, or not to: the next gathering undoes it."""
+        if (name := self.switched()) is not None:
+            raise InputError(
+                f"{when}requires_grad of {name} was changed in the middle of a step. fsdp trains what required gradients "
+                "when the model was prepared; use --strategy ddp to change that between two steps."
+            )
 
     def close(self) -> None:
         """Let go of gathered weights, so that the next pass gathers them anew on all workers alike."""
@@ -292,6 +301,7 @@ class ParamGroup:
         # when no node is left; torch asks then once more.
         if not self.name and autograd.current_node() is not None:
             return
+        self.check_switched("")  # torch would reduce gradients that nobody has made room for
         # A wrap that was used more than once in a pass is complete only at the end of it.
         leaves = self._reduces and self._uses <= 1
         self._module.set_requires_gradient_sync(leaves, recurse=False)

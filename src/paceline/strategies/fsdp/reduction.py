@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.compat import foreach, process_groups
-from paceline.errors import InputError
 from paceline.reduce.combination import Combination
 from paceline.reduce.gather import open_gather
 from paceline.reduce.norms import total_norm
@@ -139,11 +138,7 @@ class Reduction:
         for wrap in self.wraps:
             if (name := wrap.written()) is not None:
                 refuse_writes(name, when)
-            if (name := wrap.switched()) is not None:
-                raise InputError(
-                    f"{when}: requires_grad of {name} was changed in the middle of a step. fsdp trains what required gradients "
-                    "when the model was prepared; use --strategy ddp to change that between two steps."
-                )
+            wrap.check_switched(f"{when}: ")
 
     def end_forward(self) -> None:
         """Close a pass that has no way back."""

@@ -7,8 +7,8 @@ was trained on. So the contents of each epoch's first global batch are kept, in 
 A run that was saved at the end of an epoch has nothing of the next to compare. But a stream that begins anew in another process
 begins as the first epoch did. It may do so by chance, or by intent: so it is asked for that epoch a second time, for which one
 that draws from a generator of its own gives other items, and for the epoch before, for which one that counts its epochs does not
-give what that epoch began with. (One with `set_epoch` is not suspected. One that counts its epochs where they end, saved behind
-its first, cannot be told from one whose order is fixed.)
+give what that epoch began with. (One that counts its epochs where they end, saved behind its first, cannot be told from one
+whose order is fixed.)
 """
 
 from __future__ import annotations
