@@ -31,9 +31,7 @@ def collectives(
     if workers < 2:
         raise InputError(f"--workers is {workers}, but it takes at least 2 to exchange something.")
     chosen = [name.strip() for name in only.split(",")] if only else None
-    outcome = api.start(
-        "paceline.launch.workers.tour:main", (chosen,), {}, RunOptions(workers=workers, device="cpu")
-    )
+    outcome = api.start("paceline.cli.tour:main", (chosen,), {}, RunOptions(workers=workers, device="cpu"))
     status = report(outcome)
     if status == 0 and json_:
         print_json(outcome.results[0])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline import remote
-from paceline.tasks.cartpole.policy import Policy, Question
+from paceline.cli.cartpole.policy import Policy, Question
 from paceline.world import seeds
 
 ENVIRONMENT = "CartPole-v1"
