@@ -15,10 +15,9 @@ from paceline.verify.proof import statistics
 from paceline.verify.proof.bisecting import first_operation
 from paceline.verify.proof.bounds import Size, bound
 from paceline.verify.proof.comparison import Difference, count_samples, first_difference, resumed
-from paceline.verify.proof.record import Dump, Record
+from paceline.verify.proof.record import Dump, Record, Watching
 from paceline.verify.proof.request import REFERENCE, Candidate, Request
 from paceline.verify.proof.task_report import Resume, Row
-from paceline.verify.proof.wanted import Watching
 
 RECORD = "paceline.verify.proof.recording:main"
 _NOT_COMPUTED = ("samples", "data", "learning rate", "starting weight")

@@ -65,9 +65,7 @@ def _metric(reference: Record, ranks: Sequence[Record]) -> Difference | None:
 def resumed(reference: Record, at: int) -> Record:
     """Return the reference as a run that was resumed after `at` steps would have it."""
     before = reference.steps[at - 1]
-    return replace(
-        reference, start={**before.weights, **before.buffers}, steps=reference.steps[at:], made=reference.made
-    )
+    return replace(reference, start={**before.weights, **before.buffers}, steps=reference.steps[at:])
 
 
 def _of_step(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from paceline.compat.parent_death import die_with_parent
 from paceline.launch.workers import fork_server as forkserver
-from paceline.verify.proof.record import Record
+from paceline.verify.proof.record import Record, Watching
 from paceline.verify.proof.request import REFERENCE, Request
 from paceline.world import env
 
@@ -84,7 +84,6 @@ def _main(path: str) -> None:
     sys.path[:], sys.argv[:] = search_path, arguments
     from paceline.training.run import Run
     from paceline.verify.proof import recording
-    from paceline.verify.proof.wanted import Watching
     from paceline.world import alone
     from paceline.world.env import Identity
 

@@ -110,11 +110,11 @@ def _run(request: ScriptRequest, workers: int, folder: Path, scale: int = 1) -> 
 
 def _scale(one: ScriptTrace, many: list[ScriptTrace]) -> int:
     """Return by how much one process's batches must grow to be the global batch of the others."""
-    if not one.training or not all(sight.training for sight in many):
+    if not one.training or not all(trace.training for trace in many):
         return 1
     alone = len(one.training[0].batches[0])
-    together = sum(len(sight.training[0].batches[0]) for sight in many)
-    read = [set(sight.training[0].indices) for sight in many]
+    together = sum(len(trace.training[0].batches[0]) for trace in many)
+    read = [set(trace.training[0].indices) for trace in many]
     shares_out = 2 * len(set().union(*read)) > sum(map(len, read))
     return together // alone if shares_out and together % alone == 0 else 1
 
@@ -160,7 +160,7 @@ def _multiple(folder: Path) -> float | None:
 def _loss(seen: Seen, number: int) -> list[Size]:
     from paceline.verify.proof.sizes import of_number
 
-    losses = [sight.steps[number].losses for sight in seen.many if number < len(sight.steps)]
+    losses = [trace.steps[number].losses for trace in seen.many if number < len(trace.steps)]
     alone = seen.one.steps[number].losses
     if not alone or not all(losses):
         return []

@@ -23,7 +23,7 @@ from paceline.compat.data_loader import watch_index_sampler
 from paceline.compat.modules import BatchNorm, Dropout
 from paceline.verify.proof import digests
 from paceline.verify.proof.lab.experiments import STRETCH
-from paceline.verify.script.script_trace import Pass, ScriptTrace, StepSight, Wrapped
+from paceline.verify.script.script_trace import Pass, ScriptTrace, StepTrace, Wrapped
 from paceline.world import seeds
 
 KEPT_STEPS = 20
@@ -33,8 +33,8 @@ KEPT_STEPS = 20
 class Watch:
     """The eyes of one worker."""
 
-    def __init__(self, rank: int, workers: int, folder: Path) -> None:
-        self.sight = ScriptTrace(rank=rank, workers=workers)
+    def __init__(self, rank: int, folder: Path) -> None:
+        self.trace = ScriptTrace(rank=rank)
         self._folder = folder
         self._names: dict[int, str] = {}
         self._loaders: dict[int, int] = {}
@@ -73,7 +73,7 @@ class Watch:
             if isinstance(part, BatchNorm) and not isinstance(part, nn.SyncBatchNorm):
                 seen.batch_statistics.append(name)
         self._names |= {id(parameter): name for name, parameter in module.named_parameters()}
-        self.sight.wrapped.append(seen)
+        self.trace.wrapped.append(seen)
 
     def _forward(self, original: Callable[..., Any], ddp: Any, *args: Any, **kwargs: Any) -> Any:
         first = next(
@@ -101,7 +101,7 @@ class Watch:
                 self._hooked.add(id(tensor))
                 stretched = hook(gradient.clone() * STRETCH)
                 if result is not None and not torch.allclose(stretched, result * STRETCH, rtol=1e-3):
-                    self.sight.bent_hooks.append(self._name(tensor, len(self._hooked)))
+                    self.trace.bent_hooks.append(self._name(tensor, len(self._hooked)))
             return result
 
         return original(tensor, watched)
@@ -117,7 +117,7 @@ class Watch:
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         held = self._gradients(_parameters(optimizer))
-        step = StepSight(
+        step = StepTrace(
             rates=tuple(float(group["lr"]) for group in optimizer.param_groups),
             losses=self._losses,
             gradients=digests.of_named(held.items()),
@@ -125,19 +125,18 @@ class Watch:
             clipped=self._clipped,
         )
         self._losses, self._clipped, self._rows = [], [], 0
-        self.sight.steps.append(step)
-        if self.sight.passes:
-            self.sight.passes[-1].steps += 1
+        self.trace.steps.append(step)
+        if self.trace.passes:
+            self.trace.passes[-1].steps += 1
         self._keep("gradient", held)
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         weights = {self._name(one, place): one.detach() for place, one in enumerate(_parameters(optimizer))}
-        self.sight.final = digests.of_named(weights.items())
         self._keep("weight", weights)
 
     def _keep(self, kind: str, tensors: dict[str, Tensor]) -> None:
-        number = len(self.sight.steps) - 1
-        if self.sight.rank == 0 and number < KEPT_STEPS:
+        number = len(self.trace.steps) - 1
+        if self.trace.rank == 0 and number < KEPT_STEPS:
             torch.save(tensors, kept(self._folder, kind, number))
 
     def _gradients(self, parameters: list[Tensor]) -> dict[str, Tensor]:
@@ -171,7 +170,7 @@ class Watch:
             served=len(cast("Sized", loader.dataset)),
             replicas=_padding_replicas(inner),
         )
-        self.sight.passes.append(made)
+        self.trace.passes.append(made)
         return made
 
 

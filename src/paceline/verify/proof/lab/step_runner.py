@@ -30,11 +30,11 @@ Gradients = dict[str, Tensor]
 class StepRunner:
     """A replica held still: no attempt leaves a trace on weights, buffers or batches."""
 
-    def __init__(self, subject: TaskHarness, replica: Replica, size: int) -> None:
-        self._task, self._size = subject.task, size
+    def __init__(self, harness: TaskHarness, replica: Replica, size: int) -> None:
+        self._task, self._size = harness.task, size
         self.model, self._optimizer = replica.model, replica.optimizer
-        self._device = subject.run.world.device
-        self._precision = Precision(subject.run.options.precision, self._device)
+        self._device = harness.run.world.device
+        self._precision = Precision(harness.run.options.precision, self._device)
         self._buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
 
     def attempt(self, shard: ShardWork, scale: float = 1.0) -> tuple[Attempt, Gradients]:

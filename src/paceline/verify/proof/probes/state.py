@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.verify.proof.evidence import Evidence
-from paceline.verify.proof.record import Record
+from paceline.verify.proof.record import Record, first_other
 from paceline.verify.report import Finding
 
 
@@ -93,7 +93,7 @@ def _disagreement(reference: Record, ranks: list[Record]) -> tuple[int, str] | N
         for view in views:
             if any(step.shard_losses.get(shard) != loss for shard, loss in view.shard_losses.items()):
                 return None  # another forward pass explains other buffers
-            name = next((name for name in step.buffers if view.buffers.get(name) != step.buffers[name]), None)
+            name = first_other(step.buffers, view.buffers)
             if name is not None:
                 return step.number, name
     return None
