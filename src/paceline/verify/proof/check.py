@@ -71,7 +71,6 @@ class _Check:
         return TaskReport(
             task=self.first.request.spec.name,
             steps=len(self.first.reference.steps),
-            shards=self.first.request.total_shards,
             shard_counts=tuple(rows),
             loss=last.loss,
             bound=bound(last.number, self._lowest(rows)),

@@ -74,32 +74,15 @@ class ReceiptReport(Report):
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain data."""
+        told = super().as_json()
         return {
-            "name": self.name,
-            "folder": self.folder,
-            "first": self.first,
+            **told,
             "last": self.compared[-1].step,
-            "strategy": self.strategy,
-            "workers": self.workers,
-            "recorded": {
-                "strategy": self.recorded.strategy,
-                "workers": self.recorded.workers,
-                "exactness": self.recorded.exactness,
-            },
+            "recorded": {name: told["recorded"][name] for name in ("strategy", "workers", "exactness")},
             "compared": [
-                {
-                    "step": one.step,
-                    "weights": one.weights,
-                    "samples": one.samples,
-                    "there": vars(one.there),
-                    "here": vars(one.here),
-                }
-                for one in self.compared
+                {**plain, "weights": one.weights, "samples": one.samples}
+                for plain, one in zip(told["compared"], self.compared, strict=True)
             ],
-            "differences": self.differences,
-            "faults": self.faults,
-            "holds": self.holds,
-            "wall_s": round(self.seconds or 0.0, 3),
         }
 
     def parts(self) -> Iterator[Part]:

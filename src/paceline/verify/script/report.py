@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from paceline.verify.report import Finding, Part, Report, finite
+from paceline.verify.report import Finding, Part, Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +29,6 @@ class ScriptReport(Report):
     def holds(self) -> bool:
         """Whether nothing parted by more than rounding, and no fault was found."""
         return self.found != "diverged" and all(finding.harmless for finding in self.findings)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        plain = {**vars(self), "steps": list(self.steps), "findings": [vars(one) for one in self.findings]}
-        plain["relative"] = finite(self.relative)
-        return {**plain, "holds": self.holds, "wall_s": round(plain.pop("seconds") or 0.0, 3)}
 
     def parts(self) -> Iterator[Part]:
         """Return the difference, its causes, and what could be observed."""
