@@ -21,7 +21,10 @@ def collectives(
     workers: Annotated[
         int, typer.Option("-n", "--workers", help="How many workers take part; at least 2.")
     ] = 4,
-    only: Annotated[str | None, typer.Option(help="Some operations only: all_reduce,broadcast.")] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Show only these operations, with commas between: all_reduce,broadcast."),
+    ] = None,
     json_: AsJson = False,
 ) -> int:
     """Show what every rank holds before and after each operation, from a real run."""

@@ -1,4 +1,4 @@
-"""Options that several commands share and no class of options has, each said once."""
+"""Options that several commands share and that belong to no class of options."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Config = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="A file of options: TOML, YAML, or the spec.json of a run. The command line comes first.",
+        help="A file of options: TOML, YAML, or the spec.json of a run. The command line overrides it.",
     ),
 ]
 

@@ -22,18 +22,18 @@ GAMES = {"cartpole": "a pole balanced on a cart: one agent learns from the episo
 
 
 def rollouts(
-    game: Annotated[str, typer.Argument(help=f"What is to be learned: {', '.join(GAMES)}.")],
+    game: Annotated[str, typer.Argument(help=f"The game to learn: {', '.join(GAMES)}.")],
     observers: Annotated[int, typer.Option(help="Processes that play, beside the agent's own.")] = (
         Request.observers
     ),
     batched: Annotated[
         bool,
         typer.Option(
-            "--batched/--unbatched", help="Answer the questions that wait together, or each by itself."
+            "--batched/--unbatched", help="Answer all waiting questions in one batch, or each by itself."
         ),
     ] = Request.batched,
     episodes: Annotated[
-        int, typer.Option(help="End after so many episodes if it is not solved before.")
+        int, typer.Option(help="Stop after so many episodes if the game is not solved earlier.")
     ] = Request.episodes,
     seed: Annotated[int, typer.Option(help="Where all randomness comes from.")] = Request.seed,
     out: Annotated[Path | None, folder_option("The run folder. Default: runs/GAME-TIME.")] = None,

@@ -21,6 +21,7 @@ from paceline.strategies import several
 from paceline.strategies.tuning import Tuning
 from paceline.training.options import RunOptions
 from paceline.training.spec import OVERRIDES, TrainSpec
+from paceline.verify.proof.request import Request
 
 WITHOUT_EFFECT = (
     "out", "save_every", "keep", "save_async", "tensorboard", "nodes", "rendezvous", "join_timeout", "machine_timeout",
@@ -34,7 +35,8 @@ WITHOUT_EFFECT = (
     Tuning,
     TrainSpec,
     words={
-        "shards": "Logical shards of a global batch, for all runs. Instead of the task's: the most workers, then twice as many.",
+        "shards": "Logical shards of a global batch, in all runs. Default: two numbers are tried, the largest of "
+        "--workers, then the task's or twice as many.",
         "exact": "Verify the runs at this level. Default: the strategy's own.",
     },
 )
@@ -42,8 +44,12 @@ def verify(
     context: typer.Context,
     given: Given,
     task: Annotated[str | None, typer.Argument(help=TASK)] = None,
-    strategy: Annotated[str, typer.Option(help="Strategies to verify, with commas between.")] = "ddp,dp",
-    workers: Annotated[str, typer.Option(help="Numbers of workers to verify, with commas between.")] = "1,2",
+    strategy: Annotated[str, typer.Option(help="Strategies to verify, with commas between.")] = ",".join(
+        Request.strategies
+    ),
+    workers: Annotated[
+        str, typer.Option(help="Numbers of workers to verify, with commas between.")
+    ] = ",".join(map(str, Request.workers)),
     steps: Annotated[int, typer.Option(help="Steps to compare.")] = 20,
     set_: Settings = None,
     config: Config = None,
@@ -56,19 +62,19 @@ def verify(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Verify a run that is recorded in DIR: take its first --steps again, or those --from a checkpoint to the next.",
+            help="Verify a run that is recorded in DIR: repeat its first --steps, or the steps --from a checkpoint to the next.",
         ),
     ] = None,
     from_: Annotated[
         int | None, typer.Option("--from", metavar="STEP", help="For --receipt: the checkpoint to begin at.")
     ] = None,
     hash_seed: Annotated[
-        bool, typer.Option(help="Also take the first steps in a fresh process with another hash seed.")
-    ] = True,
+        bool, typer.Option(help="Also repeat the first steps in a fresh process with another hash seed.")
+    ] = Request.hash_seed,
     resume: Annotated[
         bool,
         typer.Option(help="Also save in mid-run and resume with another strategy or number of workers."),
-    ] = True,
+    ] = Request.resume,
     threads: Threads = None,
     json_: AsJson = False,
 ) -> int:
@@ -85,7 +91,7 @@ def verify(
         if task is not None or script is not None or context.args:
             raise InputError("--receipt DIR says what is verified: give neither a TASK nor --script with it.")
         said = {name: value for name, value in context.params.items() if _was_given(context, name)}
-        device = given.get("device", "auto")
+        device = given.get("device", RunOptions.device)
         return _receipt(receipt, said, start=from_, threads=threads, device=device, as_json=json_)
     try:
         if script is not None:
@@ -127,7 +133,6 @@ def _task(
 ) -> int:
     from paceline.launch.resumed import said_for
     from paceline.verify.proof.check import verify as check
-    from paceline.verify.proof.request import Request
 
     reference, name = resolve(task)
     idle = [flag(one) for one in WITHOUT_EFFECT if one in said]
@@ -147,8 +152,8 @@ def _task(
         strategies=strategies,
         epochs=said.get("epochs"),
         tuning=said_for(strategies, {one: said[one] for one in known_options(Tuning) if one in said}),
-        more={one: value for one, value in of_run.items() if one not in Request.own()},
-        **{one: value for one, value in of_run.items() if one in Request.own()},
+        shards=of_run.pop("shards", None),
+        more=of_run,
         **options,
     )
     with _progress() as progress:
@@ -158,7 +163,7 @@ def _task(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Show what is being run on a line of its own, where somebody looks on."""
+    """Show on a terminal what is being run, on a line of its own."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         yield lambda _: None

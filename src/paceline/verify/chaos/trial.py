@@ -28,7 +28,7 @@ from paceline.world import env
 
 UNDISTURBED, DISTURBED, MARKS = "undisturbed", "disturbed", "faults"
 _WORKER = "paceline.verify.chaos.worker:main"
-_RESTARTS_A_FAULT = 4
+_RESTARTS_PER_FAULT = 4
 OpenProgress = Callable[[], Progress | None]
 
 
@@ -40,8 +40,8 @@ class ChaosRequest(Options):
     folder: Path
     """Both runs go into it, and the marks of the faults."""
     plan: PlanRequest
-    strategy: str = "ddp"
-    device: str = "auto"
+    strategy: str = RunOptions.strategy
+    device: str = RunOptions.device
     threads: int | None = ranged(None, THREADS)
     assert_same: bool = False
 
@@ -69,12 +69,12 @@ class ChaosRequest(Options):
             strategy=self.strategy,
             workers=self.plan.workers,
             shards=self.plan.shards,
-            seed=self.spec.overrides.get("seed", 0),
+            seed=self.spec.overrides.get("seed", RunOptions.seed),
             device=self.device,
             out=self.folder / name,
             save_every=str(save_every),
             hang_timeout=self.plan.hang_timeout,
-            max_restarts=_RESTARTS_A_FAULT * self.plan.faults,
+            max_restarts=_RESTARTS_PER_FAULT * self.plan.faults,
         )
 
 

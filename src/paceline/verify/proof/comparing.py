@@ -96,7 +96,7 @@ class Comparison:
         if outcome.failure is not None:
             self.failed[str(candidate)] = outcome.failure.message
             level = strategies.load(candidate.strategy).level(self.request.options(candidate).tuning)
-            promised = self.request.exact or str(level)
+            promised = self.request.more.get("exact") or str(level)
             found = "refused" if outcome.failure.kind == "input" else "failed"
             return Row(**facts, promised=promised, found=found, first=outcome.failure.message)
         ranks: list[Record] = list(outcome.results)
@@ -269,7 +269,12 @@ class Comparison:
         candidate = Candidate(row.strategy, row.workers)
         difference = self.differences.get(candidate)
         computed = difference is not None and difference.kind not in (*_NOT_COMPUTED, "metric")
-        if difference is None or not computed or self.request.compile or row.promised == "statistical":
+        if (
+            difference is None
+            or not computed
+            or self.request.more.get("compile")
+            or row.promised == "statistical"
+        ):
             return row
         wanted = Watching(trace=difference.step)
         outcomes = [self.launch(RECORD, one, wanted) for one in (REFERENCE, candidate)]

@@ -90,7 +90,8 @@ def _main(path: str) -> None:
     torch.set_num_threads(request.worker_threads)
     # The same variables as a worker of one process has, so that nothing but the hash seed is another.
     env.export(Identity(rank=0, size=1, local_rank=0, local_size=1).variables())
-    run = Run(alone(request.device), request.options(REFERENCE))
+    options = request.options(REFERENCE)
+    run = Run(alone(options.device), options)
     try:
         record = recording.main(run, request.spec, Watching(epochs=request.epochs))
     finally:

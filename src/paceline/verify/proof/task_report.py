@@ -105,8 +105,9 @@ class TaskReport(Report):
     def as_json(self) -> dict[str, Any]:
         """Return it as plain data."""
         told = super().as_json()
-        for one, judged in zip([*told["rows"], *told["resumes"]], [*self.rows, *self.resumes], strict=True):
-            one["holds"] = judged.holds
+        judged: list[Row | Resume] = [*self.rows, *self.resumes]
+        for plain, one in zip([*told["rows"], *told["resumes"]], judged, strict=True):
+            plain["holds"] = one.holds
         return {**told, "shards": self.shards}
 
     def parts(self) -> Iterator[Part]:

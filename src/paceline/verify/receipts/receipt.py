@@ -57,7 +57,7 @@ class Replay(Options):
     """None takes as many as there are cores, up to one a shard."""
     threads: int | None = ranged(None, THREADS)
     """None takes what the run had: the bits depend on it."""
-    device: str = "auto"
+    device: str = RunOptions.device
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def _options(receipt: Receipt, segment: _Stretch, replay: Replay) -> RunOptions:
     known = strategies.entry(strategy)
     at_hand = 1 if known.processes == 1 and not known.threaded else min(env.cores(), receipt.shards)
     # What was computed on a CPU can be computed on one here; a GPU may be missing, and then the report says so.
-    device = "cpu" if replay.device == "auto" and facts.device == "cpu" else replay.device
+    device = "cpu" if replay.device == RunOptions.device and facts.device == "cpu" else replay.device
     return RunOptions(
         strategy=strategy,
         workers=replay.workers or strategies.choice(strategy).workers or at_hand,

@@ -14,7 +14,7 @@ from paceline.errors import InputError
 from paceline.launch.base import LaunchSpec
 from paceline.launch.job import ScriptCall
 from paceline.launch.local import LocalLauncher
-from paceline.option_fields import Options, ranged
+from paceline.option_fields import Options, ranged, required
 from paceline.ranges import THREADS, WORKERS
 from paceline.verify.proof.bounds import Size, bound
 from paceline.verify.report import Finding
@@ -50,7 +50,7 @@ class ScriptRequest(Options):
 
     script: str
     arguments: list[str] = field(default_factory=list)
-    workers: int = ranged(2, WORKERS)
+    workers: int = required(WORKERS)
     threads: int | None = ranged(None, THREADS)
 
     def __post_init__(self) -> None:
