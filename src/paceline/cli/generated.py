@@ -26,7 +26,7 @@ def takes(
     only: tuple[str, ...] = (),
     words: dict[str, str] | None = None,
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Have a command take the options of some classes, all or `only` some: they come to it as its argument `given`.
+    """Return a decorator that adds the options of some classes, or `only` some of them, to a command, which gets them as `given`.
 
     `words` replaces what the help says of some, their defaults included. An option that the command declares itself is its own
     affair.

@@ -1,4 +1,4 @@
-"""How a command ends: the result for a person or a program, or the first cause of a failure, last of all."""
+"""How a command ends: with its result for a person or a program, or with the first cause of a failure."""
 
 from __future__ import annotations
 

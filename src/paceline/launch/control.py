@@ -68,7 +68,7 @@ class ControlSocket:
 
 
 def order(folder: Path, request: dict[str, Any]) -> str:
-    """Return an order to the launcher of the run in `folder`, and what it answered."""
+    """Send an order to the launcher of the run in `folder`, and return its answer."""
     try:
         found = read_object(folder / NAME)
     except (OSError, ValueError):

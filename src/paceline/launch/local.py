@@ -47,7 +47,7 @@ class LocalLauncher:
         return outcome.value()[0]
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
-        """Lay out one job a worker; ranks and the store's port are filled in when they start."""
+        """Lay out one job per worker; ranks and the store's port are filled in when they start."""
         threads = spec.threads or max(1, env.cores() // spec.workers)
         environment = {**env.snapshot(), **spec.environment, **spec.shared}
         address = LOOPBACK

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.verify.proof.comparison import Difference
+from paceline.verify.proof.differences import Difference
 from paceline.verify.proof.evidence import Evidence
 from paceline.verify.proof.lab.experiments import operation
 from paceline.verify.proof.lab.notes import Parts

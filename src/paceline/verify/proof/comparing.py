@@ -14,7 +14,7 @@ from paceline.launch.base import Outcome
 from paceline.verify.proof import statistics
 from paceline.verify.proof.bisecting import first_operation
 from paceline.verify.proof.bounds import Size, bound
-from paceline.verify.proof.comparison import Difference, count_samples, first_difference, resumed
+from paceline.verify.proof.differences import Difference, count_samples, first_difference, resumed
 from paceline.verify.proof.record import Dump, Record, Watching
 from paceline.verify.proof.request import REFERENCE, Candidate, Request
 from paceline.verify.proof.task_report import Resume, Row

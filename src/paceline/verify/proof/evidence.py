@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.verify.proof.comparison import Difference
+from paceline.verify.proof.differences import Difference
 from paceline.verify.proof.lab.notes import Attempt, Notes
 from paceline.verify.proof.record import Record
 

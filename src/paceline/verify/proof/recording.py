@@ -43,7 +43,7 @@ def main(run: Run, spec: TrainSpec, wanted: Watching | None = None) -> Record:
     return Record(
         rank=run.world.rank,
         exactness=str(run.engine.state.exactness),
-        precision=run.options.precision,
+        precision=harness.options.precision,
         start=start,
         steps=watch.steps,
         modules=modules,

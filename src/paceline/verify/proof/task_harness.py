@@ -10,6 +10,7 @@ from torch.utils.data import Subset
 from paceline.data import ShardedLoader
 from paceline.data.loaders import is_loader
 from paceline.strategies.replica import Replica
+from paceline.training.options import RunOptions
 from paceline.training.reference import load_task
 from paceline.training.run import Run
 from paceline.training.spec import OVERRIDES, TrainSpec
@@ -29,6 +30,11 @@ class TaskHarness(Trainer):
             self.epochs = epochs
             self.horizon = self._planned()
 
+    @property
+    def options(self) -> RunOptions:
+        """The options of the run, with what the task says itself."""
+        return self._state.options
+
     def open_feed(self, **loading: Any) -> ShardedLoader:
         """Open the training data once more from its beginning."""
         kept = {"collate": self.task.collate, "worker_init_fn": self.task.worker_init_fn}
@@ -36,7 +42,7 @@ class TaskHarness(Trainer):
 
     def make_model(self) -> nn.Module:
         """Make the model once more, as it is made for the strategy."""
-        seeds.seed_everything(seeds.derive(self.run.options.seed, "model"))
+        seeds.seed_everything(seeds.derive(self.options.seed, "model"))
         return self.task.model()
 
     def prepared(self) -> Replica:

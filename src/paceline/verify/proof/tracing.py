@@ -29,7 +29,7 @@ class Tracer:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Know the module that runs, while the block lasts."""
+        """Keep track of the module that runs, while the block lasts."""
         handles = []
         for name, module in self._model.named_modules():
             handles.append(module.register_forward_pre_hook(self._entering(name)))

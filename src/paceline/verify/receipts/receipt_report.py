@@ -69,7 +69,7 @@ class ReceiptReport(Report):
 
     @property
     def holds(self) -> bool:
-        """Whether the bits agree at every recorded step of the stretch, and every checkpoint is the one on record."""
+        """Whether the bits agree at every recorded step of the segment, and every checkpoint is the one on record."""
         return all(one.holds for one in self.compared) and not self.faults
 
     def as_json(self) -> dict[str, Any]:

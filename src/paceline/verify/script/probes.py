@@ -42,7 +42,7 @@ class Seen:
 
 
 def batch_of_world(seen: Seen) -> Finding | None:
-    """See whether the script's batches had to be enlarged for one process."""
+    """Check whether the script's batches had to be enlarged for one process."""
     if seen.scale == 1:
         return None
     local = len(seen.first_pass[0][0])

@@ -21,7 +21,7 @@ class Wrapped:
 
 @dataclass
 class Pass:
-    """One way through a DataLoader."""
+    """One pass over a DataLoader."""
 
     loader: int
     """Which loader, in the order in which they were first used."""

@@ -34,7 +34,7 @@ def schedule(seen: Seen) -> Finding | None:
 
 
 def clipped_early(seen: Seen) -> Finding | None:
-    """See whether the gradients that a clipping function is given agree on all ranks: only then are they reduced."""
+    """Check whether the gradients that a clipping function is given agree on all ranks: only then are they reduced."""
     for trace in seen.many:
         if trace.bent_hooks:
             return _clipping(
@@ -60,7 +60,7 @@ def _clipping(seen: str) -> Finding:
 
 
 def scaled(seen: Seen) -> Finding | None:
-    """See whether the first gradient is one process's times the number of workers, or divided by it."""
+    """Check whether the first gradient is one process's times the number of workers, or divided by it."""
     workers = len(seen.many)
     for factor, words in ((1 / workers, f"1/{workers} of"), (float(workers), f"{workers} times")):
         if seen.multiple is not None and abs(seen.multiple / factor - 1) < 1e-4:
@@ -128,7 +128,7 @@ def rows_differ(seen: Seen) -> Finding | None:
 
 
 def randomness(seen: Seen) -> Finding | None:
-    """Look for layers whose result depends on who computes which sample."""
+    """Find layers whose result depends on who computes which sample."""
     wrapped = [one for trace in seen.many for one in trace.wrapped]
     dropout = next((one.dropout for one in wrapped if one.dropout), [])
     statistics = next((one.batch_statistics for one in wrapped if one.batch_statistics), [])

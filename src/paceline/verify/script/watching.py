@@ -31,7 +31,7 @@ KEPT_STEPS = 20
 
 
 class Watch:
-    """The eyes of one worker."""
+    """Notes what the script does on one worker."""
 
     def __init__(self, rank: int, folder: Path) -> None:
         self.trace = ScriptTrace(rank=rank)
@@ -157,7 +157,7 @@ class Watch:
         return _WatchedSampler(self, loader, sampler)
 
     def begin(self, loader: DataLoader[Any]) -> Pass:
-        """Open the books of one way through a loader."""
+        """Begin to note one pass over a loader."""
         inner = loader.sampler
         whole, _ = _rooted(loader.dataset, 0)
         made = Pass(
@@ -181,10 +181,10 @@ class _WatchedSampler:
         self._watch, self._loader, self._sampler = watch, loader, sampler
 
     def __iter__(self) -> Iterator[Any]:
-        books = self._watch.begin(self._loader)
+        noted = self._watch.begin(self._loader)
         for batch in self._sampler:
             ids = batch if isinstance(batch, (list, tuple)) else [batch]
-            books.batches.append([_rooted(self._loader.dataset, int(index))[1] for index in ids])
+            noted.batches.append([_rooted(self._loader.dataset, int(index))[1] for index in ids])
             yield batch
 
     def __len__(self) -> int:
@@ -192,7 +192,7 @@ class _WatchedSampler:
 
 
 def _rooted(dataset: Any, index: int) -> tuple[Any, int]:
-    """Return the data set that a subset is cut from, and the id that a sample has there."""
+    """Return the data set behind a Subset, and the id that a sample has there."""
     while isinstance(dataset, Subset):
         dataset, index = dataset.dataset, dataset.indices[index]
     return dataset, index

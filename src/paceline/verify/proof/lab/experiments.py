@@ -38,7 +38,7 @@ def parts(runner: StepRunner, harness: TaskHarness) -> Parts:
         raise ValueError("the training set is a stream, which cannot be cut at will")
     if harness.feed.samples < 3:
         raise ValueError("the training set has fewer than three samples")
-    reader = reader_of(harness.dataset, seed=harness.run.options.seed, collate=harness.task.collate)
+    reader = reader_of(harness.dataset, seed=harness.options.seed, collate=harness.task.collate)
     ids = np.arange(3, dtype=np.int64)
     whole, one, two = (runner.measure(reader.read(0, [cut])[0]) for cut in (ids, ids[:1], ids[1:]))
     return Parts(

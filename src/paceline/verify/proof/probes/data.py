@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.verify.proof.comparison import Difference, first_difference
+from paceline.verify.proof.differences import Difference, first_difference
 from paceline.verify.proof.evidence import Evidence
 from paceline.verify.proof.record import Record, first_other
 from paceline.verify.report import Finding

@@ -8,7 +8,7 @@ from paceline.verify.report import Finding
 
 
 def seed_of_rank(evidence: Evidence) -> Finding | None:
-    """Look at what torch's generator was last seeded with when the loss was done."""
+    """Compare what torch's generator was last seeded with when the loss was done."""
     for notes, shard, mine, theirs in evidence.ranks_beside_first():
         if mine.seed_left != theirs.seed_left:
             return Finding(

@@ -8,7 +8,7 @@ from paceline.verify.report import Finding
 
 
 def schedule(evidence: Evidence) -> Finding | None:
-    """See whether a learning rate changes while the loss is computed."""
+    """Check whether a learning rate changes while the loss is computed."""
     moved = next(
         (pair for one in evidence.first.attempts.values() if (pair := one.rates_moved) is not None), None
     )
@@ -44,7 +44,7 @@ def _first_other_rate(evidence: Evidence) -> tuple[int, float, float] | None:
 
 
 def hidden(evidence: Evidence) -> Finding | None:
-    """See which attributes of modules, other than buffers, a forward pass changes."""
+    """Find attributes of modules, other than buffers, that a forward pass changes."""
     for notes in evidence.notes:
         for shard, attempt in notes.attempts.items():
             if not attempt.hidden or attempt.same_answer(notes.repeated[shard]):
