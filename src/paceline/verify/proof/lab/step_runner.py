@@ -16,6 +16,7 @@ from paceline.strategies.gradients import run_backward
 from paceline.strategies.guards.loss_checks import check_loss
 from paceline.strategies.precision import Precision
 from paceline.strategies.replica import Replica
+from paceline.strategies.schedule import evaluating
 from paceline.task import as_float
 from paceline.verify.proof import digests
 from paceline.verify.proof.lab.notes import Attempt
@@ -97,16 +98,11 @@ class StepRunner:
 
     def measure(self, batch: Any) -> tuple[float, float]:
         """Return total and weight of a batch, without dropout and batch statistics; a model that still draws is refused."""
-        self._restore()
-        self.model.eval()
-        try:
-            with torch.no_grad(), seeds.preserved(), self._precision.autocast():
-                before = torch.get_rng_state()
-                value = self._task.loss(self.model, to_device(batch, self._device))
-                if not torch.equal(before, torch.get_rng_state()):
-                    raise ValueError("the model draws random numbers in evaluation mode too")
-        finally:
-            self.model.train()
+        with evaluating(self.model), self._precision.autocast():
+            before = torch.get_rng_state()
+            value = self._task.loss(self.model, to_device(batch, self._device))
+            if not torch.equal(before, torch.get_rng_state()):
+                raise ValueError("the model draws random numbers in evaluation mode too")
         return float(value.total), as_float(value.weight)
 
     def _copied(self, shard: ShardWork) -> list[Any]:
