@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from paceline.training.step import Step
 from paceline.verify.proof import digests
 from paceline.verify.proof.record import Call, Digests, Dump, Record, StepRecord, Watching
 from paceline.verify.proof.task_harness import TaskHarness
-from paceline.verify.proof.tracing import Tracer
+from paceline.verify.proof.tracing import Tracer, forward_hooks
 from paceline.world import World
 
 
@@ -29,16 +30,17 @@ def main(run: Run, spec: TrainSpec, wanted: Watching | None = None) -> Record:
     harness = TaskHarness(run, spec, wanted.epochs)
     names = {name for name, _ in harness.make_model().named_parameters()}
     replica = harness.prepared()
-    modules = _execution_order(replica.model) if wanted.order else []
     begun = replica.state()["model"]
     start = digests.of_named(begun.items())
     watch = _Watch(replica, run, names, wanted.dump, wanted.trace)
     if wanted.dump is not None:
         watch.start = {name: value.clone() for name, value in begun.items()}
-    for step in run.steps(
-        harness.feed, steps=wanted.until or spec.steps, max_grad_norm=harness.max_grad_norm
-    ):
-        watch.step(step, harness.task.loss)
+    modules: dict[str, None] = {}
+    with forward_hooks(replica.model, enter=modules.setdefault if wanted.order else None):
+        for step in run.steps(
+            harness.feed, steps=wanted.until or spec.steps, max_grad_norm=harness.max_grad_norm
+        ):
+            watch.step(step, harness.task.loss)
     metrics, unchecked = harness.measure() if wanted.evaluate else ({}, "")
     return Record(
         rank=run.world.rank,
@@ -46,7 +48,7 @@ def main(run: Run, spec: TrainSpec, wanted: Watching | None = None) -> Record:
         precision=harness.options.precision,
         start=start,
         steps=watch.steps,
-        modules=modules,
+        modules=list(modules),
         metrics=metrics,
         trace=watch.trace,
         unchecked=(unchecked,) if unchecked else (),
@@ -103,12 +105,9 @@ class _Watch:
             self._moved = self._moved or rates(self._replica.optimizer) != held
             return value
 
-        if tracer is None:
+        with nullcontext() if tracer is None else tracer.watching():
             result = step.compute(watched)
-        else:
-            with tracer.watching():
-                result = step.compute(watched)
-            self.trace = tracer.calls
+        self.trace = self.trace if tracer is None else tracer.calls
         totals: dict[int, tuple[str, ...]] = {}
         for index, total in sorted(self._replica.totals, key=lambda pair: pair[0]):
             totals[index] = (*totals.get(index, ()), float(total).hex())
@@ -179,16 +178,3 @@ def whole_gradients(replica: Replica, world: World) -> dict[str, Tensor]:
 def rates(optimizer: Optimizer) -> tuple[float, ...]:
     """Return the learning rate of each group of parameters."""
     return tuple(float(group["lr"]) for group in optimizer.param_groups)
-
-
-def _execution_order(model: nn.Module) -> list[str]:
-    """Return a list that fills with the names of modules as the first forward pass comes to them."""
-    seen: list[str] = []
-    for name, module in model.named_modules():
-
-        def note(_: nn.Module, __: Any, name: str = name) -> None:
-            if name not in seen:
-                seen.append(name)
-
-        module.register_forward_pre_hook(note)
-    return seen

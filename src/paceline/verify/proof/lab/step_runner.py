@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +21,7 @@ from paceline.verify.proof.lab.notes import Attempt
 from paceline.verify.proof.record import Digests
 from paceline.verify.proof.recording import rates
 from paceline.verify.proof.task_harness import TaskHarness
+from paceline.verify.proof.tracing import forward_hooks
 from paceline.world import seeds
 
 Gradients = dict[str, Tensor]
@@ -43,8 +42,10 @@ class StepRunner:
         self._restore()
         seeds.seed_everything(shard.seed)
         before, hidden = rates(self._optimizer), _attributes(self.model)
-        totals, weights = [], []
-        with _outputs(self.model) as modules:
+        totals, weights, modules = [], [], []
+        with forward_hooks(
+            self.model, leave=lambda name, output: modules.append((name, digests.of_batch(output)))
+        ):
             for batch in self._copied(shard):
                 with self._precision.autocast():
                     value = self._task.loss(self.model, batch)
@@ -131,21 +132,3 @@ def _attributes(model: nn.Module) -> dict[str, str]:
         for key, value in vars(module).items()
         if not key.startswith("_") and isinstance(value, (Tensor, bool, int, float))
     }
-
-
-@contextmanager
-def _outputs(model: nn.Module) -> Iterator[list[tuple[str, str]]]:
-    """Note every module's output while the block runs."""
-    noted: list[tuple[str, str]] = []
-    handles = []
-    for name, module in model.named_modules():
-
-        def note(_: nn.Module, __: Any, output: Any, name: str = name) -> None:
-            noted.append((name, digests.of_batch(output)))
-
-        handles.append(module.register_forward_hook(note))
-    try:
-        yield noted
-    finally:
-        for handle in handles:
-            handle.remove()
