@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.config_file import SETTINGS, THREADS
-from paceline.cli.folders import new_folder
 from paceline.cli.generated import Given
+from paceline.cli.options import new_folder
 from paceline.cli.reference import resolve
 from paceline.errors import InputError
 from paceline.launch.resumed import options_over, overrides_over

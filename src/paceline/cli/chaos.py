@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.folders import new_folder
 from paceline.cli.generated import Given, takes
-from paceline.cli.options import TASK, AsJson, Settings, Threads, folder_option, settings
+from paceline.cli.options import TASK, AsJson, Settings, Threads, folder_option, new_folder, settings
 from paceline.cli.outcome import report, report_error, show_report
 from paceline.cli.reference import resolve
 from paceline.errors import InputError, WorkerFailedError

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.cartpole.request import Request
-from paceline.cli.folders import new_folder
-from paceline.cli.options import AsJson, folder_option
+from paceline.cli.options import AsJson, folder_option, new_folder
 from paceline.cli.outcome import print_json, report, report_error
 from paceline.errors import UnknownNameError, WorkerFailedError
 from paceline.launch.base import Outcome

@@ -87,7 +87,7 @@ def verify(
     threads: Threads = None,
     json_: AsJson = False,
 ) -> int:
-    """Compare runs with one process, step by step and bit by bit; name the cause where they part."""
+    """Compare runs with one process, step by step and bit by bit; name the cause where they differ."""
     from paceline.cli.config_file import read_config
 
     own = {"strategy": strategy, "workers": workers, "steps": steps}

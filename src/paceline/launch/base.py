@@ -132,7 +132,7 @@ class Launcher(Protocol):
     name: str
 
     def detect(self) -> bool:
-        """Return whether this process is in this launcher's hands."""
+        """Return whether this launcher is the one for this process."""
 
     def adopt(self, options: RunOptions) -> RunOptions:
         """Return the options, with what the world that is there already decides."""

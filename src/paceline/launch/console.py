@@ -27,7 +27,7 @@ class Console:
             name: codecs.getincrementaldecoder("utf-8")(errors="replace") for name in ("out", "err")
         }
         self._told = False
-        """Whether it was said, or raised, that standard output takes nothing."""
+        """Whether it was printed, or raised, that standard output cannot be written."""
         self.result: dict[str, Any] | None = None
 
     def output(self, stream: str, chunk: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Starts the workers of this machine from the fork server, and stays with them to the end; leads others, or follows."""
+"""Starts the workers of this machine from the fork server and supervises them; leads other machines, or follows one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LocalLauncher:
         self._console = console or Console()
 
     def detect(self) -> bool:
-        """Serve whenever nobody else has started this process as a worker."""
+        """Return whether nobody else has started this process as a worker."""
         return env.identity() is None
 
     def adopt(self, options: RunOptions) -> RunOptions:

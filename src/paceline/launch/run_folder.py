@@ -1,4 +1,4 @@
-"""The folder a launch writes into: kept when there is a run in it; else what the launch wrote goes, file by file."""
+"""The folder a launch writes into: kept when it holds a run; otherwise what the launch wrote is deleted, file by file."""
 
 from __future__ import annotations
 

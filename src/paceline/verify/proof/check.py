@@ -1,4 +1,4 @@
-"""Verifies a task: one process and every candidate beside it, at several numbers of shards, and the diagnosis when they part."""
+"""Verifies a task: one process beside every candidate, at several numbers of shards, and the diagnosis where they differ."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Comparison:
     broken: dict[str, list[Record]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     differences: dict[Candidate, Difference] = field(default_factory=dict)
-    """Where candidates that do not hold first part from the reference."""
+    """Where candidates that do not hold first differ from the reference."""
     promised: dict[Candidate, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class Comparison:
     def _measured(
         self, candidate: Candidate, difference: Difference, facts: dict[str, Any], ranks: Sequence[Record]
     ) -> Row:
-        """Run both once more, this time writing down the tensors of the step where they part and of the last one."""
+        """Run both once more, this time writing down the tensors of the step where they differ and of the last one."""
         from paceline.verify.proof import sizes
 
         last = self.reference.steps[-1].number
@@ -265,7 +265,7 @@ class Comparison:
     # Where no cause is known.
 
     def bisected(self, row: Row) -> Row:
-        """Run both once more, writing down every operation of the step where they part, and name the first that differs."""
+        """Run both once more, writing down every operation of the step where they differ, and name the first that differs."""
         candidate = Candidate(row.strategy, row.workers)
         difference = self.differences.get(candidate)
         computed = difference is not None and difference.kind not in (*_NOT_COMPUTED, "metric")

@@ -1,4 +1,4 @@
-"""Finds the first place where a run parts from the reference, in the order of cause: data, loss, gradient, weight."""
+"""Finds the first place where a run differs from the reference, in the order of cause: data, loss, gradient, weight."""
 
 from __future__ import annotations
 

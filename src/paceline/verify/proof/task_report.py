@@ -34,7 +34,7 @@ class Row:
     repeated: int = 0
     seconds: float = 0.0
     first: str = ""
-    """Where it first parts from the reference, and by how much; or why it could not be run."""
+    """Where it first differs from the reference, and by how much; or why it could not be run."""
     step: int | None = None
     shards: int = 0
     band: str = ""

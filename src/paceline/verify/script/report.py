@@ -19,7 +19,7 @@ class ScriptReport(Report):
     found: str
     relative: float
     first: str
-    """Where they first part by more than rounding."""
+    """Where they first differ by more than rounding."""
     findings: list[Finding]
     observed: list[str]
     unobserved: list[str]
@@ -27,7 +27,7 @@ class ScriptReport(Report):
 
     @property
     def holds(self) -> bool:
-        """Whether nothing parted by more than rounding, and no fault was found."""
+        """Whether nothing differs by more than rounding, and no fault was found."""
         return self.found != "diverged" and all(finding.harmless for finding in self.findings)
 
     def parts(self) -> Iterator[Part]:

@@ -33,7 +33,7 @@ def hash_order(evidence: Evidence) -> Finding | None:
     return Finding(
         probe="hash_order",
         cause="something iterates over a set (or a dict made from one), whose order changes with Python's hash seed.",
-        evidence="one process with another PYTHONHASHSEED parts from the reference at "
+        evidence="one process with another PYTHONHASHSEED differs from the reference at "
         f"{difference}; processes with the same hash seed agree.",
         remedy="sort before iterating: sorted(the_set). (PYTHONHASHSEED=0 on every machine hides it, and only there.)",
     )
