@@ -125,29 +125,20 @@ class Comparison:
 
         last = self.reference.steps[-1].number
         steps = tuple(sorted({difference.step, last}))
-        dumps = [
-            self._dumped(one, steps, 0 if one == REFERENCE else difference.rank)
-            for one in (REFERENCE, candidate)
-        ]
-        pairs = {step: (dumps[0].get(step), dumps[1].get(step)) for step in steps}
-        found = [
-            size
-            for step, (mine, theirs) in pairs.items()
-            if mine is not None and theirs is not None
-            for size in sizes.measure(step, mine, theirs)
-        ]
-        first = pairs[difference.step]
+        mine, theirs = self._dumped(REFERENCE, steps, 0), self._dumped(candidate, steps, difference.rank)
+        pairs = {step: (mine[step], theirs[step]) for step in steps if step in mine and step in theirs}
+        found = [size for step, pair in pairs.items() for size in sizes.measure(step, *pair)]
         by_how_much = None
-        if first[0] is not None and first[1] is not None:
-            by_how_much = sizes.of_tensor(
-                difference.step, difference.kind, difference.name, first[0], first[1]
-            )
         if difference.kind == "metric":
             by_how_much = self._metric(ranks, difference)
+        elif difference.step in pairs:
+            by_how_much = sizes.of_tensor(
+                difference.step, difference.kind, difference.name, *pairs[difference.step]
+            )
         precision = self.request.arithmetic(candidate, self.reference.precision)
         row = judged(difference, found, by_how_much, precision, facts)
         if row.promised == "statistical" and row.found == "diverged":
-            return self._by_curve(row, ranks, pairs[last], difference)
+            return self._by_curve(row, ranks, pairs.get(last), difference)
         return row
 
     def _dumped(self, one: Candidate, steps: tuple[int, ...], rank: int) -> dict[int, Path]:
@@ -185,7 +176,7 @@ class Comparison:
         self,
         row: Row,
         ranks: Sequence[Record],
-        last: tuple[Path | None, Path | None],
+        last: tuple[Path, Path] | None,
         difference: Difference,
     ) -> Row:
         """Hold a statistical promise to the band that other seeds span."""
@@ -199,8 +190,7 @@ class Comparison:
         curve = [step.loss for step in self.reference.steps]
         band = statistics.band(curve, self._other_seeds)
         there = statistics.second_half([step.loss for step in ranks[0].steps])
-        mine, theirs = last
-        moved = float("inf") if mine is None or theirs is None else sizes.moved(mine, theirs)
+        moved = float("inf") if last is None else sizes.moved(*last)
         inside = band.holds(there) and moved <= statistics.FARTHEST
         told = (
             f"by its loss curve: mean loss of the second half {there:.4g}, of one process "

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from paceline.verify.proof.record import Digests
 
+KEPT_STEPS = 20
+"""Gradients and weights of so many steps are written down; what comes later is digested only."""
+
 
 @dataclass
 class Wrapped:

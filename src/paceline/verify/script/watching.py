@@ -23,11 +23,8 @@ from paceline.compat.data_loader import watch_index_sampler
 from paceline.compat.modules import BatchNorm, Dropout
 from paceline.verify.proof import digests
 from paceline.verify.proof.lab.experiments import STRETCH
-from paceline.verify.script.script_trace import Pass, ScriptTrace, StepTrace, Wrapped
+from paceline.verify.script.script_trace import KEPT_STEPS, Pass, ScriptTrace, StepTrace, Wrapped
 from paceline.world import seeds
-
-KEPT_STEPS = 20
-"""Gradients and weights of so many steps are written down; what comes later is digested only."""
 
 
 class Watch:
