@@ -24,7 +24,7 @@ from rich.console import Console
 from paceline.cli.reference import resolve
 from paceline.observe.progress import open_progress
 from paceline.training.spec import TrainSpec
-from paceline.verify.chaos.plan import STEPS_A_FAULT, PlanRequest
+from paceline.verify.chaos.plan import STEPS_PER_FAULT, PlanRequest
 from paceline.verify.chaos.trial import ChaosRequest, chaos
 from paceline.world import env
 
@@ -34,7 +34,7 @@ RESULT = Path(__file__).with_name("results") / "soak.json"
 def soak(options: argparse.Namespace, seed: int, folder: Path) -> dict[str, Any]:
     """Run one seed and give its numbers."""
     reference, name = resolve(options.task)
-    steps = STEPS_A_FAULT * (options.faults + 2)
+    steps = STEPS_PER_FAULT * (options.faults + 2)
     request = ChaosRequest(
         spec=TrainSpec(task=reference, name=name, steps=steps),
         folder=folder,

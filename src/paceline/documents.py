@@ -131,6 +131,17 @@ def check_weights_sha256(value: Any) -> None:
         raise DocumentError(f"weights_sha256 is {value[:8]}..., the hash of nothing: no weights were hashed")
 
 
+def plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: dataclasses as objects, and null for a number that is not finite."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def shown(value: Any) -> str:
     """Return a value for a message, however long it is."""
     text = repr(value)

@@ -29,7 +29,7 @@ class Range:
         if number is None:
             kind = "a whole number" if self.whole else "a number"
             raise InputError(f"{name} is {value!r}, but must be {kind}.")
-        if not math.isfinite(number) if isinstance(number, float) else False:
+        if isinstance(number, float) and not math.isfinite(number):
             raise InputError(f"{name} is {number}, but must be a number {self._words(low=True, high=True)}.")
         if number < self.low or (self.above and number == self.low):
             raise InputError(f"{name} is {_shown(number)}, but must be {self._words(low=True)}.")

@@ -1,1 +1,1 @@
-"""The command line: one thin file a command."""
+"""The command line: one thin file per command, and the demonstrations that only a command runs."""

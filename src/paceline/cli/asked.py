@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.config_file import SETTINGS, THREADS
-from paceline.cli.folders import new_folder
 from paceline.cli.generated import Given
+from paceline.cli.options import new_folder
 from paceline.cli.reference import resolve
 from paceline.errors import InputError
 from paceline.launch.resumed import options_over, overrides_over
@@ -48,9 +48,11 @@ class Asked:
         """Read the command line (`given`) over a file; what in the file does not go with it is fitted, with a note."""
         try:
             return cls.of(task, _over(file, given), before, out).checked()
-        except InputError:
-            if not cls._holds(task, file, before, out):
-                raise
+        except InputError as refused:
+            try:
+                cls.of(task, file, before, out).checked()
+            except InputError:  # the file alone cannot be either, so there is nothing to fit
+                raise refused from None
         fixed = {name: file[name] for name in _FIXED if name in file}
         made = cls.of(task, {**fixed, **given}, _spec_of(file, before), out)
         words = "the run had" if before else "the file has"
@@ -60,14 +62,6 @@ class Asked:
         """Return this; raise InputError where the strategy cannot have so many workers."""
         _ = self.options.processes
         return self
-
-    @classmethod
-    def _holds(cls, task: str, file: Given, before: Mapping[str, Any], out: Path | None) -> bool:
-        try:
-            cls.of(task, file, before, out).checked()
-        except InputError:
-            return False
-        return True
 
 
 def _over(file: Given, given: Given) -> Given:

@@ -8,25 +8,30 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.folders import new_folder
 from paceline.cli.generated import Given, takes
-from paceline.cli.options import TASK, AsJson, Settings, Threads, folder_option, settings
+from paceline.cli.options import TASK, AsJson, Settings, Threads, folder_option, new_folder, settings
 from paceline.cli.outcome import report, report_error, show_report
 from paceline.cli.reference import resolve
 from paceline.errors import InputError, WorkerFailedError
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
 from paceline.verify.chaos.faults import KINDS
+from paceline.verify.chaos.plan import STEPS_PER_FAULT, PlanRequest
 from paceline.world.fault_points import POINTS
 
 _KINDS = "; ".join(f"{kind}: {what}" for kind, what in KINDS.items())
 
 
-@takes(RunOptions, TrainSpec, only=("device", "batch_size"))
+@takes(
+    RunOptions,
+    TrainSpec,
+    only=("strategy", "device", "batch_size"),
+    words={"strategy": f"A strategy of several processes. Default: {RunOptions.strategy}."},
+)
 def chaos(
     given: Given,
     task: Annotated[str, typer.Argument(help=TASK)],
-    workers: Annotated[int, typer.Option(help="Processes.")] = 4,
+    workers: Annotated[int, typer.Option(help="Worker processes.")] = 4,
     faults: Annotated[int, typer.Option(help="How many faults to set off.")] = 20,
     kinds: Annotated[str, typer.Option(help=f"Kinds of faults, with commas between. {_KINDS}.")] = ",".join(
         KINDS
@@ -34,21 +39,24 @@ def chaos(
     points: Annotated[str, typer.Option(help="Where in a step they go off, with commas between.")] = ",".join(
         POINTS
     ),
-    seed: Annotated[int, typer.Option(help="Which faults, when and where; not the task's own seed.")] = 0,
+    seed: Annotated[int, typer.Option(help="Which faults, when and where; not the task's own seed.")] = (
+        PlanRequest.seed
+    ),
     assert_same: Annotated[
-        bool, typer.Option("--assert-same", help="Weights other than the undisturbed run's are an error.")
+        bool, typer.Option("--assert-same", help="Fail if the weights are not those of the undisturbed run.")
     ] = False,
-    steps: Annotated[int | None, typer.Option(help="Steps of each run. Default: 10 a fault.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help=f"Steps of each run. Default: {STEPS_PER_FAULT} per fault.")
+    ] = None,
     shards: Annotated[
         int | None,
         typer.Option(
             help="Logical shards of a global batch. Default: the task's; one per worker where it has none."
         ),
     ] = None,
-    strategy: Annotated[str, typer.Option(help="A strategy of several processes.")] = "ddp",
     hang_timeout: Annotated[
         float, typer.Option(help="Seconds without progress after which a worker counts as hung.")
-    ] = 3.0,
+    ] = PlanRequest.hang_timeout,
     out: Annotated[
         Path | None, folder_option("The folder for both runs. Default: runs/TASK-chaos-TIME.")
     ] = None,
@@ -59,12 +67,11 @@ def chaos(
     """Kill, stop and slow down workers, fill the disk; then compare with a run in which nothing happened."""
     from paceline.launch import api
     from paceline.observe.progress import open_progress
-    from paceline.verify.chaos.plan import STEPS_A_FAULT, PlanRequest
     from paceline.verify.chaos.trial import ChaosRequest
     from paceline.verify.chaos.trial import chaos as run_chaos
 
     reference, name = resolve(task)
-    total = steps if steps is not None else STEPS_A_FAULT * (max(1, faults) + 2)
+    total = steps if steps is not None else STEPS_PER_FAULT * (max(1, faults) + 2)
     spec = TrainSpec(
         task=reference,
         name=name,
@@ -85,8 +92,7 @@ def chaos(
             points=_names(points),
             hang_timeout=hang_timeout,
         ),
-        strategy=strategy,
-        device=given.get("device", "auto"),
+        **{name: given[name] for name in ("strategy", "device") if name in given},
         threads=threads,
         assert_same=assert_same,
     )

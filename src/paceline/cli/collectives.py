@@ -21,7 +21,10 @@ def collectives(
     workers: Annotated[
         int, typer.Option("-n", "--workers", help="How many workers take part; at least 2.")
     ] = 4,
-    only: Annotated[str | None, typer.Option(help="Some operations only: all_reduce,broadcast.")] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Show only these operations, with commas between: all_reduce,broadcast."),
+    ] = None,
     json_: AsJson = False,
 ) -> int:
     """Show what every rank holds before and after each operation, from a real run."""
@@ -31,9 +34,7 @@ def collectives(
     if workers < 2:
         raise InputError(f"--workers is {workers}, but it takes at least 2 to exchange something.")
     chosen = [name.strip() for name in only.split(",")] if only else None
-    outcome = api.start(
-        "paceline.launch.workers.tour:main", (chosen,), {}, RunOptions(workers=workers, device="cpu")
-    )
+    outcome = api.start("paceline.cli.tour:main", (chosen,), {}, RunOptions(workers=workers, device="cpu"))
     status = report(outcome)
     if status == 0 and json_:
         print_json(outcome.results[0])

@@ -26,9 +26,10 @@ def takes(
     only: tuple[str, ...] = (),
     words: dict[str, str] | None = None,
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Have a command take the options of some classes, all or `only` some: they come to it as its argument `given`.
+    """Return a decorator that adds the options of some classes, or `only` some of them, to a command, which gets them as `given`.
 
-    `words` replaces what the help says of some. An option that the command declares itself is its own affair.
+    `words` replaces what the help says of some, their defaults included. An option that the command declares itself is its own
+    affair.
     """
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
@@ -68,7 +69,7 @@ def _parameter(one: Field[Any], hint: Any, words: dict[str, str]) -> inspect.Par
     reads: dict[str, Any] = {"parser": _folder(name)} if value is Path else {}
     made: Any = typer.Option(
         f"{name}/--no-{name[2:]}" if value is bool else name,
-        help=words.get(one.name, about.words) + _default(one),
+        help=words.get(one.name) or about.words + _default(one),
         rich_help_panel=about.group,
         metavar=about.metavar,
         show_default=False,

@@ -24,7 +24,7 @@ def inspect(
         bool, typer.Option("--all", help=f"Show all tensors, not only the {MOST} largest.")
     ] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read every file and compare its sha256; else only its length.")
+        bool, typer.Option("--verify", help="Read every file and compare its sha256, not only its length.")
     ] = False,
     json_: AsJson = False,
 ) -> None:

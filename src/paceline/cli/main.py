@@ -22,7 +22,7 @@ def run() -> NoReturn:
 
 
 def _without_output(error: OSError) -> int:
-    """Return one line that says that standard output takes nothing, if that is what an error is about: what was done is done.
+    """Print that standard output cannot be written, if that is what an error is about; return the exit status.
 
     To a reader who went away (`| head`) there is nothing to say.
     """

@@ -1,7 +1,9 @@
-"""Options that several commands share and no class of options has, each said once."""
+"""Options that several commands share and that belong to no class of options."""
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +11,7 @@ import typer
 
 from paceline import option_fields
 from paceline.errors import InputError
+from paceline.world import env
 
 
 def folder_option(words: str) -> Any:
@@ -16,6 +19,21 @@ def folder_option(words: str) -> Any:
     return typer.Option(
         "--out", parser=lambda text: option_fields.folder("--out", text), metavar="PATH", help=words
     )
+
+
+def new_folder(name: str) -> Path:
+    """Return runs/NAME-TIME, with a number behind it when that is taken."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")
+    identity = env.identity()
+    if identity is not None:
+        # Every rank of a world that somebody else started must come to the same name, whatever its clock says.
+        return Path("runs") / f"{plain}-{env.read('TORCHELASTIC_RUN_ID') or 'world'}-{identity.master_port}"
+    first = Path("runs") / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}"
+    chosen, number = first, 1
+    while chosen.exists():
+        number += 1
+        chosen = first.with_name(f"{first.name}-{number}")
+    return chosen
 
 
 TASK = "A built-in task (see `paceline tasks`), path.py:Class or package.module:Class."
@@ -34,7 +52,7 @@ Config = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="A file of options: TOML, YAML, or the spec.json of a run. The command line comes first.",
+        help="A file of options: TOML, YAML, or the spec.json of a run. The command line overrides it.",
     ),
 ]
 

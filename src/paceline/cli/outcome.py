@@ -1,12 +1,12 @@
-"""How a command ends: the result for a person or a program, or the first cause of a failure, last of all."""
+"""How a command ends: with its result for a person or a program, or with the first cause of a failure."""
 
 from __future__ import annotations
 
 import json
-import math
 import sys
 from typing import TYPE_CHECKING, Any
 
+from paceline import documents
 from paceline.errors import WorkerFailedError
 from paceline.launch.base import Outcome
 from paceline.launch.failures import Failure
@@ -57,19 +57,10 @@ def show_report(found: Report, *, as_json: bool) -> int:
 
 def print_json(value: Any) -> None:
     """Print one JSON object as the last line of standard output."""
-    sys.stdout.write(json.dumps(_finite(value), allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(documents.plain(value), allow_nan=False) + "\n")
     sys.stdout.flush()
 
 
 def _say(text: str) -> None:
     sys.stdout.flush()
     sys.stderr.write(text + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """Put null where JSON has no number: a loss that was never computed, say."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.cli.rollouts import GAMES
 from paceline.errors import InputError, UnknownNameError
-from paceline.tasks import GAMES, TASKS
+from paceline.tasks import TASKS
 
 
 def resolve(text: str) -> tuple[str, str]:

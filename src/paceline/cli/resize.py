@@ -13,10 +13,12 @@ from paceline.cli.outcome import print_json
 
 def resize(
     run: Annotated[Path, typer.Argument(help="The run folder (--out) of a run in progress.")],
-    workers: Annotated[int, typer.Option(min=1, help="How many workers it shall have, at most its shards.")],
+    workers: Annotated[
+        int, typer.Option(min=1, help="The number of workers from now on, at most the run's shards.")
+    ],
     json_: AsJson = False,
 ) -> int:
-    """Add workers to a live run, or let some go; it goes on with the same answer."""
+    """Add workers to a run in progress, or release some; the answer stays the same."""
     from paceline.launch.control import order
 
     said = order(run, {"do": "resize", "workers": workers})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,45 +9,46 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.folders import new_folder
-from paceline.cli.options import AsJson, folder_option
-from paceline.cli.outcome import print_json, report
+from paceline.cli.cartpole.request import Request
+from paceline.cli.options import AsJson, folder_option, new_folder
+from paceline.cli.outcome import print_json, report, report_error
 from paceline.errors import UnknownNameError, WorkerFailedError
 from paceline.launch.base import Outcome
-from paceline.launch.failures import Failure
 from paceline.observe import formats
-from paceline.tasks import GAMES
+
+GAMES = {"cartpole": "a pole balanced on a cart: one agent learns from the episodes of several observers"}
+"""What is learned from episodes instead of data: name -> one line about it."""
 
 
 def rollouts(
-    game: Annotated[str, typer.Argument(help=f"What is to be learned: {', '.join(GAMES)}.")],
-    observers: Annotated[int, typer.Option(help="Processes that play, beside the agent's own.")] = 2,
+    game: Annotated[str, typer.Argument(help=f"The game to learn: {', '.join(GAMES)}.")],
+    observers: Annotated[int, typer.Option(help="Processes that play, beside the agent's own.")] = (
+        Request.observers
+    ),
     batched: Annotated[
         bool,
         typer.Option(
-            "--batched/--unbatched", help="Answer the questions that wait together, or each by itself."
+            "--batched/--unbatched", help="Answer all waiting questions in one batch, or each by itself."
         ),
-    ] = True,
+    ] = Request.batched,
     episodes: Annotated[
-        int, typer.Option(help="End after so many episodes if it is not solved before.")
-    ] = 1500,
-    seed: Annotated[int, typer.Option(help="Where all randomness comes from.")] = 0,
+        int, typer.Option(help="Stop after so many episodes if the game is not solved earlier.")
+    ] = Request.episodes,
+    seed: Annotated[int, typer.Option(help="Where all randomness comes from.")] = Request.seed,
     out: Annotated[Path | None, folder_option("The run folder. Default: runs/GAME-TIME.")] = None,
     json_: AsJson = False,
 ) -> int:
     """Learn from episodes: observers play and ask one agent for every action; a lost observer costs only time."""
+    from paceline.cli.cartpole.start import start
+
     if game not in GAMES:
         raise UnknownNameError("game", game, GAMES)
-    played: Any = importlib.import_module(GAMES[game][0])
-    request = played.Request(episodes=episodes, observers=observers, batched=batched, seed=seed)
+    request = Request(episodes=episodes, observers=observers, batched=batched, seed=seed)
     folder = out or new_folder(game)
     try:
-        result = played.start(request, folder)
+        result = start(request, folder)
     except WorkerFailedError as error:
-        failure = Failure(
-            rank=error.rank, host=error.host, kind="code", message=error.cause, trace=error.trace
-        )
-        return report(Outcome(results=(), failure=failure))
+        return report_error(error)
     except KeyboardInterrupt:
         return report(Outcome(results=(), interrupted=signal.SIGINT))
     result = {**result, "out": str(folder)}

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.folders import new_folder
 from paceline.cli.generated import Given, takes
-from paceline.cli.options import folder_option
+from paceline.cli.options import folder_option, new_folder
 from paceline.cli.outcome import report
 from paceline.errors import InputError
 from paceline.ranges import WORKERS

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from paceline.cli.options import AsJson
 from paceline.cli.outcome import print_json
-from paceline.tasks import GAMES, TASKS
+from paceline.cli.rollouts import GAMES
+from paceline.tasks import TASKS
 
 
 def tasks(json_: AsJson = False) -> None:
@@ -14,9 +15,9 @@ def tasks(json_: AsJson = False) -> None:
             {name: {"reference": reference, "about": about} for name, (reference, about) in TASKS.items()}
         )
         return
-    listed = TASKS | GAMES
+    listed = {name: about for name, (_, about) in TASKS.items()} | GAMES
     width = max(map(len, listed))
-    for name, (_, about) in listed.items():
+    for name, about in listed.items():
         print(f"{name:{width}}  {about}")  # noqa: T201
     print("\nTrain one: paceline train digits --workers 2")  # noqa: T201
     print(f"Learned from episodes: paceline rollouts {', '.join(GAMES)}")  # noqa: T201

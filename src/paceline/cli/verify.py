@@ -21,7 +21,10 @@ from paceline.strategies import several
 from paceline.strategies.tuning import Tuning
 from paceline.training.options import RunOptions
 from paceline.training.spec import OVERRIDES, TrainSpec
+from paceline.verify.proof.request import Request
 
+STEPS = 20
+"""How many steps are compared, unless it is told otherwise."""
 WITHOUT_EFFECT = (
     "out", "save_every", "keep", "save_async", "tensorboard", "nodes", "rendezvous", "join_timeout", "machine_timeout",
     "min_workers",
@@ -34,7 +37,8 @@ WITHOUT_EFFECT = (
     Tuning,
     TrainSpec,
     words={
-        "shards": "Logical shards of a global batch, for all runs. Instead of the task's: the most workers, then twice as many.",
+        "shards": "Logical shards of a global batch, in all runs. Default: two numbers are tried, the largest of "
+        "--workers, then the task's or twice as many.",
         "exact": "Verify the runs at this level. Default: the strategy's own.",
     },
 )
@@ -42,9 +46,20 @@ def verify(
     context: typer.Context,
     given: Given,
     task: Annotated[str | None, typer.Argument(help=TASK)] = None,
-    strategy: Annotated[str, typer.Option(help="Strategies to verify, with commas between.")] = "ddp,dp",
-    workers: Annotated[str, typer.Option(help="Numbers of workers to verify, with commas between.")] = "1,2",
-    steps: Annotated[int, typer.Option(help="Steps to compare.")] = 20,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Strategies to verify, with commas between. Default: {','.join(Request.strategies)}."
+        ),
+    ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            help="Numbers of workers to verify, with commas between. "
+            f"Default: {','.join(map(str, Request.workers))}."
+        ),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help=f"Steps to compare. Default: {STEPS}.")] = None,
     set_: Settings = None,
     config: Config = None,
     script: Annotated[
@@ -56,38 +71,39 @@ def verify(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Verify a run that is recorded in DIR: take its first --steps again, or those --from a checkpoint to the next.",
+            help="Verify a run that is recorded in DIR: repeat its first --steps, or the steps --from a checkpoint to the next.",
         ),
     ] = None,
     from_: Annotated[
         int | None, typer.Option("--from", metavar="STEP", help="For --receipt: the checkpoint to begin at.")
     ] = None,
     hash_seed: Annotated[
-        bool, typer.Option(help="Also take the first steps in a fresh process with another hash seed.")
-    ] = True,
+        bool, typer.Option(help="Also repeat the first steps in a fresh process with another hash seed.")
+    ] = Request.hash_seed,
     resume: Annotated[
         bool,
         typer.Option(help="Also save in mid-run and resume with another strategy or number of workers."),
-    ] = True,
+    ] = Request.resume,
     threads: Threads = None,
     json_: AsJson = False,
 ) -> int:
-    """Compare runs with one process, step by step and bit by bit; name the cause where they part."""
+    """Compare runs with one process, step by step and bit by bit; name the cause where they differ."""
     from paceline.cli.config_file import read_config
 
+    own = {"strategy": strategy, "workers": workers, "steps": steps}
+    said = {name: value for name, value in own.items() if value is not None}
     odd = next((name for name in given if name != "device"), None)
     if odd is not None and (receipt is not None or script is not None):
         raise InputError(
             f"{flag(odd)} is an option of the runs that a TASK is verified with: a receipt knows what its run was told, and a "
             "script tells itself. Leave it out."
         )
-    if receipt is not None:
-        if task is not None or script is not None or context.args:
-            raise InputError("--receipt DIR says what is verified: give neither a TASK nor --script with it.")
-        said = {name: value for name, value in context.params.items() if _was_given(context, name)}
-        device = given.get("device", "auto")
-        return _receipt(receipt, said, start=from_, threads=threads, device=device, as_json=json_)
+    if receipt is not None and (task is not None or script is not None or context.args):
+        raise InputError("--receipt DIR says what is verified: give neither a TASK nor --script with it.")
     try:
+        if receipt is not None:
+            device = given.get("device", RunOptions.device)
+            return _receipt(receipt, said, start=from_, threads=threads, device=device, as_json=json_)
         if script is not None:
             # Behind `--` the first argument of the script lands where a task would be.
             arguments = ([task] if task is not None else []) + context.args
@@ -99,15 +115,8 @@ def verify(
             raise InputError(f"give one TASK to verify, or --script SCRIPT{extra}.")
         return _task(
             task,
-            {**file, **given, "settings": {**file.get("settings", {}), **settings(set_)}},
+            {**file, **given, **said, "settings": {**file.get("settings", {}), **settings(set_)}},
             as_json=json_,
-            strategies=several(
-                strategy if _was_given(context, "strategy") else file.get("strategy", strategy)
-            ),
-            workers=_numbers(
-                workers if _was_given(context, "workers") else str(file.get("workers", workers))
-            ),
-            steps=steps if _was_given(context, "steps") else file.get("steps", steps),
             threads=threads if threads is not None else file.get("threads"),
             hash_seed=hash_seed,
             resume=resume,
@@ -120,16 +129,14 @@ def _task(
     task: str,
     said: Given,
     *,
-    strategies: tuple[str, ...],
-    steps: int,
     as_json: bool,
     **options: Any,
 ) -> int:
     from paceline.launch.resumed import said_for
     from paceline.verify.proof.check import verify as check
-    from paceline.verify.proof.request import Request
 
     reference, name = resolve(task)
+    strategies = several(said["strategy"]) if "strategy" in said else Request.strategies
     idle = [flag(one) for one in WITHOUT_EFFECT if one in said]
     if idle:
         print(f"note: {', '.join(idle)}: without effect here.", file=sys.stderr)  # noqa: T201
@@ -140,15 +147,16 @@ def _task(
             task=reference,
             name=name,
             settings=said["settings"],
-            steps=steps,
+            steps=said.get("steps", STEPS),
             overrides={one: said[one] for one in OVERRIDES if one in said},
             **{one: said[one] for one in ("horizon", "batch_size", "max_grad_norm") if one in said},
         ),
         strategies=strategies,
+        workers=_numbers(str(said["workers"])) if "workers" in said else Request.workers,
         epochs=said.get("epochs"),
         tuning=said_for(strategies, {one: said[one] for one in known_options(Tuning) if one in said}),
-        more={one: value for one, value in of_run.items() if one not in Request.own()},
-        **{one: value for one, value in of_run.items() if one in Request.own()},
+        shards=of_run.pop("shards", None),
+        more=of_run,
         **options,
     )
     with _progress() as progress:
@@ -158,7 +166,7 @@ def _task(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Show what is being run on a line of its own, where somebody looks on."""
+    """Show on a terminal what is being run, on a line of its own."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         yield lambda _: None
@@ -171,34 +179,23 @@ def _script(script: str, arguments: list[str], *, workers: int, threads: int | N
     from paceline.verify.script.check import ScriptRequest, verify_script
 
     request = ScriptRequest(script=script, arguments=arguments, workers=workers, threads=threads)
-    report = verify_script(request)
-    return show_report(report, as_json=as_json)
+    return show_report(verify_script(request), as_json=as_json)
 
 
 def _receipt(folder: Path, said: dict[str, Any], *, as_json: bool, **options: Any) -> int:
-    from paceline.verify.receipts.receipt import Replay, verify_receipt
+    from paceline.verify.receipts.rerun import Replay, verify_receipt
 
     workers = _numbers(said["workers"]) if "workers" in said else (None,)
     if len(workers) > 1:
         raise InputError("--receipt re-runs on one number of workers. Give --workers 2, say.")
-    try:
-        report = verify_receipt(
-            Replay(
-                folder=folder,
-                steps=said.get("steps"),
-                strategy=said.get("strategy"),
-                workers=workers[0],
-                **options,
-            )
-        )
-    except WorkerFailedError as error:
-        return report_error(error)
-    return show_report(report, as_json=as_json)
-
-
-def _was_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+    replay = Replay(
+        folder=folder,
+        steps=said.get("steps"),
+        strategy=said.get("strategy"),
+        workers=workers[0],
+        **options,
+    )
+    return show_report(verify_receipt(replay), as_json=as_json)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

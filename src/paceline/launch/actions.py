@@ -34,21 +34,21 @@ class Assign:
 
 @dataclass(frozen=True)
 class Release:
-    """Let a worker go: it is not needed any more."""
+    """Release a worker: it is not needed any more."""
 
     member: int
 
 
 @dataclass(frozen=True)
 class Begin:
-    """Let a worker of a role begin: all have met."""
+    """Tell a worker of a role to begin: all have met."""
 
     member: int
 
 
 @dataclass(frozen=True)
 class Tell:
-    """Let a worker know that another is lost, and that it goes on without."""
+    """Tell a worker that another is lost, and that it goes on without it."""
 
     member: int
     lost: int

@@ -1,4 +1,4 @@
-"""Events that wait a moment before they are told: should the run end because of them, its last words say it all."""
+"""Events that are held back for a moment: if the run ends because of one, its last message reports it instead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.observe.events import Event
 
 
 class Announcements:
-    """What is to be told shortly; a bug that all workers raise would else be shown twice."""
+    """The events that are held back; without that a bug that all workers raise would be shown twice."""
 
     def __init__(self, tell: Callable[[Event], None]) -> None:
         self._tell = tell
@@ -31,7 +31,7 @@ class Announcements:
             self._tell(self._waiting.pop(0)[1])
 
     def drop(self) -> None:
-        """Leave the rest to the run's last words."""
+        """Drop the rest: the run's last message reports them."""
         self._waiting.clear()
 
     def tell_all(self) -> None:

@@ -71,13 +71,13 @@ def start(
     console: Console | None = None,
     record: dict[str, Any] | None = None,
 ) -> Outcome:
-    """Launch by whatever started this process, and stay until the end; `record` goes into spec.json."""
+    """Launch with the launcher for this process, and wait for the end; `record` goes into spec.json."""
     launcher = choose(console)
     return launcher.launch(plan(launcher, function, args, kwargs, options, threads=threads, record=record))
 
 
 def choose(console: Console | None = None) -> Launcher:
-    """Return the launcher whose hands this process is in."""
+    """Return the launcher for this process: of the world that it was started in, or of this machine."""
     joined = JoinedLauncher()
     return joined if joined.detect() else LocalLauncher(console)
 

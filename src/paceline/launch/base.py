@@ -69,7 +69,7 @@ class LaunchPlan:
         return self.jobs[0].identity.master_address
 
     def describe(self) -> str:
-        """Return one line a worker."""
+        """Return one line per worker."""
         lines = [f"{self.launcher}: {len(self.jobs)} worker(s), {self.jobs[0].threads} thread(s) each"]
         if self.policy.trains:
             lines[0] += f", {self.policy.shards} shard(s)"
@@ -97,7 +97,7 @@ class Outcome:
     interrupted: int | None = None
     """The signal that asked for the end, if one did."""
     at_once: bool = False
-    """Whether the workers were ended where they stood, and not let go behind a step."""
+    """Whether the workers were ended at once, and not after a step."""
     saved_at: int | None = None
     """The step of the checkpoint that such an end left, where it left one."""
     lost: tuple[int, ...] = ()
@@ -132,10 +132,10 @@ class Launcher(Protocol):
     name: str
 
     def detect(self) -> bool:
-        """Return whether this process is in this launcher's hands."""
+        """Return whether this launcher is the one for this process."""
 
     def adopt(self, options: RunOptions) -> RunOptions:
-        """Let the world that is there already have its say about the options."""
+        """Return the options, with what the world that is there already decides."""
 
     def ask(self, call: Call) -> Any:
         """Return what a call returns in a process that joins no group, or raise what went wrong."""

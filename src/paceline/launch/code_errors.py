@@ -26,14 +26,10 @@ class CodeErrors:
         """The ranks whose workers failed and are to be replaced before anybody goes on."""
         self._first: dict[tuple[int, bool], Failure] = {}
         """The failure that was retried, by step, and apart from it the evaluation that comes before the step."""
-        self._latest: Failure | None = None
+        self.latest: Failure | None = None
+        """The failure that was noted last."""
         self._unplaced: list[int] = []
         """Which of all errors happened in a step that is not known yet."""
-
-    @property
-    def latest(self) -> Failure | None:
-        """The failure that was noted last."""
-        return self._latest
 
     def before(self, step: int | None, *, evaluating: bool = False) -> Failure | None:
         """Return the failure that the same step was retried for, if it was."""
@@ -41,7 +37,7 @@ class CodeErrors:
 
     def note(self, failure: Failure, step: int | None, *, retried: bool, evaluating: bool = False) -> None:
         """Enter a failure."""
-        self._latest = failure
+        self.latest = failure
         if step is None:
             self._unplaced.append(len(self.all))
         else:
@@ -53,8 +49,8 @@ class CodeErrors:
         before = self.before(step, evaluating=evaluating)
         for index in self._unplaced:
             self.all[index] = replace(self.all[index], step=step)
-        if self._unplaced and self._latest is not None:
-            self._first.setdefault((step, evaluating), self._latest)
+        if self._unplaced and self.latest is not None:
+            self._first.setdefault((step, evaluating), self.latest)
         several = len(self._unplaced) > 1
         placed, self._unplaced = bool(self._unplaced), []
-        return (before or (self._latest if several else None)) if placed else None
+        return (before or (self.latest if several else None)) if placed else None

@@ -27,7 +27,7 @@ class Console:
             name: codecs.getincrementaldecoder("utf-8")(errors="replace") for name in ("out", "err")
         }
         self._told = False
-        """Whether it was said, or raised, that standard output takes nothing."""
+        """Whether it was printed, or raised, that standard output cannot be written."""
         self.result: dict[str, Any] | None = None
 
     def output(self, stream: str, chunk: bytes) -> None:
@@ -65,7 +65,7 @@ class Console:
 
     @contextmanager
     def _surviving(self, stream: str) -> Iterator[None]:
-        """Let a run go on whose output a full disk does not take: the logs in its folder have all of it.
+        """Keep a run going whose output a full disk does not take: the logs in its folder have all of it.
 
         A reader who went away (`| head`) wants no more of it: that ends the run, once, and not its clearing up.
         """

@@ -22,7 +22,7 @@ Answer = Callable[[dict[str, Any]], str]
 
 
 class ControlSocket:
-    """The launcher's end; each connection brings one order and gets one line of answer."""
+    """The launcher's end: each connection sends one order and receives one line."""
 
     def __init__(self, folder: Path, answer: Answer) -> None:
         # Not in the run folder itself: the path of a socket is at most 107 characters long.
@@ -68,7 +68,7 @@ class ControlSocket:
 
 
 def order(folder: Path, request: dict[str, Any]) -> str:
-    """Return an order to the launcher of the run in `folder`, and what it answered."""
+    """Send an order to the launcher of the run in `folder`, and return its answer."""
     try:
         found = read_object(folder / NAME)
     except (OSError, ValueError):

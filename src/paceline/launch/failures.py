@@ -1,4 +1,4 @@
-"""How a worker failed, told so that the first cause comes out and not the noise that follows it."""
+"""How a worker failed: the first cause, and not what follows from it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HINTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One worker's end, when it was not a good one."""
+    """How one worker failed."""
 
     rank: int
     host: str

@@ -56,7 +56,7 @@ def run_options(given: Mapping[str, Any]) -> tuple[RunOptions, Mapping[str, Any]
                 place = _OF_TRAINING[name].format(said=f"{name}={given[name]!r:.40}")
                 raise InputError(f"{name} is no option of launch. It belongs to {place}.")
             raise UnknownNameError("option", name, [*known, *_BESIDE])
-    own = {one.name for one in fields(Tuning)}
+    own = known_options(Tuning)
     said = RunOptions.read({name: value for name, value in given.items() if name not in own})
     out, tuning = said.get("out"), said.pop("tuning", {})
     before = folder.read_spec(out) if said.get("resume") and out is not None else {}

@@ -1,4 +1,4 @@
-"""What a worker is told to do: who it is, and what it runs. Travels from the launcher to the worker as one pickle.
+"""What a worker is to do: who it is, and what it runs. The launcher sends it to the worker as one pickle.
 
 The pickle is made and read by processes of the same user over a private socket; nothing else is ever unpickled.
 """
@@ -70,7 +70,7 @@ class Call(Protocol):
     """Something a worker can run."""
 
     def __call__(self, worker: Worker) -> Any:
-        """Run it and give the value that goes back to the launcher."""
+        """Run it and return the value that goes back to the launcher."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Starts the workers of this machine from the fork server, and stays with them to the end; leads others, or follows."""
+"""Starts the workers of this machine from the fork server and supervises them; leads other machines, or follows one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LocalLauncher:
         self._console = console or Console()
 
     def detect(self) -> bool:
-        """Serve whenever nobody else has started this process as a worker."""
+        """Return whether nobody else has started this process as a worker."""
         return env.identity() is None
 
     def adopt(self, options: RunOptions) -> RunOptions:
@@ -47,7 +47,7 @@ class LocalLauncher:
         return outcome.value()[0]
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
-        """Lay out one job a worker; ranks and the store's port are filled in when they start."""
+        """Lay out one job per worker; ranks and the store's port are filled in when they start."""
         threads = spec.threads or max(1, env.cores() // spec.workers)
         environment = {**env.snapshot(), **spec.environment, **spec.shared}
         address = LOOPBACK

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from paceline import strategies
 from paceline.errors import InputError
-from paceline.option_fields import known_options
+from paceline.option_fields import flag, known_options
 from paceline.strategies.tuning import Tuning, check_use, serves
 from paceline.training.options import RunOptions
 from paceline.training.spec import OVERRIDES
@@ -43,7 +43,7 @@ def options_over(
         workers=said.get("workers"),
         servers=said.get("servers"),
         shards=said.get("shards"),
-        nodes=str(now.get("nodes", "1")),
+        nodes=str(now.get("nodes", RunOptions.nodes)),
         joined=None if identity is None else identity.size,
     )
     tuning, unused = usable(layout.strategy, had.get("tuning", {}))
@@ -51,7 +51,7 @@ def options_over(
     made = RunOptions(
         **{
             **now,
-            "min_workers": 1,
+            "min_workers": RunOptions.min_workers,
             **overrides_over(said, before),
             "strategy": layout.strategy,
             "workers": layout.workers,
@@ -62,7 +62,9 @@ def options_over(
             "resume": said.get("resume", False),
         }
     )
-    fewest, notes = fewest_workers(made, kept.get("min_workers", 1), said.get("min_workers"))
+    fewest, notes = fewest_workers(
+        made, kept.get("min_workers", RunOptions.min_workers), said.get("min_workers")
+    )
     return fewest, (*layout.notes, *unused, *notes)
 
 
@@ -97,7 +99,7 @@ def lay_out(
     that somebody else has started, their number is the one that was asked for.
     """
     before = kept.get("strategy")
-    chosen = strategy if strategy is not None else before or "ddp"
+    chosen = strategy if strategy is not None else before or RunOptions.strategy
     shards = shards if shards is not None else kept.get("shards")
 
     def fits(text: str, count: int) -> bool:
@@ -123,7 +125,7 @@ def lay_out(
             chosen = chosen if fits(chosen, workers) else before
     else:
         named = strategies.choice(chosen)
-        usual = kept.get("workers", 1)
+        usual = kept.get("workers", RunOptions.workers)
         smallest = Mesh.of({side: size for side, size in named.sizes if size is not None}).workers
         candidates = chain(range(min(usual, MOST), 0, -1), [smallest])
         workers = named.workers or next((count for count in candidates if fits(chosen, count)), usual)
@@ -152,17 +154,16 @@ def _refitted(before: str, workers: int) -> str:
 
 def _as_said(name: str, value: Any) -> str:
     """Return an option as the command line has it."""
-    option = name.replace("_", "-")
     if isinstance(value, bool):
-        return f"--{option}" if value else f"--no-{option}"
-    return f"--{option} {value}"
+        return flag(name) if value else flag(f"no_{name}")
+    return f"{flag(name)} {value}"
 
 
 def usable(strategy: str, before: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the tuning of a run's beginning that a strategy has a use for, and a note for each option it has not."""
     choice = strategies.choice(strategy)
     sides = dict(choice.sizes)
-    defaults = {one.name: one.default for one in fields(Tuning)}
+    defaults = known_options(Tuning)
     idle = {name for name in before if name in defaults and not serves(name, choice.name, sides)}
     notes = tuple(
         f"the run had {_as_said(name, before[name])}, which --strategy {strategy} has no use for: it is left out."
@@ -174,7 +175,7 @@ def usable(strategy: str, before: Mapping[str, Any]) -> tuple[dict[str, Any], tu
 
 def tuned(strategy: str, before: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
     """Put what was said, if the strategy has a use for it, over what a resumed run was begun with."""
-    strange = sorted(before.keys() - {one.name for one in fields(Tuning)})
+    strange = sorted(before.keys() - known_options(Tuning).keys())
     if strange:
         raise InputError(
             f"the run was begun with {strange[0]} = {before[strange[0]]!r}, which this version of paceline does not know. "

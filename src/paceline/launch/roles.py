@@ -23,6 +23,7 @@ from paceline.launch.workers.role_call import MODULES, RoleCall
 from paceline.observe.events import Event, WorkerLost
 from paceline.remote.names import INTERFACE, ROLES, SECRET, Roles
 from paceline.remote.roles import Role
+from paceline.training.options import RunOptions
 
 _SECRET_BYTES = 32
 
@@ -37,8 +38,8 @@ def launch_roles(
     timeout_s: float = 60.0,
     nodes: int = 1,
     rendezvous: str | None = None,
-    join_timeout: float = 600.0,
-    machine_timeout: int = 15,
+    join_timeout: float = RunOptions.join_timeout,
+    machine_timeout: int = RunOptions.machine_timeout,
 ) -> dict[str, tuple[Any, ...]]:
     """Start workers by role, run each role's function on its workers, and give what they returned, by role.
 

@@ -1,4 +1,4 @@
-"""The folder a launch writes into: kept when there is a run in it; else what the launch wrote goes, file by file."""
+"""The folder a launch writes into: kept when it holds a run; otherwise what the launch wrote is deleted, file by file."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class RunFolder:
             raise NotADirectoryError(None, "Not a directory")
 
     def _claim(self) -> bool:
-        """Have the folder to ourselves, however we end; returns whether that can be known on this disk."""
+        """Lock the folder, however this process ends; return whether this disk has locks."""
         if self._shared:
             return False
         self._lock = os.open(self.path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""How a launch comes to its end: the failures that end it, the user's Ctrl-C, and how long the workers have to go."""
+"""How a launch ends: the failures that end it, the user's Ctrl-C, and how long the workers have to go."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STOP_WAIT_S = 10.0
 
 
 class Shutdown:
-    """Nothing, until something ends the launch; then the moment at which to send the next signal."""
+    """The end of a launch: what caused it, and when the next signal is due; nothing before that."""
 
     def __init__(self) -> None:
         self.deadline: float | None = None

@@ -29,7 +29,7 @@ class Pace:
         self._marks: deque[tuple[float, int]] = deque()
 
     def follow(self, event: Event) -> None:
-        """Take one event."""
+        """Take account of one event."""
         match event:
             case StepFinished():
                 if not self._marks:

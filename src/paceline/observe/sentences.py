@@ -1,4 +1,4 @@
-"""Events as sentences for a person: the lines of a plain log, and what stands above the live line."""
+"""Events and promises as sentences for a person: the lines of a plain log, and what stands above the live line."""
 
 from __future__ import annotations
 
@@ -17,9 +17,32 @@ from paceline.observe.events import (
     WorkerLost,
 )
 from paceline.observe.pace import Pace
-from paceline.observe.promise import promise
 
 GAP = "  "
+MEANING = {
+    "bitwise": "same bits for any number of workers",
+    "numeric": "same answer up to rounding for any number of workers",
+}
+"""What each level promises for one number of shards."""
+STATISTICAL = "same answer only in expectation"
+FOLLOWS = "workers"
+"""What `shards_from` is where nobody said how many shards there are, and so there is one per worker."""
+
+
+def promise(level: str, shards: int | None, shards_from: str | None) -> str:
+    """Return what a level of exactness means for a run.
+
+    Where the shards follow the workers, it names the option that gives the same bits elsewhere.
+    """
+    if level not in MEANING:
+        return STATISTICAL if level == "statistical" else ""
+    if shards is None:
+        return MEANING[level]
+    if shards_from == FOLLOWS and shards == 1:
+        return "one shard, for one worker: --shards V gives the same bits for 1 to V workers"
+    if shards_from == FOLLOWS:
+        return f"{MEANING[level]} with --shards {shards}"
+    return f"{MEANING[level]} ({formats.plural(shards, 'shard')})"
 
 
 def describe(event: Event, pace: Pace) -> str | None:  # noqa: PLR0911 - one return for each event

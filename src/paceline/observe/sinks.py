@@ -24,7 +24,7 @@ class Sink(Protocol):
         """Take one event."""
 
     def close(self) -> None:
-        """Write what is left and let go."""
+        """Write what is left, and release the file or pipe."""
 
 
 class JsonlSink:

@@ -88,7 +88,7 @@ class StragglerWatch:
             marks.popleft()
 
     def _pace(self, rank: int) -> tuple[float, float] | None:
-        """Return the seconds of data and of compute a step, over the shortest stretch that is long enough."""
+        """Return the seconds of data and of compute a step, over the shortest time that is long enough."""
         marks = self._marks[rank]
         first, last = marks[0], marks[-1]
         if not _is_enough(first, last):

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.observe import formats
-from paceline.observe.promise import promise
+from paceline.observe.sentences import promise
 
 
 def render(result: Mapping[str, Any]) -> Group:

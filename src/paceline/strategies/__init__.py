@@ -63,13 +63,13 @@ STRATEGIES = {
     ),
     "dp": Entry(
         "paceline.strategies.data_parallel.dp:DataParallel",
-        "one process, a thread a replica, a master that gathers",
+        "one process, one thread per replica, a master that gathers",
         threaded=True,
         processes=1,
     ),
     "ddp": Entry(
         "paceline.strategies.data_parallel.strategy:Ddp",
-        "one process a device, gradients summed in buckets during the backward pass",
+        "one process per device, gradients summed in buckets during the backward pass",
     ),
     "fsdp": Entry(
         "paceline.strategies.fsdp:Fsdp",

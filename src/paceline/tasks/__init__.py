@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["GAMES", "TASKS"]
+__all__ = ["TASKS"]
 
 TASKS: dict[str, tuple[str, str]] = {
     "dense4096": (
@@ -23,11 +23,3 @@ TASKS: dict[str, tuple[str, str]] = {
     ),
 }
 """Name -> (reference of the class, one line about it)."""
-
-GAMES: dict[str, tuple[str, str]] = {
-    "cartpole": (
-        "paceline.tasks.cartpole",
-        "a pole balanced on a cart: one agent learns from the episodes of several observers",
-    ),
-}
-"""What is learned from episodes instead of data. Name -> (the module with its `Request` and `start`, one line about it)."""

@@ -53,7 +53,8 @@ class Trainer:
         self._measured_at = -1
         self._looked, self._modes = False, Modes()
         loading: dict[str, Any] = {"collate": task.collate, "worker_init_fn": task.worker_init_fn}
-        self.feed = run.feed(task.train_data(), batch_size=self.batch_size, **loading)
+        self.dataset = task.train_data()
+        self.feed = run.feed(self.dataset, batch_size=self.batch_size, **loading)
         held_out = task.eval_data()
         self.eval_feed = (
             None

@@ -1,4 +1,4 @@
-"""The reference run, the comparison step by step, and the diagnosis when they part. Names load on first use."""
+"""The reference run, the comparison step by step, and the diagnosis where they differ. Names load on first use."""
 
 from paceline import lazy
 

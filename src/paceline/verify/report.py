@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from paceline import documents
 from paceline.observe.formats import duration
 
 Part = str | Text | Table
@@ -28,10 +28,6 @@ class Report(ABC):
         """Whether what was checked is as it must be."""
 
     @abstractmethod
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
-
-    @abstractmethod
     def parts(self) -> Iterable[Part]:
         """Return what a person reads, from top to bottom."""
 
@@ -42,6 +38,12 @@ class Report(ABC):
 
     seconds: float | None = None
     """How long it took, where that is worth saying."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain data: every field, whether it holds, and how long it took where that is known."""
+        plain: dict[str, Any] = {**documents.plain(self), "holds": self.holds}
+        seconds = plain.pop("seconds", None)
+        return plain if seconds is None else {**plain, "wall_s": round(seconds, 3)}
 
     def render(self) -> RenderableType:
         """Lay it out."""
@@ -60,11 +62,6 @@ def columns(names: Sequence[str], *, left: Sequence[str], wraps: Sequence[str] =
     for name in names:
         table.add_column(name, justify="left" if name in left else "right", no_wrap=name not in wraps)
     return table
-
-
-def finite(number: float | None) -> float | None:
-    """Return a number that JSON can hold; None for an infinite one."""
-    return number if number is not None and math.isfinite(number) else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ import os
 import signal
 
 from paceline import remote
-from paceline.tasks.cartpole import agent
-from paceline.tasks.cartpole.observer import Episode, Observer
+from paceline.cli.cartpole import agent
+from paceline.cli.cartpole.observer import Episode, Observer
 
 DOOMED = "observer:1"
 LAST_WORDS = 20

@@ -7,9 +7,10 @@ import pytest
 pytest.importorskip("gymnasium")
 
 import paceline
+from paceline.cli.cartpole.request import Request
+from paceline.cli.cartpole.start import start
 from paceline.cli.rollouts import describe
 from paceline.remote import Role
-from paceline.tasks.cartpole import Request, start
 from tests.dist.tasks import doomed
 
 EPISODES = 80

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from paceline.checkpoint.fingerprint import weights_sha256
 from paceline.cli import main
-from paceline.tasks.cartpole.policy import Network
+from paceline.cli.cartpole.policy import Network
 
 
 def ended(capsys, *arguments):

@@ -18,7 +18,7 @@ from paceline.errors import InputError, PacelineError
 from paceline.records import ledger
 from paceline.records.receipt import Receipt, Start
 from paceline.verify.receipts.audit import audit
-from paceline.verify.receipts.receipt import Replay, verify_receipt
+from paceline.verify.receipts.rerun import Replay, verify_receipt
 
 TASK = """
 import torch

@@ -22,7 +22,7 @@ from paceline.records.receipt import Receipt
 from paceline.training import trainer
 from paceline.training.spec import TrainSpec
 from paceline.verify.receipts.audit import audit
-from paceline.verify.receipts.receipt import Replay, verify_receipt
+from paceline.verify.receipts.rerun import Replay, verify_receipt
 
 TASK = """
 import os, signal

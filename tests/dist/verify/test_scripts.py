@@ -95,7 +95,7 @@ def test_a_script_without_a_loader_is_known_by_the_rows_of_its_steps(tmp_path: P
         "optimizer.step()\n"
         "dist.destroy_process_group()\n"
     )
-    report = verify_script(ScriptRequest(script=str(script)))
+    report = verify_script(ScriptRequest(script=str(script), workers=2))
     assert [finding.probe for finding in report.findings] == ["rows"]
     assert "10 rows by 2 workers together in step 0, and with 5 by one" in report.findings[0].evidence
     assert any(text.startswith("the samples: no DataLoader") for text in report.unobserved)
@@ -105,7 +105,7 @@ def test_a_script_that_fails_says_so_itself(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text("raise KeyError('a fault of its own')\n")
     with pytest.raises(WorkerFailedError) as caught:
-        verify_script(ScriptRequest(script=str(script)))
+        verify_script(ScriptRequest(script=str(script), workers=2))
     assert "a fault of its own" in caught.value.trace
 
 
@@ -113,4 +113,4 @@ def test_a_script_that_learns_nothing(tmp_path: Path) -> None:
     script = tmp_path / "idle.py"
     script.write_text("import sys\nsys.exit(0)\n")
     with pytest.raises(InputError, match="made no optimizer step"):
-        verify_script(ScriptRequest(script=str(script)))
+        verify_script(ScriptRequest(script=str(script), workers=2))

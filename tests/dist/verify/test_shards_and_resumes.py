@@ -20,7 +20,7 @@ def check(
     task: str, *strategies: str, steps: int = 4, workers: tuple[int, ...] = (2,), **asked: object
 ) -> TaskReport:
     spec = TrainSpec(task=f"tests.dist.verify.broken:{task}", name=task, steps=steps)
-    common = {"threads": 1, "device": "cpu", "hash_seed": False}
+    common = {"threads": 1, "more": {"device": "cpu"}, "hash_seed": False}
     return verify(Request(spec=spec, strategies=strategies, workers=workers, **common, **asked))  # type: ignore[arg-type]
 
 

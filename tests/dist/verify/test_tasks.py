@@ -28,7 +28,7 @@ def check(
             shards=max(workers),
             resume=False,
             threads=1,
-            device="cpu",
+            more={"device": "cpu"},
             hash_seed=task in ("Sound", "SetOrder"),
         )
     )

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from paceline.observe.promise import promise
+from paceline.observe.sentences import promise
 from paceline.observe.summary import render, show
 
 RESULT = {

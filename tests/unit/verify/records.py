@@ -25,7 +25,6 @@ def step(number: int, shards: tuple[int, ...] = (0, 1), **changes: Any) -> StepR
         "weights": dict.fromkeys(NAMES, f"weight {number}"),
         "optimizer": {f"{name}: momentum": f"state {number}" for name in NAMES},
         "buffers": {"early.count": f"buffer {number}"},
-        "own_buffers": {"early.count": f"buffer {number}"},
     }
     return StepRecord(**{**facts, **changes})
 
@@ -36,8 +35,6 @@ def record(rank: int = 0, shards: tuple[int, ...] = (0, 1), steps: list[StepReco
         rank=rank,
         exactness="bitwise",
         precision="fp32",
-        samples=40,
-        made=made,
         start=made,
         steps=[step(number, shards) for number in range(3)] if steps is None else steps,
         modules=["", "early", "late"],

@@ -16,9 +16,9 @@ from rich.console import Console
 
 from paceline.observe.events import CheckpointSaved, Event, Regrouped, RunFinished, RunStarted, StepFinished
 from paceline.records.ledger import Ledger
-from paceline.verify.chaos.evidence import Timeline, steps_redone
 from paceline.verify.chaos.faults import DISK, JOIN, KILL, LEAVE, SLOW, STOP, Fault, Mark, Marks
 from paceline.verify.chaos.report import ChaosReport, Injection, quantiles
+from paceline.verify.chaos.timeline import Timeline, steps_redone
 from paceline.world.fault_points import BACKWARD, CHECKPOINT, DATA
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.verify.proof.comparison import Difference
+from paceline.verify.proof.differences import Difference
 from paceline.verify.proof.evidence import Evidence
 from paceline.verify.proof.lab.experiments import operation
 from paceline.verify.proof.lab.notes import Parts
@@ -105,3 +105,10 @@ def test_a_buffer_is_blamed_only_where_the_forward_pass_was_the_same() -> None:
 )
 def test_torch_s_complaints_about_kernels(message: str, name: str | None) -> None:
     assert operation(message) == name
+
+
+def test_a_tensor_that_only_one_rank_has_is_named() -> None:
+    more = {**dict.fromkeys(NAMES, "start"), "extra.weight": "start"}
+    findings, _ = diagnose(evidence(notes=[notes(0), notes(1, made=more)]))
+    assert [finding.probe for finding in findings] == ["initial_weights"]
+    assert "extra.weight of rank 1" in findings[0].evidence

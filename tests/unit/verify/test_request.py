@@ -130,7 +130,14 @@ def test_when_a_promise_holds(promised: str, found: str, holds: bool) -> None:
 
 def test_a_fault_fails_a_report_whose_rows_all_hold() -> None:
     row = Row(strategy="ddp", workers=2, promised="bitwise", found="bitwise", relative=math.inf)
-    facts: dict[str, Any] = {"task": "t", "steps": 1, "shards": 2, "loss": 0.5, "bound": 1e-5, "rows": [row]}
+    facts: dict[str, Any] = {
+        "task": "t",
+        "steps": 1,
+        "shard_counts": (2,),
+        "loss": 0.5,
+        "bound": 1e-5,
+        "rows": [row],
+    }
     harmless = Finding(probe="p", cause="c", evidence="e", remedy="r", harmless=True)
     fault = Finding(probe="p", cause="c", evidence="e", remedy="r")
     assert TaskReport(**facts, findings=[harmless]).holds
@@ -148,7 +155,7 @@ def test_a_strategy_that_refuses_the_task_is_no_other_answer() -> None:
     report = TaskReport(
         task="t",
         steps=1,
-        shards=2,
+        shard_counts=(2,),
         loss=0.5,
         bound=1e-5,
         rows=[held, refused, replace(held, shards=4), replace(refused, shards=4)],

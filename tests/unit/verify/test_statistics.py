@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from paceline.verify.proof.bisecting import first_operation
-from paceline.verify.proof.comparison import Difference
+from paceline.verify.proof.differences import Difference
 from paceline.verify.proof.record import Call
 from paceline.verify.proof.statistics import band, second_half
 

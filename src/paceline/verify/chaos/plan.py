@@ -12,9 +12,9 @@ from paceline.ranges import COUNT, SECONDS, SEED, SHARDS, STEPS, WORKERS
 from paceline.verify.chaos.faults import BREAKING, DISK, JOIN, KINDS, LEAVE, SLOW, Fault, points_of
 from paceline.world.fault_points import CHECKPOINT, POINTS, REGROUP
 
-STEPS_A_FAULT = 10
+STEPS_PER_FAULT = 10
 """How many steps a run takes for each fault, unless it is told otherwise."""
-FEWEST_STEPS_A_FAULT = 2
+FEWEST_STEPS_PER_FAULT = 2
 SAVE_EVERY = 10
 """At most so many steps from one checkpoint to the next."""
 REPLACEMENT_S = 1.0
@@ -58,7 +58,7 @@ class PlanRequest(Options):
         super().__post_init__()
         _check_names("kind of fault", self.kinds, tuple(KINDS))
         _check_names("point", self.points, POINTS)
-        if self.steps < (fewest := FEWEST_STEPS_A_FAULT * self.faults + 2):
+        if self.steps < (fewest := FEWEST_STEPS_PER_FAULT * self.faults + 2):
             raise InputError(
                 f"{self.faults} faults do not fit into {self.steps} steps. Use --steps {fewest} or more, or fewer --faults."
             )

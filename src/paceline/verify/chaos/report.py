@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
@@ -79,45 +79,13 @@ class ChaosReport(Report):
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain data."""
-        kinds = {one.fault.kind for one in self.injections}
-        return {
-            "task": self.task,
-            "strategy": self.strategy,
-            "workers": self.workers,
-            "shards": self.shards,
-            "steps": self.steps,
-            "seed": self.seed,
-            "faults": len(self.injections),
-            "injected": len(self.injected),
-            "recovered": sum(one.seconds is not None for one in self.injections),
-            "recovery_s": quantiles(self.injections),
-            "kinds": {
-                kind: count([one for one in self.injections if one.fault.kind == kind])
-                for kind in KINDS
-                if kind in kinds
-            },
-            "steps_redone": self.steps_redone,
-            "samples": self.samples,
-            "lost": self.lost,
-            "repeated": self.repeated,
-            "problems": list(self.problems),
-            "same": self.same,
-            "weights_sha256": self.weights_sha256,
-            "undisturbed_sha256": self.undisturbed_sha256,
-            "restarts": self.restarts,
-            "failure": self.failure,
-            "holds": self.holds,
-            "plan": [
-                {
-                    **asdict(one.fault),
-                    "mark": one.mark and asdict(one.mark),
-                    "recovery_s": _short(one.seconds),
-                }
-                for one in self.injections
-            ],
-            "out": self.out,
-            "wall_s": round(self.seconds or 0.0, 3),
-        }
+        told = super().as_json()
+        plan = [
+            {**one["fault"], "mark": one["mark"], "recovery_s": _short(one["seconds"])}
+            for one in told.pop("injections")
+        ]
+        kinds = {kind: count(of_kind) for kind, of_kind in self._by_kind().items()}
+        return {**told, **count(self.injections), "kinds": kinds, "same": self.same, "plan": plan}
 
     def parts(self) -> Iterator[Part]:
         """Return a table by kind, then what happened to steps, samples and weights."""
@@ -151,12 +119,14 @@ class ChaosReport(Report):
             return f"the weights are those of the undisturbed run ({mine})"
         return f"the weights are NOT those of the undisturbed run ({mine}, not {theirs})"
 
+    def _by_kind(self) -> dict[str, list[Injection]]:
+        found = {kind: [one for one in self.injections if one.fault.kind == kind] for kind in KINDS}
+        return {kind: of_kind for kind, of_kind in found.items() if of_kind}
+
     def _table(self) -> Table:
         table = columns(("fault", "planned", "injected", "recovered", *SHARES), left=("fault",))
-        for kind in KINDS:
-            of_kind = [one for one in self.injections if one.fault.kind == kind]
-            if of_kind:
-                table.add_row(kind, *_cells(of_kind))
+        for kind, of_kind in self._by_kind().items():
+            table.add_row(kind, *_cells(of_kind))
         table.add_row("all", *_cells(self.injections))
         return table
 

@@ -19,16 +19,16 @@ from paceline.option_fields import Options, ranged
 from paceline.ranges import THREADS
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
-from paceline.verify.chaos.evidence import Timeline, steps_redone
 from paceline.verify.chaos.faults import Marks
 from paceline.verify.chaos.plan import Plan, PlanRequest, make_plan
 from paceline.verify.chaos.report import ChaosReport, Injection
+from paceline.verify.chaos.timeline import Timeline, steps_redone
 from paceline.verify.receipts.audit import audit
 from paceline.world import env
 
 UNDISTURBED, DISTURBED, MARKS = "undisturbed", "disturbed", "faults"
 _WORKER = "paceline.verify.chaos.worker:main"
-_RESTARTS_A_FAULT = 4
+_RESTARTS_PER_FAULT = 4
 OpenProgress = Callable[[], Progress | None]
 
 
@@ -40,8 +40,8 @@ class ChaosRequest(Options):
     folder: Path
     """Both runs go into it, and the marks of the faults."""
     plan: PlanRequest
-    strategy: str = "ddp"
-    device: str = "auto"
+    strategy: str = RunOptions.strategy
+    device: str = RunOptions.device
     threads: int | None = ranged(None, THREADS)
     assert_same: bool = False
 
@@ -69,12 +69,12 @@ class ChaosRequest(Options):
             strategy=self.strategy,
             workers=self.plan.workers,
             shards=self.plan.shards,
-            seed=self.spec.overrides.get("seed", 0),
+            seed=self.spec.overrides.get("seed", RunOptions.seed),
             device=self.device,
             out=self.folder / name,
             save_every=str(save_every),
             hang_timeout=self.plan.hang_timeout,
-            max_restarts=_RESTARTS_A_FAULT * self.plan.faults,
+            max_restarts=_RESTARTS_PER_FAULT * self.plan.faults,
         )
 
 
@@ -86,7 +86,7 @@ def chaos(request: ChaosRequest, open_progress: OpenProgress = lambda: None) -> 
 def disturb(
     request: ChaosRequest, plan: Plan, open_progress: OpenProgress = lambda: None
 ) -> tuple[ChaosReport, Outcome]:
-    """Do the same with faults of one's own; gives the report, and how the disturbed run ended."""
+    """Train undisturbed, then among the faults of a plan; return the report, and how the disturbed run ended."""
     started = time.perf_counter()
     spec = replace(request.spec, steps=plan.steps, epochs=None)
     marks = Marks(request.folder / MARKS)
@@ -119,7 +119,7 @@ def disturb(
         out=str(request.folder),
         assert_same=request.assert_same,
         seconds=time.perf_counter() - started,
-        **_books(request.folder / DISTURBED, timeline, outcome),
+        **_checked_records(request.folder / DISTURBED, timeline, outcome),
     )
     return report, outcome
 
@@ -149,8 +149,8 @@ def _injections(timeline: Timeline, plan: Plan, marks: Marks) -> tuple[Injection
     )
 
 
-def _books(run: Path, timeline: Timeline, outcome: Outcome) -> dict[str, Any]:
-    """Return what the books of the disturbed run say; those of a failed one say nothing."""
+def _checked_records(run: Path, timeline: Timeline, outcome: Outcome) -> dict[str, Any]:
+    """Return what weights and ledgers of the disturbed run show; those of a failed run show nothing."""
     if outcome.failure is not None:
         return {"weights_sha256": None, "failure": outcome.failure.message}
     audited = audit(run)

@@ -1,1 +1,1 @@
-"""The proof against one process: recorded runs, their comparison, and the cause where they part."""
+"""The proof against one process: recorded runs, their comparison, and the cause where they differ."""

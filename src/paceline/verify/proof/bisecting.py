@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 
-from paceline.verify.proof.comparison import Difference
+from paceline.verify.proof.differences import Difference
 from paceline.verify.proof.record import Call
 
 _AFTER = {

@@ -3,7 +3,7 @@
 A numeric promise is held to two bounds, both on the relative difference of all tensors of a kind taken as one
 vector (the length of the difference over the length of the reference's):
 
-- Where a run first parts from the reference, its gradient is within 1e-5. The weights are still the same there,
+- Where a run first differs from the reference, its gradient is within 1e-5. The weights are still the same there,
   so only the order of additions differs: 84 roundings of float32 leave room for some cancellation. (Measured on
   the built-in tasks: 1e-7.) A wrong gradient is far outside: one lost sample of 64 changes it by about 1e-2.
 - After step k (counted from 0) weights and loss are within 1e-5 + 5e-6 k: 1.05e-4 after 20 steps. Each update

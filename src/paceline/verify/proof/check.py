@@ -1,4 +1,4 @@
-"""Verifies a task: one process and every candidate beside it, at several numbers of shards, and the diagnosis when they part."""
+"""Verifies a task: one process beside every candidate, at several numbers of shards, and the diagnosis where they differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.errors import InputError, WorkerFailedError
 from paceline.launch import api
 from paceline.verify.proof.bounds import bound
 from paceline.verify.proof.comparing import Comparison
-from paceline.verify.proof.comparison import Difference, first_difference
+from paceline.verify.proof.differences import Difference, first_difference
 from paceline.verify.proof.evidence import Evidence
 from paceline.verify.proof.fresh import FreshRun
 from paceline.verify.proof.lab.notes import Notes
@@ -58,7 +58,7 @@ class _Check:
         self.fresh = FreshRun(self.first.request, folder) if request.hash_seed else None
 
     def report(self) -> TaskReport:
-        """Do everything, and say what came of it."""
+        """Compare, diagnose and return the report."""
         unfit = self._leave_out()
         rows = {one.request.total_shards: one.rows() for one in self.comparisons}
         wrong = next((one for one in self.comparisons if one.broken or one.failed), None)
@@ -71,7 +71,6 @@ class _Check:
         return TaskReport(
             task=self.first.request.spec.name,
             steps=len(self.first.reference.steps),
-            shards=self.first.request.total_shards,
             shard_counts=tuple(rows),
             loss=last.loss,
             bound=bound(last.number, self._lowest(rows)),
@@ -84,7 +83,7 @@ class _Check:
         )
 
     def _leave_out(self) -> list[str]:
-        """Leave out numbers of shards that nobody asked for and one process cannot take; gives why."""
+        """Leave out numbers of shards that nobody asked for and one process cannot take; return why."""
         unfit = []
         for one in self.comparisons[1:]:
             try:

@@ -14,11 +14,10 @@ from paceline.launch.base import Outcome
 from paceline.verify.proof import statistics
 from paceline.verify.proof.bisecting import first_operation
 from paceline.verify.proof.bounds import Size, bound
-from paceline.verify.proof.comparison import Difference, count_samples, first_difference, resumed
-from paceline.verify.proof.record import Dump, Record
+from paceline.verify.proof.differences import Difference, count_samples, first_difference, resumed
+from paceline.verify.proof.record import Dump, Record, Watching
 from paceline.verify.proof.request import REFERENCE, Candidate, Request
 from paceline.verify.proof.task_report import Resume, Row
-from paceline.verify.proof.wanted import Watching
 
 RECORD = "paceline.verify.proof.recording:main"
 _NOT_COMPUTED = ("samples", "data", "learning rate", "starting weight")
@@ -35,7 +34,7 @@ class Comparison:
     broken: dict[str, list[Record]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     differences: dict[Candidate, Difference] = field(default_factory=dict)
-    """Where candidates that do not hold first part from the reference."""
+    """Where candidates that do not hold first differ from the reference."""
     promised: dict[Candidate, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -97,7 +96,7 @@ class Comparison:
         if outcome.failure is not None:
             self.failed[str(candidate)] = outcome.failure.message
             level = strategies.load(candidate.strategy).level(self.request.options(candidate).tuning)
-            promised = self.request.exact or str(level)
+            promised = self.request.more.get("exact") or str(level)
             found = "refused" if outcome.failure.kind == "input" else "failed"
             return Row(**facts, promised=promised, found=found, first=outcome.failure.message)
         ranks: list[Record] = list(outcome.results)
@@ -121,34 +120,25 @@ class Comparison:
     def _measured(
         self, candidate: Candidate, difference: Difference, facts: dict[str, Any], ranks: Sequence[Record]
     ) -> Row:
-        """Run both once more, this time writing down the tensors of the step where they part and of the last one."""
+        """Run both once more, this time writing down the tensors of the step where they differ and of the last one."""
         from paceline.verify.proof import sizes
 
         last = self.reference.steps[-1].number
         steps = tuple(sorted({difference.step, last}))
-        dumps = [
-            self._dumped(one, steps, 0 if one == REFERENCE else difference.rank)
-            for one in (REFERENCE, candidate)
-        ]
-        pairs = {step: (dumps[0].get(step), dumps[1].get(step)) for step in steps}
-        found = [
-            size
-            for step, (mine, theirs) in pairs.items()
-            if mine is not None and theirs is not None
-            for size in sizes.measure(step, mine, theirs)
-        ]
-        first = pairs[difference.step]
+        mine, theirs = self._dumped(REFERENCE, steps, 0), self._dumped(candidate, steps, difference.rank)
+        pairs = {step: (mine[step], theirs[step]) for step in steps if step in mine and step in theirs}
+        found = [size for step, pair in pairs.items() for size in sizes.measure(step, *pair)]
         by_how_much = None
-        if first[0] is not None and first[1] is not None:
-            by_how_much = sizes.of_tensor(
-                difference.step, difference.kind, difference.name, first[0], first[1]
-            )
         if difference.kind == "metric":
             by_how_much = self._metric(ranks, difference)
+        elif difference.step in pairs:
+            by_how_much = sizes.of_tensor(
+                difference.step, difference.kind, difference.name, *pairs[difference.step]
+            )
         precision = self.request.arithmetic(candidate, self.reference.precision)
         row = judged(difference, found, by_how_much, precision, facts)
         if row.promised == "statistical" and row.found == "diverged":
-            return self._by_curve(row, ranks, pairs[last], difference)
+            return self._by_curve(row, ranks, pairs.get(last), difference)
         return row
 
     def _dumped(self, one: Candidate, steps: tuple[int, ...], rank: int) -> dict[int, Path]:
@@ -186,7 +176,7 @@ class Comparison:
         self,
         row: Row,
         ranks: Sequence[Record],
-        last: tuple[Path | None, Path | None],
+        last: tuple[Path, Path] | None,
         difference: Difference,
     ) -> Row:
         """Hold a statistical promise to the band that other seeds span."""
@@ -200,8 +190,7 @@ class Comparison:
         curve = [step.loss for step in self.reference.steps]
         band = statistics.band(curve, self._other_seeds)
         there = statistics.second_half([step.loss for step in ranks[0].steps])
-        mine, theirs = last
-        moved = float("inf") if mine is None or theirs is None else sizes.moved(mine, theirs)
+        moved = float("inf") if last is None else sizes.moved(*last)
         inside = band.holds(there) and moved <= statistics.FARTHEST
         told = (
             f"by its loss curve: mean loss of the second half {there:.4g}, of one process "
@@ -266,11 +255,16 @@ class Comparison:
     # Where no cause is known.
 
     def bisected(self, row: Row) -> Row:
-        """Run both once more, writing down every operation of the step where they part, and name the first that differs."""
+        """Run both once more, writing down every operation of the step where they differ, and name the first that differs."""
         candidate = Candidate(row.strategy, row.workers)
         difference = self.differences.get(candidate)
         computed = difference is not None and difference.kind not in (*_NOT_COMPUTED, "metric")
-        if difference is None or not computed or self.request.compile or row.promised == "statistical":
+        if (
+            difference is None
+            or not computed
+            or self.request.more.get("compile")
+            or row.promised == "statistical"
+        ):
             return row
         wanted = Watching(trace=difference.step)
         outcomes = [self.launch(RECORD, one, wanted) for one in (REFERENCE, candidate)]

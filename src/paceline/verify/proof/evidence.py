@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.verify.proof.comparison import Difference
-from paceline.verify.proof.lab.notes import Notes
+from paceline.verify.proof.differences import Difference
+from paceline.verify.proof.lab.notes import Attempt, Notes
 from paceline.verify.proof.record import Record
 
 
@@ -34,6 +35,13 @@ class Evidence:
     def first(self) -> Notes:
         """The first rank's notes."""
         return self.notes[0]
+
+    def ranks_beside_first(self) -> Iterator[tuple[Notes, int, Attempt, Attempt]]:
+        """Yield the notes of every other rank, and of each shard the first rank's attempt and its own."""
+        for notes in self.notes[1:]:
+            for shard, mine in self.first.attempts.items():
+                if shard in notes.attempts:
+                    yield notes, shard, mine, notes.attempts[shard]
 
     @property
     def reproducible(self) -> bool:

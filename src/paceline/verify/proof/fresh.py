@@ -16,7 +16,7 @@ from pathlib import Path
 
 from paceline.compat.parent_death import die_with_parent
 from paceline.launch.workers import fork_server as forkserver
-from paceline.verify.proof.record import Record
+from paceline.verify.proof.record import Record, Watching
 from paceline.verify.proof.request import REFERENCE, Request
 from paceline.world import env
 
@@ -84,14 +84,14 @@ def _main(path: str) -> None:
     sys.path[:], sys.argv[:] = search_path, arguments
     from paceline.training.run import Run
     from paceline.verify.proof import recording
-    from paceline.verify.proof.wanted import Watching
     from paceline.world import alone
     from paceline.world.env import Identity
 
     torch.set_num_threads(request.worker_threads)
     # The same variables as a worker of one process has, so that nothing but the hash seed is another.
     env.export(Identity(rank=0, size=1, local_rank=0, local_size=1).variables())
-    run = Run(alone(request.device), request.options(REFERENCE))
+    options = request.options(REFERENCE)
+    run = Run(alone(options.device), options)
     try:
         record = recording.main(run, request.spec, Watching(epochs=request.epochs))
     finally:

@@ -1,12 +1,20 @@
-"""What a run leaves for the comparison: a digest of every tensor at every step, and where each came from. Imports no torch."""
+"""What a watched run is asked for, and what it leaves: a digest of every tensor at every step. Imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 Digests = dict[str, str]
 """Digest by name."""
+Key = TypeVar("Key")
+
+
+def first_other(mine: Mapping[Key, Any], theirs: Mapping[Key, Any]) -> Key | None:
+    """Return the first key that has another value in two mappings, or is in one of them only; None where there is none."""
+    return next((key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +42,6 @@ class StepRecord:
     optimizer: Digests
     buffers: Digests
     """As a checkpoint of this step would hold them."""
-    own_buffers: Digests
-    """As this worker had them before anybody made them agree."""
 
 
 @dataclass(kw_only=True)
@@ -61,10 +67,6 @@ class Record:
     rank: int
     exactness: str
     precision: str
-    samples: int | None
-    """Samples of the training set, as this worker sees it."""
-    made: Digests
-    """The model as the task made it."""
     start: Digests
     """The model as the first step found it."""
     steps: list[StepRecord]
@@ -89,3 +91,19 @@ class Dump:
     def path(self, rank: int, step: int) -> Path:
         """Return the file of one step of one worker."""
         return self.folder / f"rank-{rank}-step-{step}.pt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watching:
+    """What else is wanted of a watched run, beside its record."""
+
+    epochs: int | None = None
+    """What a schedule is laid out for."""
+    until: int | None = None
+    """End after this step; the schedule is laid out as for the whole."""
+    dump: Dump | None = None
+    order: bool = False
+    """Whether to note in which order the modules run."""
+    evaluate: bool = False
+    trace: int | None = None
+    """The step whose every operation is to be written down."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,10 +17,9 @@ from paceline.training.run import Run
 from paceline.training.spec import TrainSpec
 from paceline.training.step import Step
 from paceline.verify.proof import digests
-from paceline.verify.proof.record import Call, Digests, Dump, Record, StepRecord
+from paceline.verify.proof.record import Call, Digests, Dump, Record, StepRecord, Watching
 from paceline.verify.proof.task_harness import TaskHarness
-from paceline.verify.proof.tracing import Tracer
-from paceline.verify.proof.wanted import Watching
+from paceline.verify.proof.tracing import Tracer, forward_hooks
 from paceline.world import World
 
 
@@ -27,29 +27,28 @@ def main(run: Run, spec: TrainSpec, wanted: Watching | None = None) -> Record:
     """Train the task on this worker and give the record."""
     wanted = wanted or Watching()
     started = time.perf_counter()
-    subject = TaskHarness(run, spec, wanted.epochs)
-    modules = _execution_order(subject.model) if wanted.order else []
-    replica = subject.prepare()
+    harness = TaskHarness(run, spec, wanted.epochs)
+    names = {name for name, _ in harness.make_model().named_parameters()}
+    replica = harness.prepared()
     begun = replica.state()["model"]
     start = digests.of_named(begun.items())
-    names = {name for name, _ in subject.model.named_parameters()}
     watch = _Watch(replica, run, names, wanted.dump, wanted.trace)
     if wanted.dump is not None:
         watch.start = {name: value.clone() for name, value in begun.items()}
-    for step in run.steps(
-        subject.feed, steps=wanted.until or spec.steps, max_grad_norm=subject.max_grad_norm
-    ):
-        watch.step(step, subject.task.loss)
-    metrics, unchecked = subject.measure() if wanted.evaluate else ({}, "")
+    modules: dict[str, None] = {}
+    with forward_hooks(replica.model, enter=modules.setdefault if wanted.order else None):
+        for step in run.steps(
+            harness.feed, steps=wanted.until or spec.steps, max_grad_norm=harness.max_grad_norm
+        ):
+            watch.step(step, harness.task.loss)
+    metrics, unchecked = harness.measure() if wanted.evaluate else ({}, "")
     return Record(
         rank=run.world.rank,
         exactness=str(run.engine.state.exactness),
-        precision=run.options.precision,
-        samples=subject.feed.samples,
-        made=subject.made,
+        precision=harness.options.precision,
         start=start,
         steps=watch.steps,
-        modules=modules,
+        modules=list(modules),
         metrics=metrics,
         trace=watch.trace,
         unchecked=(unchecked,) if unchecked else (),
@@ -106,20 +105,15 @@ class _Watch:
             self._moved = self._moved or rates(self._replica.optimizer) != held
             return value
 
-        if tracer is None:
+        with nullcontext() if tracer is None else tracer.watching():
             result = step.compute(watched)
-        else:
-            with tracer.watching():
-                result = step.compute(watched)
-            self.trace = tracer.calls
+        self.trace = self.trace if tracer is None else tracer.calls
         totals: dict[int, tuple[str, ...]] = {}
         for index, total in sorted(self._replica.totals, key=lambda pair: pair[0]):
             totals[index] = (*totals.get(index, ()), float(total).hex())
         after = {index: digests.of_batch(shard.batches) for index, shard in shards.items()}
-        own_buffers = digests.of_named(self._replica.model.named_buffers()) if self._replica.whole else None
         state, names = self._replica.state(), self._names
         model = digests.of_named(state["model"].items())
-        buffers = {name: digest for name, digest in model.items() if name not in names}
         self.steps.append(
             StepRecord(
                 number=step.number,
@@ -136,8 +130,7 @@ class _Watch:
                 gradients=self._gradient_digests,
                 weights={name: digest for name, digest in model.items() if name in names},
                 optimizer=digests.of_optimizer(state["optimizer"]),
-                buffers=buffers,
-                own_buffers=buffers if own_buffers is None else own_buffers,
+                buffers={name: digest for name, digest in model.items() if name not in names},
             )
         )
         if self._dump is not None and self._dumping():
@@ -185,16 +178,3 @@ def whole_gradients(replica: Replica, world: World) -> dict[str, Tensor]:
 def rates(optimizer: Optimizer) -> tuple[float, ...]:
     """Return the learning rate of each group of parameters."""
     return tuple(float(group["lr"]) for group in optimizer.param_groups)
-
-
-def _execution_order(model: nn.Module) -> list[str]:
-    """Return a list that fills with the names of modules as the first forward pass comes to them."""
-    seen: list[str] = []
-    for name, module in model.named_modules():
-
-        def note(_: nn.Module, __: Any, name: str = name) -> None:
-            if name not in seen:
-                seen.append(name)
-
-        module.register_forward_pre_hook(note)
-    return seen

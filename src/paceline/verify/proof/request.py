@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline import strategies
@@ -37,22 +37,15 @@ class Request(Options):
     strategies: tuple[str, ...] = ("ddp", "dp")
     workers: tuple[int, ...] = ranged((1, 2), WORKERS)
     shards: int | None = ranged(None, SHARDS)
-    exact: str | None = None
-    device: str = "auto"
     threads: int | None = ranged(None, THREADS)
     hash_seed: bool = True
     """Whether to take the first steps in a process with another hash seed as well, which has to load torch anew."""
     epochs: int | None = ranged(None, COUNT)
     """What a schedule is laid out for, as `train --epochs` does it; None is the task's."""
-    servers: int | None = ranged(None, WORKERS)
-    compile: bool = False
-    sync_batchnorm: bool = False
-    backend: str = "auto"
-    transport: str = "auto"
     resume: bool = True
     """Whether to save in mid-run as well, and to resume with another strategy or number of workers."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """Further options of every run, by their names in `RunOptions`."""
+    """Other options of every run, by their names in `RunOptions`."""
     tuning: Mapping[str, Any] = field(default_factory=dict)
     """Options of single strategies; each candidate gets those that mean something to it, the reference none."""
 
@@ -66,11 +59,6 @@ class Request(Options):
         for strategy in self.strategies:
             strategies.entry(strategy)
 
-    @classmethod
-    def own(cls) -> list[str]:
-        """Return the options of a run that have a field of their own here."""
-        return [one.name for one in fields(cls)]
-
     @property
     def total_shards(self) -> int:
         """V: the same for the reference and every candidate."""
@@ -81,7 +69,7 @@ class Request(Options):
 
         One shard per worker hides whatever goes wrong between two shards of one worker.
         """
-        if self.shards is not None or self.sync_batchnorm:
+        if self.shards is not None or self.more.get("sync_batchnorm"):
             return (self.total_shards,)
         most = max(self.workers)
         return most, of_task if of_task is not None and of_task > most else 2 * most
@@ -94,27 +82,17 @@ class Request(Options):
     def options(self, candidate: Candidate) -> RunOptions:
         """Return the options of a candidate's run."""
         chosen = strategies.choice(candidate.strategy)
+        idle = {"servers"} if not chosen.servers else set()
+        idle |= {"exact"} if candidate.strategy == REFERENCE.strategy else set()
         tuned = {} if candidate == REFERENCE else self.tuning
+        sizes = dict(chosen.sizes)
         return RunOptions(
             strategy=candidate.strategy,
             workers=candidate.workers,
             shards=self.total_shards,
-            servers=self.servers if chosen.servers else None,
-            device=self.device,
-            compile=self.compile,
-            sync_batchnorm=self.sync_batchnorm,
-            backend=self.backend,
-            transport=self.transport,
-            exact=self.exact if candidate.strategy != "single" else None,
-            seed=self.spec.overrides.get("seed", 0),
-            **self.more,
-            tuning=Tuning(
-                **{
-                    name: value
-                    for name, value in tuned.items()
-                    if serves(name, chosen.name, dict(chosen.sizes))
-                }
-            ),
+            seed=self.spec.overrides.get("seed", RunOptions.seed),
+            tuning=Tuning(**{name: one for name, one in tuned.items() if serves(name, chosen.name, sizes)}),
+            **{name: value for name, value in self.more.items() if name not in idle},
         )
 
     def arithmetic(self, candidate: Candidate, precision: str) -> str:

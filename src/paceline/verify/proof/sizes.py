@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +13,15 @@ from torch import Tensor
 from paceline.verify.proof.bounds import Size
 
 
+def load(path: Path) -> dict[str, Any]:
+    """Return what a run wrote down of a step."""
+    held: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return held
+
+
 def measure(step: int, reference: Path, candidate: Path) -> list[Size]:
     """Compare two dumps of the same step: the difference of each kind that has one."""
-    mine, theirs = (
-        torch.load(path, map_location="cpu", weights_only=True) for path in (reference, candidate)
-    )
+    mine, theirs = load(reference), load(candidate)
     found = [
         size
         for kind in ("gradient", "weight", "buffer")
@@ -58,7 +63,7 @@ def moved(reference: Path, candidate: Path) -> float:
     """Return how many times as far as the reference's a candidate's weights have moved from their start."""
     lengths = []
     for path in (reference, candidate):
-        held = torch.load(path, map_location="cpu", weights_only=True)
+        held = load(path)
         start = {name: held["starting weight"][name] for name in held["weight"]}
         pairs = [
             _squares(torch.zeros_like(start[name]), held["weight"][name] - start[name]) for name in start
@@ -69,9 +74,7 @@ def moved(reference: Path, candidate: Path) -> float:
 
 def of_tensor(step: int, kind: str, name: str, reference: Path, candidate: Path) -> Size | None:
     """Return the difference of one named tensor in two dumps; None where they do not hold it."""
-    mine, theirs = (
-        torch.load(path, map_location="cpu", weights_only=True) for path in (reference, candidate)
-    )
+    mine, theirs = load(reference), load(candidate)
     if not isinstance(mine.get(kind), dict) or name not in mine[kind]:
         return None
     one, other = ({name: held[kind][name]} if name in held[kind] else {} for held in (mine, theirs))

@@ -1,4 +1,4 @@
-"""A task made ready to be watched: its data, its model as it was made, and its replica."""
+"""The trainer of `paceline train`, opened and prepared as it is there; its steps are taken by whoever watches it."""
 
 from __future__ import annotations
 
@@ -7,61 +7,48 @@ from typing import Any
 from torch import nn
 from torch.utils.data import Subset
 
-from paceline import strategies
 from paceline.data import ShardedLoader
 from paceline.data.loaders import is_loader
 from paceline.strategies.replica import Replica
-from paceline.training.horizon import make_schedule
-from paceline.training.preparing import structure_of
+from paceline.training.options import RunOptions
 from paceline.training.reference import load_task
 from paceline.training.run import Run
 from paceline.training.spec import OVERRIDES, TrainSpec
-from paceline.verify.proof.digests import of_named
-from paceline.verify.proof.record import Digests
+from paceline.training.trainer import Trainer
 from paceline.world import seeds
 
 
-class TaskHarness:
-    """What `paceline train` would train, opened in the same order, with the same seeds."""
+class TaskHarness(Trainer):
+    """A trainer whose schedule may be laid out for `epochs`, though it ends after the steps of its spec."""
 
     def __init__(self, run: Run, spec: TrainSpec, epochs: int | None = None) -> None:
-        self.run, self.spec = run, spec
-        self.task = load_task(spec.task, spec.settings)
-        run.engine.with_options(
-            **{name: spec.overrides.get(name, getattr(self.task, name)) for name in OVERRIDES}
-        )
-        run.engine.state.name, run.engine.state.task = spec.name, self.task
-        self.epochs = epochs if epochs is not None else self.task.epochs
-        self.max_grad_norm = spec.max_grad_norm if spec.max_grad_norm is not None else self.task.max_grad_norm
-        self.batch_size = spec.batch_size if spec.batch_size is not None else self.task.batch_size
-        self.dataset = self.task.train_data()
-        self.feed = self.open_feed()
-        seeds.seed_everything(seeds.derive(run.options.seed, "model"))
-        self.model: nn.Module = self.task.model()
-        self.made: Digests = of_named(self.model.state_dict().items())
+        task = load_task(spec.task, spec.settings)
+        run.engine.with_options(**{name: spec.overrides.get(name, getattr(task, name)) for name in OVERRIDES})
+        run.engine.state.name = spec.name
+        super().__init__(task, spec, run)
+        if epochs is not None and spec.horizon is None:
+            self.epochs = epochs
+            self.horizon = self._planned()
+
+    @property
+    def options(self) -> RunOptions:
+        """The options of the run, with what the task says itself."""
+        return self._state.options
 
     def open_feed(self, **loading: Any) -> ShardedLoader:
         """Open the training data once more from its beginning."""
-        return self.run.feed(
-            self.dataset,
-            batch_size=self.batch_size,
-            **{"collate": self.task.collate, "worker_init_fn": self.task.worker_init_fn, **loading},
-        )
+        kept = {"collate": self.task.collate, "worker_init_fn": self.task.worker_init_fn}
+        return self.run.feed(self.dataset, batch_size=self.batch_size, **kept, **loading)
 
-    def prepare(self) -> Replica:
-        """Hand model, optimizer and schedule to the strategy."""
-        horizon = self._horizon()
-        # Several processes make it themselves, each as much of it as it holds; one takes the model that is watched.
-        several = strategies.entry(self.run.options.strategy).processes is None
-        return self.run.engine.preparation.prepare_replica(
-            self.task.model if several else self.model,
-            self.task.optimizer,
-            lambda optimizer: make_schedule(
-                self.task, optimizer, horizon, lambda: self.run.engine.state.position.number
-            ),
-            self.task.buffers(),
-            structure_of(self.task),
-        )
+    def make_model(self) -> nn.Module:
+        """Make the model once more, as it is made for the strategy."""
+        seeds.seed_everything(seeds.derive(self.options.seed, "model"))
+        return self.task.model()
+
+    def prepared(self) -> Replica:
+        """Hand model, optimizer and schedule to the strategy, and return what it made of them."""
+        self.prepare()
+        return self.run.replica
 
     def measure(self) -> tuple[dict[str, float], str]:
         """Evaluate as `paceline train` does at the end, on a few batches; gives what could not be evaluated and why."""
@@ -76,7 +63,7 @@ class TaskHarness:
             held_out = Subset(held_out, range(few))
         feed = self.run.feed(
             held_out,
-            batch_size=None if is_loader(held_out) else self.batch_size,
+            batch_size=self._eval_batch(held_out),
             shuffle=False,
             collate=self.task.collate,
             worker_init_fn=self.task.worker_init_fn,
@@ -85,10 +72,3 @@ class TaskHarness:
             return self.run.evaluate(feed, self.task.metrics), ""
         finally:
             feed.close()
-
-    def _horizon(self) -> int | None:
-        if self.spec.horizon is not None:
-            return self.spec.horizon
-        per_epoch = self.feed.steps_per_epoch
-        whole = None if per_epoch is None else self.epochs * per_epoch
-        return self.spec.steps if whole is None else max(whole, self.spec.steps or 0)

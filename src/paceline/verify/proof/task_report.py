@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from paceline.verify.report import Finding, Part, Report, columns, finite
+from paceline.verify.report import Finding, Part, Report, columns
 
 HOLDS = {
     "bitwise": ("bitwise",),
@@ -34,7 +34,7 @@ class Row:
     repeated: int = 0
     seconds: float = 0.0
     first: str = ""
-    """Where it first parts from the reference, and by how much; or why it could not be run."""
+    """Where it first differs from the reference, and by how much; or why it could not be run."""
     step: int | None = None
     shards: int = 0
     band: str = ""
@@ -79,19 +79,23 @@ class TaskReport(Report):
 
     task: str
     steps: int
-    shards: int
+    shard_counts: tuple[int, ...]
+    """All numbers of shards that were verified with."""
     loss: float
     """The reference's loss after the last step."""
     bound: float
     """The largest relative difference that a numeric promise allows at the end."""
     rows: list[Row]
-    shard_counts: tuple[int, ...] = ()
-    """All numbers of shards that were verified with; `shards` is the first."""
     resumes: list[Resume] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     ruled_out: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     seconds: float | None = 0.0
+
+    @property
+    def shards(self) -> int:
+        """The first of those numbers: what a row has where it says nothing else."""
+        return self.shard_counts[0]
 
     @property
     def holds(self) -> bool:
@@ -100,27 +104,15 @@ class TaskReport(Report):
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return {
-            "task": self.task,
-            "steps": self.steps,
-            "shards": self.shards,
-            "shard_counts": list(self.shard_counts or (self.shards,)),
-            "loss": self.loss,
-            "bound": self.bound,
-            "holds": self.holds,
-            "rows": [
-                {**vars(row), "relative": finite(row.relative), "holds": row.holds} for row in self.rows
-            ],
-            "resumes": [{**vars(one), "holds": one.holds} for one in self.resumes],
-            "findings": [vars(finding) for finding in self.findings],
-            "ruled_out": self.ruled_out,
-            "unchecked": self.unchecked,
-            "wall_s": round(self.seconds or 0.0, 3),
-        }
+        told = super().as_json()
+        judged: list[Row | Resume] = [*self.rows, *self.resumes]
+        for plain, one in zip([*told["rows"], *told["resumes"]], judged, strict=True):
+            plain["holds"] = one.holds
+        return {**told, "shards": self.shards}
 
     def parts(self) -> Iterator[Part]:
         """Return one table, then the first difference, the causes, and what was ruled out."""
-        counts = " and ".join(map(str, self.shard_counts or (self.shards,)))
+        counts = " and ".join(map(str, self.shard_counts))
         yield Text.assemble(
             (self.task, "bold"),
             f": {self.steps} steps, {counts} shards, against one process (loss {self.loss:.6g} at the end)",

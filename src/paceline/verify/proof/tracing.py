@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,6 +12,35 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from paceline.verify.proof import digests
 from paceline.verify.proof.record import Call
+
+
+@contextmanager
+def forward_hooks(
+    model: nn.Module,
+    enter: Callable[[str], object] | None = None,
+    leave: Callable[[str, Any], object] | None = None,
+) -> Iterator[None]:
+    """While the block lasts, call `enter(name)` before each module's forward pass and `leave(name, output)` after it."""
+    handles = []
+    for name, module in model.named_modules():
+        if enter is not None:
+
+            def before(*_: Any, name: str = name) -> None:
+                enter(name)
+
+            handles.append(module.register_forward_pre_hook(before))
+        if leave is not None:
+
+            def after(*called: Any, name: str = name) -> None:
+                leave(name, called[-1])
+
+            # Who counts entries has to see every exit, also by an exception that the model catches.
+            handles.append(module.register_forward_hook(after, always_call=enter is not None))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class Tracer:
@@ -27,24 +56,9 @@ class Tracer:
         }
         self._inside = threading.local()
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Know the module that runs, while the block lasts."""
-        handles = []
-        for name, module in self._model.named_modules():
-            handles.append(module.register_forward_pre_hook(self._entering(name)))
-            handles.append(module.register_forward_hook(self._leaving, always_call=True))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _entering(self, name: str) -> Callable[..., None]:
-        def enter(*_: Any) -> None:
-            self._stack().append(name)
-
-        return enter
+    def watching(self) -> AbstractContextManager[None]:
+        """Keep track of the module that runs, while the block lasts."""
+        return forward_hooks(self._model, lambda name: self._stack().append(name), self._leaving)
 
     def _leaving(self, *_: Any) -> None:
         if self._stack():

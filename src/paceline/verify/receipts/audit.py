@@ -23,8 +23,8 @@ from paceline.ranges import SAMPLES
 from paceline.records import ledger
 from paceline.records.receipt import FIRST_LINK, Receipt, Start
 from paceline.verify.receipts.audit_report import AuditReport
-from paceline.verify.receipts.book import Book, Whole
 from paceline.verify.receipts.kept_weights import check_kept
+from paceline.verify.receipts.ledgers import Ledgers, Whole
 from paceline.world.mesh import DATA, Mesh
 
 BLOCK_SAMPLES = 2**20
@@ -40,7 +40,7 @@ def audit(folder: Path) -> AuditReport:
             "Train with --save-every, or wait for its end."
         )
     kept, faults = check_kept(folder, receipt)
-    return _Audit(receipt, Book.read(folder, receipt), kept, faults).report()
+    return _Audit(receipt, Ledgers.read(folder, receipt), kept, faults).report()
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class _Audit:
     """One audit in progress."""
 
     receipt: Receipt
-    book: Book
+    ledgers: Ledgers
     kept: list[int]
     """Steps whose checkpoints were there to be compared."""
     faults: list[str]
@@ -84,15 +84,17 @@ class _Audit:
 
     def report(self) -> AuditReport:
         """Check every segment, then the chain."""
-        receipt, book = self.receipt, self.book
+        receipt, ledgers = self.receipt, self.ledgers
         starts = receipt.segments
         ends = [*(start.step for start in starts[1:]), receipt.steps]
         if starts[0].step > 0:
             self.problems.append(
                 f"steps 0 to {starts[0].step - 1} are in no start that the receipt knows: it begins at step {starts[0].step}"
             )
-        if book.misplaced:
-            self.problems.append(f"{book.misplaced} records name a shard beyond the run's {receipt.shards}")
+        if ledgers.misplaced:
+            self.problems.append(
+                f"{ledgers.misplaced} records name a shard beyond the run's {receipt.shards}"
+            )
         position, left_early = (0, 0), 0
         for start, end, after in zip(starts, ends, [*starts[1:], None], strict=True):
             for piece in self._pieces(start, min(end, receipt.steps)):
@@ -106,7 +108,7 @@ class _Audit:
                 # A loop of its own may leave an epoch and begin another one.
                 left_early += position[1] < steps_per_epoch(start.samples, receipt.batch_size)
         self._check_chain()
-        self.problems += [*book.strange, *self.faults]
+        self.problems += [*ledgers.strange, *self.faults]
         last = starts[-1]
         if not last.stream and last.samples:
             per_epoch = steps_per_epoch(last.samples, receipt.batch_size)
@@ -122,10 +124,10 @@ class _Audit:
             repeated=self.repeated,
             served_twice=self.twice,
             served_wrongly=self.wrong,
-            by_rank=book.by_rank(),
+            by_rank=ledgers.by_rank(),
             workers=[(start.step, start.workers, start.strategy) for start in starts],
-            superseded=book.superseded,
-            beyond=book.beyond,
+            superseded=ledgers.superseded,
+            beyond=ledgers.beyond,
             stream=any(start.stream for start in starts),
             finished=receipt.finished,
             kept=self.kept,
@@ -152,7 +154,7 @@ class _Audit:
             epoch, step = place(number)
             return epoch * samples + step * batch
 
-        for first, last, there in self.book.served(start.step, end):
+        for first, last, there in self.ledgers.served(start.step, end):
             if not there:
                 yield _Gap(first, last - first, before(last) - before(first), place(last))
                 continue
@@ -166,13 +168,13 @@ class _Audit:
 
     def _stream_pieces(self, start: Start, end: int, most: int) -> Iterator[_Piece | _Gap]:
         """Take epochs and the size of each epoch's last step from the ledger: only the stream knew where it ended."""
-        # One step further than the stretch: whether its last step may be a short one depends on what follows.
-        records = self.book.records[self.book.between(start.step, end + 1)]
+        # One step further than the segment: whether its last step may be a short one depends on what follows.
+        records = self.ledgers.records[self.ledgers.between(start.step, end + 1)]
         numbers, first = np.unique(records["number"], return_index=True)
         seen = dict(zip(numbers.tolist(), records[["epoch", "step"]][first].tolist(), strict=True))
         epoch, step = start.epoch, start.step_of_epoch
         furthest = SAMPLES.high // self.receipt.batch_size - self.receipt.steps
-        for low, high, served in self.book.served(start.step, end):
+        for low, high, served in self.ledgers.served(start.step, end):
             if not served:
                 step += high - low
                 yield _Gap(low, high - low, (high - low) * self.receipt.batch_size, (epoch, step))
@@ -197,7 +199,7 @@ class _Audit:
     def _sized(self, steps: Sequence[tuple[int, int, int]], *, closes_epoch: bool) -> _Piece:
         sizes = np.full(len(steps), self.receipt.batch_size, dtype=np.int64)
         last = steps[-1][0]
-        served = self.book.records[self.book.between(last, last + 1)]
+        served = self.ledgers.records[self.ledgers.between(last, last + 1)]
         if closes_epoch and len(served):
             _, once = np.unique(served["shard"], return_index=True)
             if len(once) == self.receipt.shards:
@@ -229,8 +231,8 @@ class _Audit:
         shards = self.receipt.shards
         cuts = self._cuts(piece)
         counts = np.diff(cuts, axis=1).ravel()
-        place = self.book.between(piece.number, piece.number + len(piece.sizes))
-        records, sources = self.book.records[place], self.book.sources[place]
+        place = self.ledgers.between(piece.number, piece.number + len(piece.sizes))
+        records, sources = self.ledgers.records[place], self.ledgers.sources[place]
         steps = records["number"].astype(np.int64) - piece.number
         cells = steps * shards + records["shard"]
         # Where no count is right, no digest is: a batch that nobody served may be larger than the memory.
@@ -284,11 +286,11 @@ class _Audit:
 
     def _twice(self, cell: int, cells: Whole, sources: Whole) -> str:
         low, high = np.searchsorted(cells, [cell, cell + 1]).tolist()
-        by = " and ".join(str(self.book.origins[source]) for source in sources[low:high].tolist())
+        by = " and ".join(str(self.ledgers.origins[source]) for source in sources[low:high].tolist())
         return f"served {high - low} times, by {by}"
 
     def _fault(self, record: np.void, source: np.int64, wanted: np.int64) -> str:
-        origin = self.book.origins[source]
+        origin = self.ledgers.origins[source]
         if int(record["count"]) != wanted:
             return f"{origin} served {record['count']} samples where the order gives {wanted}"
         return f"{origin} served other samples than the order gives"
@@ -296,7 +298,7 @@ class _Audit:
     def _check_chain(self) -> None:
         link, number = FIRST_LINK, 0
         for step, point in sorted(self.receipt.checkpoints.items()):
-            records = self.book.records[self.book.between(number, step)]
+            records = self.ledgers.records[self.ledgers.between(number, step)]
             made = ledger.chain(link, records, self.receipt.shards, range(number, step))
             if made is None:
                 self.problems.append(f"the chain of samples cannot be followed up to step {step}: see above")

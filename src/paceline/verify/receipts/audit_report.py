@@ -51,14 +51,10 @@ class AuditReport(Report):
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain data."""
+        names = ("step", "workers", "strategy")
         return {
-            **vars(self),
-            "by_rank": {str(rank): count for rank, count in self.by_rank.items()},
-            "workers": [
-                {"step": step, "workers": workers, "strategy": strategy}
-                for step, workers, strategy in self.workers
-            ],
-            "holds": self.holds,
+            **super().as_json(),
+            "workers": [dict(zip(names, one, strict=True)) for one in self.workers],
         }
 
     def parts(self) -> Iterator[Part]:

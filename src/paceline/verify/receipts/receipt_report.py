@@ -69,37 +69,20 @@ class ReceiptReport(Report):
 
     @property
     def holds(self) -> bool:
-        """Whether the bits agree at every recorded step of the stretch, and every checkpoint is the one on record."""
+        """Whether the bits agree at every recorded step of the segment, and every checkpoint is the one on record."""
         return all(one.holds for one in self.compared) and not self.faults
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain data."""
+        told = super().as_json()
         return {
-            "name": self.name,
-            "folder": self.folder,
-            "first": self.first,
+            **told,
             "last": self.compared[-1].step,
-            "strategy": self.strategy,
-            "workers": self.workers,
-            "recorded": {
-                "strategy": self.recorded.strategy,
-                "workers": self.recorded.workers,
-                "exactness": self.recorded.exactness,
-            },
+            "recorded": {name: told["recorded"][name] for name in ("strategy", "workers", "exactness")},
             "compared": [
-                {
-                    "step": one.step,
-                    "weights": one.weights,
-                    "samples": one.samples,
-                    "there": vars(one.there),
-                    "here": vars(one.here),
-                }
-                for one in self.compared
+                {**plain, "weights": one.weights, "samples": one.samples}
+                for plain, one in zip(told["compared"], self.compared, strict=True)
             ],
-            "differences": self.differences,
-            "faults": self.faults,
-            "holds": self.holds,
-            "wall_s": round(self.seconds or 0.0, 3),
         }
 
     def parts(self) -> Iterator[Part]:

@@ -27,11 +27,11 @@ class WatchedScript:
         """Run it to its end and give what was seen."""
         from paceline.verify.script.watching import Watch
 
-        watch = Watch(worker.identity.rank, worker.identity.size, Path(self.folder))
+        watch = Watch(worker.identity.rank, Path(self.folder))
         watch.install(self.scale)
         try:
             self.script(worker)
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
-        return watch.sight
+        return watch.trace

@@ -14,7 +14,7 @@ from paceline.errors import InputError
 from paceline.launch.base import LaunchSpec
 from paceline.launch.job import ScriptCall
 from paceline.launch.local import LocalLauncher
-from paceline.option_fields import Options, ranged
+from paceline.option_fields import Options, ranged, required
 from paceline.ranges import THREADS, WORKERS
 from paceline.verify.proof.bounds import Size, bound
 from paceline.verify.report import Finding
@@ -22,7 +22,7 @@ from paceline.verify.script import probes, step_probes
 from paceline.verify.script.call import WatchedScript
 from paceline.verify.script.probes import Seen
 from paceline.verify.script.report import ScriptReport
-from paceline.verify.script.script_trace import ScriptTrace
+from paceline.verify.script.script_trace import KEPT_STEPS, ScriptTrace
 from paceline.world import env
 
 PROBES: list[Callable[[Seen], Finding | None]] = [
@@ -50,7 +50,7 @@ class ScriptRequest(Options):
 
     script: str
     arguments: list[str] = field(default_factory=list)
-    workers: int = ranged(2, WORKERS)
+    workers: int = required(WORKERS)
     threads: int | None = ranged(None, THREADS)
 
     def __post_init__(self) -> None:
@@ -110,29 +110,24 @@ def _run(request: ScriptRequest, workers: int, folder: Path, scale: int = 1) -> 
 
 def _scale(one: ScriptTrace, many: list[ScriptTrace]) -> int:
     """Return by how much one process's batches must grow to be the global batch of the others."""
-    if not one.training or not all(sight.training for sight in many):
+    if not one.training or not all(trace.training for trace in many):
         return 1
     alone = len(one.training[0].batches[0])
-    together = sum(len(sight.training[0].batches[0]) for sight in many)
-    read = [set(sight.training[0].indices) for sight in many]
+    together = sum(len(trace.training[0].batches[0]) for trace in many)
+    read = [set(trace.training[0].indices) for trace in many]
     shares_out = 2 * len(set().union(*read)) > sum(map(len, read))
     return together // alone if shares_out and together % alone == 0 else 1
 
 
 def _sizes(seen: Seen, folder: Path) -> list[Size]:
     """Measure losses, gradients and weights of the steps that were kept, in the order of time."""
-    import torch
-
     from paceline.verify.proof.sizes import whole
-    from paceline.verify.script.watching import KEPT_STEPS, kept
 
     found: list[Size] = []
     for number in range(min(len(seen.one.steps), len(seen.many[0].steps), KEPT_STEPS)):
         found += _loss(seen, number)
         for kind in ("gradient", "weight"):
-            paths = [kept(folder / name, kind, number) for name in ("one", "many")]
-            alone, together = (torch.load(path, map_location="cpu", weights_only=True) for path in paths)
-            size = whole(number, kind, _renamed(alone, together), together)
+            size = whole(number, kind, *_kept(folder, kind, number))
             # A later gradient belongs to weights that differ already.
             if size is not None and (kind == "weight" or number == 0):
                 found.append(size)
@@ -143,11 +138,7 @@ def _multiple(folder: Path) -> float | None:
     """Return by which factor the whole first gradient of several workers differs from one process's; None where none fits."""
     import torch
 
-    from paceline.verify.script.watching import kept
-
-    paths = [kept(folder / name, "gradient", 0) for name in ("one", "many")]
-    alone, together = (torch.load(path, map_location="cpu", weights_only=True) for path in paths)
-    alone = _renamed(alone, together)
+    alone, together = _kept(folder, "gradient", 0)
     if alone.keys() != together.keys() or any(alone[name].shape != together[name].shape for name in alone):
         return None
     one, many = (torch.cat([held[name].flatten().double() for name in alone]) for held in (alone, together))
@@ -160,7 +151,7 @@ def _multiple(folder: Path) -> float | None:
 def _loss(seen: Seen, number: int) -> list[Size]:
     from paceline.verify.proof.sizes import of_number
 
-    losses = [sight.steps[number].losses for sight in seen.many if number < len(sight.steps)]
+    losses = [trace.steps[number].losses for trace in seen.many if number < len(trace.steps)]
     alone = seen.one.steps[number].losses
     if not alone or not all(losses):
         return []
@@ -169,11 +160,18 @@ def _loss(seen: Seen, number: int) -> list[Size]:
     return [] if size is None else [size]
 
 
-def _renamed(alone: Mapping[str, Any], together: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Match tensors by place where one run wrapped its model in DDP, which gives names, and the other did not."""
-    if alone.keys() == together.keys() or len(alone) != len(together):
-        return alone
-    return dict(zip(together, alone.values(), strict=True))
+def _kept(folder: Path, kind: str, number: int) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the tensors of a step that one process and several workers wrote down, by the same names.
+
+    They are matched by place where one run wrapped its model in DDP, which gives names, and the other did not.
+    """
+    from paceline.verify.proof.sizes import load
+    from paceline.verify.script.watching import kept
+
+    alone, together = (load(kept(folder / name, kind, number)) for name in ("one", "many"))
+    if alone.keys() != together.keys() and len(alone) == len(together):
+        alone = dict(zip(together, alone.values(), strict=True))
+    return alone, together
 
 
 def _told(size: Size) -> str:
@@ -202,7 +200,7 @@ def _unobserved(seen: Seen) -> list[str]:
         missing.append("the samples: no DataLoader over a map-style data set was used for training")
     if not all(step.losses for step in first.steps):
         missing.append("the loss of some steps: backward was not called on a scalar")
-    if len(first.steps) > 20:
-        missing.append("the size of differences after the first 20 steps")
+    if len(first.steps) > KEPT_STEPS:
+        missing.append(f"the size of differences after the first {KEPT_STEPS} steps")
     missing.append("random numbers drawn inside the model, and anything the script computes outside torch")
     return missing

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from paceline.verify.proof.record import first_other
 from paceline.verify.report import Finding
-from paceline.verify.script.script_trace import Pass, ScriptTrace
+from paceline.verify.script.script_trace import Pass, ScriptTrace, StepTrace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,21 +22,27 @@ class Seen:
     multiple: float | None = None
     """By which factor the first gradient of several workers is one process's, every tensor of it alike."""
 
+    def steps_beside_first(self) -> Iterator[tuple[int, int, StepTrace, StepTrace]]:
+        """Yield every step of every other rank: the rank, the step's number, the step on rank 0, and on that rank."""
+        for trace in self.many[1:]:
+            for number, (mine, theirs) in enumerate(zip(self.many[0].steps, trace.steps, strict=False)):
+                yield trace.rank, number, mine, theirs
+
     @property
     def first_pass(self) -> list[list[list[int]]]:
         """The batches of each rank in its first training pass."""
-        return [sight.training[0].batches for sight in self.many if sight.training]
+        return [trace.training[0].batches for trace in self.many if trace.training]
 
     @property
     def shared(self) -> list[Pass]:
         """The first training pass of each rank, where their ids mean the same samples; else nothing."""
-        passes = [sight.training[0] for sight in self.many if sight.training]
+        passes = [trace.training[0] for trace in self.many if trace.training]
         alike = {(one.samples, one.data) for one in passes}
         return passes if len(passes) > 1 and len(alike) == 1 and passes[0].data else []
 
 
 def batch_of_world(seen: Seen) -> Finding | None:
-    """See whether the script's batches had to be enlarged for one process."""
+    """Check whether the script's batches had to be enlarged for one process."""
     if seen.scale == 1:
         return None
     local = len(seen.first_pass[0][0])
@@ -131,9 +138,9 @@ def unequal_batches(seen: Seen) -> Finding | None:
 
 def same_order(seen: Seen) -> Finding | None:
     """Compare the order of two epochs of the same loader."""
-    for sight in seen.many:
+    for trace in seen.many:
         by_loader: dict[int, list[list[int]]] = {}
-        for one in sight.training:
+        for one in trace.training:
             if one.shuffles:
                 by_loader.setdefault(one.loader, []).append(one.indices)
         for epochs in by_loader.values():
@@ -141,7 +148,7 @@ def same_order(seen: Seen) -> Finding | None:
                 return Finding(
                     probe="same_order",
                     cause="the order of the samples is the same in every epoch: sampler.set_epoch is not called.",
-                    evidence=f"rank {sight.rank} read the same {len(epochs[0])} samples in the same order in "
+                    evidence=f"rank {trace.rank} read the same {len(epochs[0])} samples in the same order in "
                     f"{sum(order == epochs[0] for order in epochs)} of {len(epochs)} epochs, through a shuffling sampler.",
                     remedy="call sampler.set_epoch(epoch) at the beginning of every epoch.",
                 )
@@ -151,7 +158,7 @@ def same_order(seen: Seen) -> Finding | None:
 def unseeded_weights(seen: Seen) -> Finding | None:
     """Compare the weights that one process starts from with those that several start from."""
     for alone, first in zip(seen.one.wrapped, seen.many[0].wrapped, strict=False):
-        name = next((name for name in first.before if alone.before.get(name) != first.before[name]), None)
+        name = first_other(first.before, alone.before)
         if name is not None:
             return Finding(
                 probe="unseeded_weights",
@@ -165,11 +172,11 @@ def unseeded_weights(seen: Seen) -> Finding | None:
 def initial_weights(seen: Seen) -> Finding | None:
     """Compare the weights that each rank handed to DDP, and those it got back."""
     first = seen.many[0]
-    for sight in seen.many[1:]:
-        for mine, theirs in zip(first.wrapped, sight.wrapped, strict=False):
-            if mine.before == theirs.before:
+    for trace in seen.many[1:]:
+        for mine, theirs in zip(first.wrapped, trace.wrapped, strict=False):
+            name = first_other(mine.before, theirs.before)
+            if name is None:
                 continue
-            name = next(name for name in mine.before if theirs.before.get(name) != mine.before[name])
             hidden = mine.after == theirs.after
             return Finding(
                 probe="initial_weights",
@@ -179,7 +186,7 @@ def initial_weights(seen: Seen) -> Finding | None:
                     if hidden
                     else ", and DDP was told not to make them agree."
                 ),
-                evidence=f"{name} of rank {sight.rank} is not that of rank 0 when DDP is made"
+                evidence=f"{name} of rank {trace.rank} is not that of rank 0 when DDP is made"
                 + ("; afterwards it is." if hidden else ", nor afterwards."),
                 remedy="call torch.manual_seed with the same number on every rank before the model is made"
                 + ("." if hidden else ", and leave init_sync alone."),

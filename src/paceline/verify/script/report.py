@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from paceline.verify.report import Finding, Part, Report, finite
+from paceline.verify.report import Finding, Part, Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +19,7 @@ class ScriptReport(Report):
     found: str
     relative: float
     first: str
-    """Where they first part by more than rounding."""
+    """Where they first differ by more than rounding."""
     findings: list[Finding]
     observed: list[str]
     unobserved: list[str]
@@ -28,14 +27,8 @@ class ScriptReport(Report):
 
     @property
     def holds(self) -> bool:
-        """Whether nothing parted by more than rounding, and no fault was found."""
+        """Whether nothing differs by more than rounding, and no fault was found."""
         return self.found != "diverged" and all(finding.harmless for finding in self.findings)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        plain = {**vars(self), "steps": list(self.steps), "findings": [vars(one) for one in self.findings]}
-        plain["relative"] = finite(self.relative)
-        return {**plain, "holds": self.holds, "wall_s": round(plain.pop("seconds") or 0.0, 3)}
 
     def parts(self) -> Iterator[Part]:
         """Return the difference, its causes, and what could be observed."""

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from paceline.verify.proof.record import Digests
 
+KEPT_STEPS = 20
+"""Gradients and weights of so many steps are written down; what comes later is digested only."""
+
 
 @dataclass
 class Wrapped:
@@ -21,7 +24,7 @@ class Wrapped:
 
 @dataclass
 class Pass:
-    """One way through a DataLoader."""
+    """One pass over a DataLoader."""
 
     loader: int
     """Which loader, in the order in which they were first used."""
@@ -48,7 +51,7 @@ class Pass:
 
 
 @dataclass
-class StepSight:
+class StepTrace:
     """One call of an optimizer's step."""
 
     rates: tuple[float, ...]
@@ -66,16 +69,11 @@ class ScriptTrace:
     """Everything seen of one worker."""
 
     rank: int
-    workers: int
     wrapped: list[Wrapped] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
-    steps: list[StepSight] = field(default_factory=list)
+    steps: list[StepTrace] = field(default_factory=list)
     bent_hooks: list[str] = field(default_factory=list)
     """Parameters with a gradient hook that is not linear: it runs before DDP reduces."""
-    final: Digests = field(default_factory=dict)
-    """Parameters of the optimizer after its last step."""
-    streams: int = 0
-    """Passes over iterable data sets, whose samples have no ids."""
 
     @property
     def training(self) -> list[Pass]:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from paceline.verify.proof.record import first_other
 from paceline.verify.report import Finding
 from paceline.verify.script.probes import Seen
 
 
 def schedule(seen: Seen) -> Finding | None:
     """Compare the learning rates of the same step on all ranks, and in one process."""
+    for rank, number, mine, theirs in seen.steps_beside_first():
+        if mine.rates != theirs.rates:
+            return Finding(
+                probe="schedule",
+                cause="the schedule is not stepped alike on all ranks.",
+                evidence=f"in step {number} the learning rate is {mine.rates[0]:g} on rank 0 and {theirs.rates[0]:g} on "
+                f"rank {rank}.",
+                remedy="call scheduler.step() on every rank, once an optimizer step (or once an epoch).",
+            )
     first = seen.many[0]
-    for sight in seen.many[1:]:
-        for number, (mine, theirs) in enumerate(zip(first.steps, sight.steps, strict=False)):
-            if mine.rates != theirs.rates:
-                return Finding(
-                    probe="schedule",
-                    cause="the schedule is not stepped alike on all ranks.",
-                    evidence=f"in step {number} the learning rate is {mine.rates[0]:g} on rank 0 and {theirs.rates[0]:g} on "
-                    f"rank {sight.rank}.",
-                    remedy="call scheduler.step() on every rank, once an optimizer step (or once an epoch).",
-                )
     if len(seen.one.steps) != len(first.steps):
         return None
     for number, (alone, mine) in enumerate(zip(seen.one.steps, first.steps, strict=True)):
@@ -34,21 +34,19 @@ def schedule(seen: Seen) -> Finding | None:
 
 
 def clipped_early(seen: Seen) -> Finding | None:
-    """See whether the gradients that a clipping function is given agree on all ranks: only then are they reduced."""
-    for sight in seen.many:
-        if sight.bent_hooks:
+    """Check whether the gradients that a clipping function is given agree on all ranks: only then are they reduced."""
+    for trace in seen.many:
+        if trace.bent_hooks:
             return _clipping(
-                f"the gradient hook of {sight.bent_hooks[0]} is not linear, and hooks run before DDP reduces."
+                f"the gradient hook of {trace.bent_hooks[0]} is not linear, and hooks run before DDP reduces."
             )
-    first = seen.many[0]
-    for sight in seen.many[1:]:
-        for number, (mine, theirs) in enumerate(zip(first.steps, sight.steps, strict=False)):
-            for here, there in zip(mine.clipped, theirs.clipped, strict=False):
-                if here != there:
-                    name = next((name for name in here if there.get(name) != here[name]), "(another set)")
-                    return _clipping(
-                        f"in step {number} clip_grad_norm_ found another gradient of {name} on rank {sight.rank} than on rank 0."
-                    )
+    for rank, number, mine, theirs in seen.steps_beside_first():
+        for here, there in zip(mine.clipped, theirs.clipped, strict=False):
+            name = first_other(here, there)
+            if name is not None:
+                return _clipping(
+                    f"in step {number} clip_grad_norm_ found another gradient of {name} on rank {rank} than on rank 0."
+                )
     return None
 
 
@@ -62,7 +60,7 @@ def _clipping(seen: str) -> Finding:
 
 
 def scaled(seen: Seen) -> Finding | None:
-    """See whether the first gradient is one process's times the number of workers, or divided by it."""
+    """Check whether the first gradient is one process's times the number of workers, or divided by it."""
     workers = len(seen.many)
     for factor, words in ((1 / workers, f"1/{workers} of"), (float(workers), f"{workers} times")):
         if seen.multiple is not None and abs(seen.multiple / factor - 1) < 1e-4:
@@ -84,30 +82,26 @@ def scaled(seen: Seen) -> Finding | None:
 
 def not_reduced(seen: Seen) -> Finding | None:
     """Compare the gradients that every rank's optimizer takes."""
-    first = seen.many[0]
-    for sight in seen.many[1:]:
-        for number, (mine, theirs) in enumerate(zip(first.steps, sight.steps, strict=False)):
-            if mine.gradients == theirs.gradients:
-                continue
-            name = next(
-                (name for name in mine.gradients if theirs.gradients.get(name) != mine.gradients[name]), ""
-            )
-            wrapped = any(one.wrapped for one in seen.many)
-            return Finding(
-                probe="not_reduced",
-                cause="the ranks update with different gradients, so their models drift apart.",
-                evidence=f"in step {number} the gradient of {name} is not the same on rank 0 and rank {sight.rank}; "
-                + ("DDP was in use." if wrapped else "no model was wrapped in DistributedDataParallel."),
-                remedy="call the DDP module (not .module), and make the last backward of a step outside no_sync()."
-                if wrapped
-                else "wrap the model: DistributedDataParallel(model).",
-            )
+    for rank, number, mine, theirs in seen.steps_beside_first():
+        name = first_other(mine.gradients, theirs.gradients)
+        if name is None:
+            continue
+        wrapped = any(one.wrapped for one in seen.many)
+        return Finding(
+            probe="not_reduced",
+            cause="the ranks update with different gradients, so their models drift apart.",
+            evidence=f"in step {number} the gradient of {name} is not the same on rank 0 and rank {rank}; "
+            + ("DDP was in use." if wrapped else "no model was wrapped in DistributedDataParallel."),
+            remedy="call the DDP module (not .module), and make the last backward of a step outside no_sync()."
+            if wrapped
+            else "wrap the model: DistributedDataParallel(model).",
+        )
     return None
 
 
 def steps_differ(seen: Seen) -> Finding | None:
     """Count the optimizer steps."""
-    counts = sorted({len(sight.steps) for sight in seen.many})
+    counts = sorted({len(trace.steps) for trace in seen.many})
     if counts == [len(seen.one.steps)]:
         return None
     return Finding(
@@ -121,7 +115,7 @@ def steps_differ(seen: Seen) -> Finding | None:
 
 def rows_differ(seen: Seen) -> Finding | None:
     """Count the rows that the first step is made of."""
-    alone, together = seen.one.steps[0].rows, sum(sight.steps[0].rows for sight in seen.many if sight.steps)
+    alone, together = seen.one.steps[0].rows, sum(trace.steps[0].rows for trace in seen.many if trace.steps)
     if not alone or not together or alone == together:
         return None
     return Finding(
@@ -134,8 +128,8 @@ def rows_differ(seen: Seen) -> Finding | None:
 
 
 def randomness(seen: Seen) -> Finding | None:
-    """Look for layers whose result depends on who computes which sample."""
-    wrapped = [one for sight in seen.many for one in sight.wrapped]
+    """Find layers whose result depends on who computes which sample."""
+    wrapped = [one for trace in seen.many for one in trace.wrapped]
     dropout = next((one.dropout for one in wrapped if one.dropout), [])
     statistics = next((one.batch_statistics for one in wrapped if one.batch_statistics), [])
     if not dropout and not statistics:

@@ -23,18 +23,15 @@ from paceline.compat.data_loader import watch_index_sampler
 from paceline.compat.modules import BatchNorm, Dropout
 from paceline.verify.proof import digests
 from paceline.verify.proof.lab.experiments import STRETCH
-from paceline.verify.script.script_trace import Pass, ScriptTrace, StepSight, Wrapped
+from paceline.verify.script.script_trace import KEPT_STEPS, Pass, ScriptTrace, StepTrace, Wrapped
 from paceline.world import seeds
-
-KEPT_STEPS = 20
-"""Gradients and weights of so many steps are written down; what comes later is digested only."""
 
 
 class Watch:
-    """The eyes of one worker."""
+    """Notes what the script does on one worker."""
 
-    def __init__(self, rank: int, workers: int, folder: Path) -> None:
-        self.sight = ScriptTrace(rank=rank, workers=workers)
+    def __init__(self, rank: int, folder: Path) -> None:
+        self.trace = ScriptTrace(rank=rank)
         self._folder = folder
         self._names: dict[int, str] = {}
         self._loaders: dict[int, int] = {}
@@ -73,7 +70,7 @@ class Watch:
             if isinstance(part, BatchNorm) and not isinstance(part, nn.SyncBatchNorm):
                 seen.batch_statistics.append(name)
         self._names |= {id(parameter): name for name, parameter in module.named_parameters()}
-        self.sight.wrapped.append(seen)
+        self.trace.wrapped.append(seen)
 
     def _forward(self, original: Callable[..., Any], ddp: Any, *args: Any, **kwargs: Any) -> Any:
         first = next(
@@ -101,7 +98,7 @@ class Watch:
                 self._hooked.add(id(tensor))
                 stretched = hook(gradient.clone() * STRETCH)
                 if result is not None and not torch.allclose(stretched, result * STRETCH, rtol=1e-3):
-                    self.sight.bent_hooks.append(self._name(tensor, len(self._hooked)))
+                    self.trace.bent_hooks.append(self._name(tensor, len(self._hooked)))
             return result
 
         return original(tensor, watched)
@@ -117,7 +114,7 @@ class Watch:
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         held = self._gradients(_parameters(optimizer))
-        step = StepSight(
+        step = StepTrace(
             rates=tuple(float(group["lr"]) for group in optimizer.param_groups),
             losses=self._losses,
             gradients=digests.of_named(held.items()),
@@ -125,19 +122,18 @@ class Watch:
             clipped=self._clipped,
         )
         self._losses, self._clipped, self._rows = [], [], 0
-        self.sight.steps.append(step)
-        if self.sight.passes:
-            self.sight.passes[-1].steps += 1
+        self.trace.steps.append(step)
+        if self.trace.passes:
+            self.trace.passes[-1].steps += 1
         self._keep("gradient", held)
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         weights = {self._name(one, place): one.detach() for place, one in enumerate(_parameters(optimizer))}
-        self.sight.final = digests.of_named(weights.items())
         self._keep("weight", weights)
 
     def _keep(self, kind: str, tensors: dict[str, Tensor]) -> None:
-        number = len(self.sight.steps) - 1
-        if self.sight.rank == 0 and number < KEPT_STEPS:
+        number = len(self.trace.steps) - 1
+        if self.trace.rank == 0 and number < KEPT_STEPS:
             torch.save(tensors, kept(self._folder, kind, number))
 
     def _gradients(self, parameters: list[Tensor]) -> dict[str, Tensor]:
@@ -158,7 +154,7 @@ class Watch:
         return _WatchedSampler(self, loader, sampler)
 
     def begin(self, loader: DataLoader[Any]) -> Pass:
-        """Open the books of one way through a loader."""
+        """Begin to note one pass over a loader."""
         inner = loader.sampler
         whole, _ = _rooted(loader.dataset, 0)
         made = Pass(
@@ -171,7 +167,7 @@ class Watch:
             served=len(cast("Sized", loader.dataset)),
             replicas=_padding_replicas(inner),
         )
-        self.sight.passes.append(made)
+        self.trace.passes.append(made)
         return made
 
 
@@ -182,10 +178,10 @@ class _WatchedSampler:
         self._watch, self._loader, self._sampler = watch, loader, sampler
 
     def __iter__(self) -> Iterator[Any]:
-        books = self._watch.begin(self._loader)
+        noted = self._watch.begin(self._loader)
         for batch in self._sampler:
             ids = batch if isinstance(batch, (list, tuple)) else [batch]
-            books.batches.append([_rooted(self._loader.dataset, int(index))[1] for index in ids])
+            noted.batches.append([_rooted(self._loader.dataset, int(index))[1] for index in ids])
             yield batch
 
     def __len__(self) -> int:
@@ -193,7 +189,7 @@ class _WatchedSampler:
 
 
 def _rooted(dataset: Any, index: int) -> tuple[Any, int]:
-    """Return the data set that a subset is cut from, and the id that a sample has there."""
+    """Return the data set behind a Subset, and the id that a sample has there."""
     while isinstance(dataset, Subset):
         dataset, index = dataset.dataset, dataset.indices[index]
     return dataset, index

@@ -18,9 +18,9 @@ STRETCH = 2.0**20
 _NO_KERNEL = re.compile(r"^(\S+) does not have a deterministic implementation")
 
 
-def bent(bench: StepRunner, shard: ShardWork, plain: Gradients) -> tuple[str, ...]:
+def bent(runner: StepRunner, shard: ShardWork, plain: Gradients) -> tuple[str, ...]:
     """Name the parameters whose gradient does not grow as the start of the backward pass does."""
-    _, stretched = bench.attempt(shard, STRETCH)
+    _, stretched = runner.attempt(shard, STRETCH)
     wrong = []
     for name, gradient in plain.items():
         wide = torch.complex128 if gradient.is_complex() else torch.float64
@@ -32,15 +32,15 @@ def bent(bench: StepRunner, shard: ShardWork, plain: Gradients) -> tuple[str, ..
     return tuple(wrong)
 
 
-def parts(bench: StepRunner, subject: TaskHarness) -> Parts:
+def parts(runner: StepRunner, harness: TaskHarness) -> Parts:
     """Measure three samples at once, and the same as one and two."""
-    if subject.feed.samples is None or not hasattr(subject.dataset, "__getitem__"):
+    if harness.feed.samples is None or not hasattr(harness.dataset, "__getitem__"):
         raise ValueError("the training set is a stream, which cannot be cut at will")
-    if subject.feed.samples < 3:
+    if harness.feed.samples < 3:
         raise ValueError("the training set has fewer than three samples")
-    reader = reader_of(subject.dataset, seed=subject.run.options.seed, collate=subject.task.collate)
+    reader = reader_of(harness.dataset, seed=harness.options.seed, collate=harness.task.collate)
     ids = np.arange(3, dtype=np.int64)
-    whole, one, two = (bench.measure(reader.read(0, [cut])[0]) for cut in (ids, ids[:1], ids[1:]))
+    whole, one, two = (runner.measure(reader.read(0, [cut])[0]) for cut in (ids, ids[:1], ids[1:]))
     return Parts(
         whole_total=whole[0],
         whole_weight=whole[1],
@@ -49,13 +49,13 @@ def parts(bench: StepRunner, subject: TaskHarness) -> Parts:
     )
 
 
-def no_kernel(bench: StepRunner, shard: ShardWork) -> str | None:
+def no_kernel(runner: StepRunner, shard: ShardWork) -> str | None:
     """Name the first operation of a step that torch has no deterministic kernel for."""
     before = torch.get_deterministic_debug_mode()
     # The same switch as torch.use_deterministic_algorithms(True), which would import the compiler (5 s) to tell it too.
     torch.set_deterministic_debug_mode("error")
     try:
-        bench.attempt(shard)
+        runner.attempt(shard)
     except RuntimeError as error:
         name = operation(str(error))
         if name is None:

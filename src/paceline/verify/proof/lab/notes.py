@@ -31,6 +31,11 @@ class Attempt:
         """Return whether another attempt came to the same loss and gradients, to the bit."""
         return self.totals == other.totals and self.gradients == other.gradients
 
+    def first_module(self, other: Attempt) -> str | None:
+        """Return the first module whose output differs in another attempt; None where no module's does."""
+        pairs = zip(self.modules, other.modules, strict=False)
+        return next((mine[0] or "(the model itself)" for mine, theirs in pairs if mine != theirs), None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,12 +14,14 @@ from paceline.strategies.gradients import run_backward
 from paceline.strategies.guards.loss_checks import check_loss
 from paceline.strategies.precision import Precision
 from paceline.strategies.replica import Replica
+from paceline.strategies.schedule import evaluating
 from paceline.task import as_float
 from paceline.verify.proof import digests
 from paceline.verify.proof.lab.notes import Attempt
 from paceline.verify.proof.record import Digests
 from paceline.verify.proof.recording import rates
 from paceline.verify.proof.task_harness import TaskHarness
+from paceline.verify.proof.tracing import forward_hooks
 from paceline.world import seeds
 
 Gradients = dict[str, Tensor]
@@ -30,11 +30,11 @@ Gradients = dict[str, Tensor]
 class StepRunner:
     """A replica held still: no attempt leaves a trace on weights, buffers or batches."""
 
-    def __init__(self, subject: TaskHarness, replica: Replica, size: int) -> None:
-        self._task, self._size = subject.task, size
+    def __init__(self, harness: TaskHarness, replica: Replica, size: int) -> None:
+        self._task, self._size = harness.task, size
         self.model, self._optimizer = replica.model, replica.optimizer
-        self._device = subject.run.world.device
-        self._precision = Precision(subject.run.options.precision, self._device)
+        self._device = harness.run.world.device
+        self._precision = Precision(harness.options.precision, self._device)
         self._buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
 
     def attempt(self, shard: ShardWork, scale: float = 1.0) -> tuple[Attempt, Gradients]:
@@ -42,8 +42,10 @@ class StepRunner:
         self._restore()
         seeds.seed_everything(shard.seed)
         before, hidden = rates(self._optimizer), _attributes(self.model)
-        totals, weights = [], []
-        with _outputs(self.model) as modules:
+        totals, weights, modules = [], [], []
+        with forward_hooks(
+            self.model, leave=lambda name, output: modules.append((name, digests.of_batch(output)))
+        ):
             for batch in self._copied(shard):
                 with self._precision.autocast():
                     value = self._task.loss(self.model, batch)
@@ -97,16 +99,11 @@ class StepRunner:
 
     def measure(self, batch: Any) -> tuple[float, float]:
         """Return total and weight of a batch, without dropout and batch statistics; a model that still draws is refused."""
-        self._restore()
-        self.model.eval()
-        try:
-            with torch.no_grad(), seeds.preserved(), self._precision.autocast():
-                before = torch.get_rng_state()
-                value = self._task.loss(self.model, to_device(batch, self._device))
-                if not torch.equal(before, torch.get_rng_state()):
-                    raise ValueError("the model draws random numbers in evaluation mode too")
-        finally:
-            self.model.train()
+        with evaluating(self.model), self._precision.autocast():
+            before = torch.get_rng_state()
+            value = self._task.loss(self.model, to_device(batch, self._device))
+            if not torch.equal(before, torch.get_rng_state()):
+                raise ValueError("the model draws random numbers in evaluation mode too")
         return float(value.total), as_float(value.weight)
 
     def _copied(self, shard: ShardWork) -> list[Any]:
@@ -135,21 +132,3 @@ def _attributes(model: nn.Module) -> dict[str, str]:
         for key, value in vars(module).items()
         if not key.startswith("_") and isinstance(value, (Tensor, bool, int, float))
     }
-
-
-@contextmanager
-def _outputs(model: nn.Module) -> Iterator[list[tuple[str, str]]]:
-    """Note every module's output while the block runs."""
-    noted: list[tuple[str, str]] = []
-    handles = []
-    for name, module in model.named_modules():
-
-        def note(_: nn.Module, __: Any, output: Any, name: str = name) -> None:
-            noted.append((name, digests.of_batch(output)))
-
-        handles.append(module.register_forward_hook(note))
-    try:
-        yield noted
-    finally:
-        for handle in handles:
-            handle.remove()

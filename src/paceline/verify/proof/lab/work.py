@@ -26,62 +26,60 @@ def main(run: Run, spec: TrainSpec, step: int, epochs: int | None = None) -> Not
     """Make every experiment on step number `step`, and give the notes."""
     own = Run(alone(run.world.device.type), replace(run.options, strategy="single", workers=1, exact=None))
     try:
-        subject = TaskHarness(own, replace(spec, steps=step + 1), epochs)
-        return _experiment(subject, run)
+        harness = TaskHarness(own, replace(spec, steps=step + 1), epochs)
+        return _experiment(harness, run)
     finally:
         own.close()
 
 
-def _experiment(subject: TaskHarness, run: Run) -> Notes:
-    data, data_again = (_read(subject) for _ in range(2))
-    replica = subject.prepare()
-    last = (subject.spec.steps or 1) - 1
-    for step in subject.run.steps(subject.feed, steps=last + 1, max_grad_norm=subject.max_grad_norm):
+def _experiment(harness: TaskHarness, run: Run) -> Notes:
+    data, data_again = (_read(harness) for _ in range(2))
+    made = digests.of_named(harness.make_model().state_dict().items())
+    replica = harness.prepared()
+    last = (harness.spec.steps or 1) - 1
+    for step in harness.run.steps(harness.feed, steps=last + 1, max_grad_norm=harness.max_grad_norm):
         if step.number < last:
-            step.compute(subject.task.loss)
+            step.compute(harness.task.loss)
             continue
         _same_weights(replica, run)
-        return _notes(subject, replica, run, step.work, data, data_again)
+        return _notes(harness, replica, run, step.work, made=made, data=data, data_again=data_again)
     raise ValueError(f"the training data ended before step {last}")
 
 
 def _notes(
-    subject: TaskHarness,
+    harness: TaskHarness,
     replica: Replica,
     run: Run,
     work: StepWork,
-    data: dict[int, str],
-    data_again: dict[int, str],
+    **read: Any,
 ) -> Notes:
-    bench = StepRunner(subject, replica, work.size)
+    runner = StepRunner(harness, replica, work.size)
     shards = [shard for shard in work.shards if shard.batches]
     step_data = {shard.index: digests.of_batch(shard.batches) for shard in shards}
     attempts, repeated = {}, {}
     plain = {}
     for shard in shards:
-        attempts[shard.index], plain[shard.index] = bench.attempt(shard)
-        repeated[shard.index], _ = bench.attempt(shard)
+        attempts[shard.index], plain[shard.index] = runner.attempt(shard)
+        repeated[shard.index], _ = runner.attempt(shard)
     first = shards[0]
     unchecked: list[str] = []
     return Notes(
         rank=run.world.rank,
-        samples=subject.feed.samples,
-        made=subject.made,
-        data=data,
-        data_again=data_again,
+        samples=harness.feed.samples,
+        **read,
         step_data=step_data,
         attempts=attempts,
         repeated=repeated,
         bent=_tried(
             unchecked,
             "linearity of the backward pass",
-            lambda: experiments.bent(bench, first, plain[first.index]),
+            lambda: experiments.bent(runner, first, plain[first.index]),
         )
         or (),
-        touched=_tried(unchecked, "whether the loss leaves gradients alone", lambda: bench.touched(first))
+        touched=_tried(unchecked, "whether the loss leaves gradients alone", lambda: runner.touched(first))
         or (),
-        parts=_tried(unchecked, "whether the loss is a sum", lambda: experiments.parts(bench, subject)),
-        no_kernel=_tried(unchecked, "deterministic kernels", lambda: experiments.no_kernel(bench, first)),
+        parts=_tried(unchecked, "whether the loss is a sum", lambda: experiments.parts(runner, harness)),
+        no_kernel=_tried(unchecked, "deterministic kernels", lambda: experiments.no_kernel(runner, first)),
         unchecked=tuple(unchecked),
     )
 
@@ -97,9 +95,9 @@ def _tried(unchecked: list[str], what: str, experiment: Callable[[], _Result]) -
         return None
 
 
-def _read(subject: TaskHarness) -> dict[int, str]:
+def _read(harness: TaskHarness) -> dict[int, str]:
     """Read the first step's data from the beginning, in this process."""
-    feed = subject.open_feed(num_workers=0)
+    feed = harness.open_feed(num_workers=0)
     try:
         step: Any = next(iter(feed.epoch(0)), None)
         return {} if step is None else {shard.index: digests.of_batch(shard.batches) for shard in step.shards}

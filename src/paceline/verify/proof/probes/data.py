@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from paceline.verify.proof.comparison import Difference, first_difference
+from paceline.verify.proof.differences import Difference, first_difference
 from paceline.verify.proof.evidence import Evidence
-from paceline.verify.proof.record import Record
+from paceline.verify.proof.record import Record, first_other
 from paceline.verify.report import Finding
 
 
 def unstable_items(evidence: Evidence) -> Finding | None:
     """Read the same samples twice in one process."""
     for notes in evidence.notes:
-        wrong = [shard for shard, digest in notes.data.items() if notes.data_again.get(shard) != digest]
-        if wrong:
+        shard = first_other(notes.data, notes.data_again)
+        if shard is not None:
             return Finding(
                 probe="unstable_items",
                 cause="the training data changes from one reading to the next: __getitem__ (or the stream, or collate) is "
                 "not a function of the sample.",
-                evidence=f"the samples of shard {wrong[0]} of the first step, read twice in one process (rank {notes.rank}), "
+                evidence=f"the samples of shard {shard} of the first step, read twice in one process (rank {notes.rank}), "
                 "gave different batches.",
                 remedy="let a sample depend on its index alone. Random augmentation may use torch, numpy or random: those are "
                 "seeded for each sample. Clocks, os.urandom, counters and generators of the data set's own are not.",
@@ -33,7 +33,7 @@ def hash_order(evidence: Evidence) -> Finding | None:
     return Finding(
         probe="hash_order",
         cause="something iterates over a set (or a dict made from one), whose order changes with Python's hash seed.",
-        evidence="one process with another PYTHONHASHSEED parts from the reference at "
+        evidence="one process with another PYTHONHASHSEED differs from the reference at "
         f"{difference}; processes with the same hash seed agree.",
         remedy="sort before iterating: sorted(the_set). (PYTHONHASHSEED=0 on every machine hides it, and only there.)",
     )
@@ -48,7 +48,7 @@ def differs_between_ranks(evidence: Evidence) -> Finding | None:
         if notes.samples != first.samples:
             seen = f"rank {first.rank} has {first.samples} samples, rank {notes.rank} has {notes.samples}"
         elif notes.data != first.data:
-            shard = next(shard for shard in first.data if notes.data.get(shard) != first.data[shard])
+            shard = first_other(first.data, notes.data)
             seen = f"the same samples (shard {shard} of the first step) are other values on rank {notes.rank} than on rank 0"
         else:
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.verify.proof.evidence import Evidence
+from paceline.verify.proof.record import first_other
 from paceline.verify.report import Finding
 
 
@@ -10,7 +11,7 @@ def initial_weights(evidence: Evidence) -> Finding | None:
     """Compare the model as every process made it."""
     first, again = evidence.first, evidence.again
     if again is not None and again.made != first.made:
-        name = next(name for name in first.made if again.made.get(name) != first.made[name])
+        name = first_other(first.made, again.made)
         return Finding(
             probe="initial_weights",
             cause="the initial weights differ from process to process: model() uses randomness that no seed governs.",
@@ -21,7 +22,7 @@ def initial_weights(evidence: Evidence) -> Finding | None:
         )
     for notes in evidence.notes[1:]:
         if notes.made != first.made:
-            name = next(name for name in first.made if notes.made.get(name) != first.made[name])
+            name = first_other(first.made, notes.made)
             return Finding(
                 probe="initial_weights",
                 cause="the initial weights differ between ranks: model() depends on the rank.",
@@ -34,26 +35,22 @@ def initial_weights(evidence: Evidence) -> Finding | None:
 
 def reads_rank(evidence: Evidence) -> Finding | None:
     """Compute the same batch from the same weights and seeds on every rank."""
-    first = evidence.first
     if not evidence.repeatable or not evidence.reproducible:
         return None
-    for notes in evidence.notes[1:]:
-        for shard, mine in first.attempts.items():
-            theirs = notes.attempts.get(shard)
-            if theirs is None or notes.step_data.get(shard) != first.step_data[shard]:
-                continue  # another batch explains another loss
-            if theirs.seed_left != mine.seed_left or theirs.totals == mine.totals:
-                continue  # a seed of its own explains it
-            pairs = zip(mine.modules, theirs.modules, strict=False)
-            where = next((a[0] or "the model itself" for a, b in pairs if a != b), None)
-            place = f"in module {where}" if where else "outside every module, in the loss function"
-            return Finding(
-                probe="reads_rank",
-                cause=f"the model or the loss reads its rank, {place}.",
-                evidence=f"the same batch, weights and seeds give the loss {_number(mine.totals)} on rank 0 and "
-                f"{_number(theirs.totals)} on rank {notes.rank}; each rank repeats its own to the bit.",
-                remedy="compute the same on every rank: take RANK, LOCAL_RANK and torch.distributed.get_rank() out of it.",
-            )
+    for notes, shard, mine, theirs in evidence.ranks_beside_first():
+        if notes.step_data.get(shard) != evidence.first.step_data[shard]:
+            continue  # another batch explains another loss
+        if theirs.seed_left != mine.seed_left or theirs.totals == mine.totals:
+            continue  # a seed of its own explains it
+        where = mine.first_module(theirs)
+        place = f"in module {where}" if where else "outside every module, in the loss function"
+        return Finding(
+            probe="reads_rank",
+            cause=f"the model or the loss reads its rank, {place}.",
+            evidence=f"the same batch, weights and seeds give the loss {_number(mine.totals)} on rank 0 and "
+            f"{_number(theirs.totals)} on rank {notes.rank}; each rank repeats its own to the bit.",
+            remedy="compute the same on every rank: take RANK, LOCAL_RANK and torch.distributed.get_rank() out of it.",
+        )
     return None
 
 

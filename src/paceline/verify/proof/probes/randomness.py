@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from paceline.verify.proof.evidence import Evidence
-from paceline.verify.proof.lab.notes import Attempt
 from paceline.verify.proof.probes.state import hidden
 from paceline.verify.report import Finding
 
 
 def seed_of_rank(evidence: Evidence) -> Finding | None:
-    """Look at what torch's generator was last seeded with when the loss was done."""
-    first = evidence.first
-    for notes in evidence.notes[1:]:
-        for shard, mine in first.attempts.items():
-            theirs = notes.attempts.get(shard)
-            if theirs is None or mine.seed_left == theirs.seed_left:
-                continue
+    """Compare what torch's generator was last seeded with when the loss was done."""
+    for notes, shard, mine, theirs in evidence.ranks_beside_first():
+        if mine.seed_left != theirs.seed_left:
             return Finding(
                 probe="seed_of_rank",
                 cause="the model or the loss seeds the random generator by its rank, so dropout depends on "
@@ -36,7 +31,7 @@ def unseeded(evidence: Evidence) -> Finding | None:
             two = notes.repeated[shard]
             if one.same_answer(two):
                 continue
-            where = _first_module(one, two)
+            where = one.first_module(two)
             kernel = notes.no_kernel
             return Finding(
                 probe="unseeded",
@@ -72,8 +67,3 @@ def no_kernel(evidence: Evidence) -> Finding | None:
         remedy=f"replace {name} by an operation with a deterministic kernel; until then the same bits are not promised.",
         harmless=True,
     )
-
-
-def _first_module(one: Attempt, two: Attempt) -> str | None:
-    pairs = zip(one.modules, two.modules, strict=False)
-    return next((a[0] or "(the model itself)" for a, b in pairs if a != b), None)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from paceline.verify.proof.evidence import Evidence
-from paceline.verify.proof.record import Record
+from paceline.verify.proof.record import Record, first_other
 from paceline.verify.report import Finding
 
 
 def schedule(evidence: Evidence) -> Finding | None:
-    """See whether a learning rate changes while the loss is computed."""
+    """Check whether a learning rate changes while the loss is computed."""
     moved = next(
         (pair for one in evidence.first.attempts.values() if (pair := one.rates_moved) is not None), None
     )
@@ -44,7 +44,7 @@ def _first_other_rate(evidence: Evidence) -> tuple[int, float, float] | None:
 
 
 def hidden(evidence: Evidence) -> Finding | None:
-    """See which attributes of modules, other than buffers, a forward pass changes."""
+    """Find attributes of modules, other than buffers, that a forward pass changes."""
     for notes in evidence.notes:
         for shard, attempt in notes.attempts.items():
             if not attempt.hidden or attempt.same_answer(notes.repeated[shard]):
@@ -93,7 +93,7 @@ def _disagreement(reference: Record, ranks: list[Record]) -> tuple[int, str] | N
         for view in views:
             if any(step.shard_losses.get(shard) != loss for shard, loss in view.shard_losses.items()):
                 return None  # another forward pass explains other buffers
-            name = next((name for name in step.buffers if view.buffers.get(name) != step.buffers[name]), None)
+            name = first_other(step.buffers, view.buffers)
             if name is not None:
                 return step.number, name
     return None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from paceline.cli.cartpole.request import Request, check_installed
 from paceline.launch.roles import launch_roles
 from paceline.remote.roles import Role
-from paceline.tasks.cartpole.request import Request, check_installed
 
-AGENT = "paceline.tasks.cartpole.agent:train"
+AGENT = "paceline.cli.cartpole.agent:train"
 MODEL = "model.safetensors"
 """The learned policy, in the run folder."""
 

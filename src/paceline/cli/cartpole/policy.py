@@ -14,7 +14,7 @@ WIDTH = 64
 
 
 class Network(nn.Module):
-    """Gives for each state the logit of a push to the right, and how long the pole will stay up.
+    """Returns for each state the logit of a push to the right, and how long the pole will stay up.
 
     In double precision: a row of a batch and the same row by itself differ in the last bits, and here such a
     difference is too small to decide an action otherwise in any run that will ever be made.

@@ -21,7 +21,7 @@ Whole: TypeAlias = NDArray[np.int64]
 
 
 @dataclass
-class Book:
+class Ledgers:
     """The records of all ledgers that led to the last checkpoint, in order of (step, shard)."""
 
     records: ledger.Records
@@ -38,7 +38,7 @@ class Book:
     """Records of a shard that the run does not have."""
 
     @classmethod
-    def read(cls, folder: Path, receipt: Receipt) -> Book:
+    def read(cls, folder: Path, receipt: Receipt) -> Ledgers:
         """Read every ledger; what belongs to no kept step is only counted."""
         found = {origin: ledger.read(path) for origin, path in ledger.paths(folder).items()}
         if not found:

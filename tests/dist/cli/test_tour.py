@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from paceline.cli.collectives import render
+from paceline.cli.tour import STOPS, tour
 from paceline.errors import InputError, UnknownNameError
 from paceline.world import alone
-from paceline.world.tour import STOPS, tour
 from tests.workers import run_workers
 
 

@@ -1,4 +1,4 @@
-"""The tour of the collectives: runs each on small numbers and records what every rank held before and after.
+"""What `paceline collectives` runs: each operation on small numbers, and what every rank held before and after it.
 
 Every rank runs `tour` and gets the same observations back: plain lists and strings, ready for JSON.
 """
@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InputError, UnknownNameError
+from paceline.training.run import Run
 from paceline.world.base import Comm
 from paceline.world.objects import all_gather_object
 from paceline.world.world import World
 
-LocalState = list[Any] | str | None
+Held = list[Any] | str | None
 """What a rank holds: numbers, a few words, or nothing."""
 
 
@@ -28,7 +29,12 @@ class Stop:
 
     sentence: str
     training: str
-    show: Callable[[Comm, torch.device], tuple[LocalState, LocalState]]
+    show: Callable[[Comm, torch.device], tuple[Held, Held]]
+
+
+def main(run: Run, only: list[str] | None) -> dict[str, Any]:
+    """Run the tour as a worker."""
+    return tour(run.world, only)
 
 
 def tour(world: World, only: Sequence[str] | None = None) -> dict[str, Any]:
@@ -75,50 +81,50 @@ def _flat(tensors: Sequence[Tensor]) -> list[Any]:
     return [number for tensor in tensors for number in tensor.tolist()]
 
 
-def _broadcast(comm: Comm, device: torch.device) -> tuple[LocalState, LocalState]:
+def _broadcast(comm: Comm, device: torch.device) -> tuple[Held, Held]:
     mine = _numbers(comm, device)
     return mine.tolist(), comm.broadcast(mine, root=0).tolist()
 
 
-def _scatter(comm: Comm, device: torch.device) -> tuple[LocalState, LocalState]:
+def _scatter(comm: Comm, device: torch.device) -> tuple[Held, Held]:
     parts = _row(comm, device) if comm.rank == 0 else None
     received = comm.scatter(parts, like=torch.tensor([0], device=device), root=0)
     return None if parts is None else _flat(parts), received.tolist()
 
 
-def _gather(comm: Comm, device: torch.device) -> tuple[LocalState, LocalState]:
+def _gather(comm: Comm, device: torch.device) -> tuple[Held, Held]:
     mine = _numbers(comm, device)
     collected = comm.gather(mine, root=0)
     return mine.tolist(), None if collected is None else _flat(collected)
 
 
-def _reduce(comm: Comm, device: torch.device) -> tuple[LocalState, LocalState]:
+def _reduce(comm: Comm, device: torch.device) -> tuple[Held, Held]:
     mine = _numbers(comm, device)
     total = comm.reduce(mine, "sum", root=0)
     return mine.tolist(), None if total is None else total.tolist()
 
 
-def _all_reduce(comm: Comm, device: torch.device) -> tuple[LocalState, LocalState]:
+def _all_reduce(comm: Comm, device: torch.device) -> tuple[Held, Held]:
     mine = _numbers(comm, device)
     return mine.tolist(), comm.all_reduce(mine, "sum").tolist()
 
 
-def _all_gather(comm: Comm, device: torch.device) -> tuple[LocalState, LocalState]:
+def _all_gather(comm: Comm, device: torch.device) -> tuple[Held, Held]:
     mine = _numbers(comm, device)
     return mine.tolist(), _flat(comm.all_gather(mine))
 
 
-def _reduce_scatter(comm: Comm, device: torch.device) -> tuple[LocalState, LocalState]:
+def _reduce_scatter(comm: Comm, device: torch.device) -> tuple[Held, Held]:
     parts = _row(comm, device)
     return _flat(parts), comm.reduce_scatter(parts, "sum").tolist()
 
 
-def _all_to_all(comm: Comm, device: torch.device) -> tuple[LocalState, LocalState]:
+def _all_to_all(comm: Comm, device: torch.device) -> tuple[Held, Held]:
     parts = _row(comm, device)
     return _flat(parts), _flat(comm.all_to_all(parts))
 
 
-def _send_recv(comm: Comm, device: torch.device) -> tuple[LocalState, LocalState]:
+def _send_recv(comm: Comm, device: torch.device) -> tuple[Held, Held]:
     mine = _numbers(comm, device)
     sending = comm.isend(mine, (comm.rank + 1) % comm.size)
     received = comm.recv(like=mine, source=(comm.rank - 1) % comm.size)
@@ -126,7 +132,7 @@ def _send_recv(comm: Comm, device: torch.device) -> tuple[LocalState, LocalState
     return mine.tolist(), received.tolist()
 
 
-def _barrier(comm: Comm, device: torch.device) -> tuple[LocalState, LocalState]:
+def _barrier(comm: Comm, device: torch.device) -> tuple[Held, Held]:
     del device
     comm.barrier()
     late_ms = 20 * comm.rank
@@ -136,7 +142,7 @@ def _barrier(comm: Comm, device: torch.device) -> tuple[LocalState, LocalState]:
     return f"comes {late_ms} ms late", f"waited {1000 * (time.monotonic() - arrived):.0f} ms"
 
 
-def _split(comm: Comm, device: torch.device) -> tuple[LocalState, LocalState]:
+def _split(comm: Comm, device: torch.device) -> tuple[Held, Held]:
     mine = _numbers(comm, device)
     part = comm.split(comm.rank % 2)
     if part is None:

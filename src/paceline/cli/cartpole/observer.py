@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline import remote
-from paceline.tasks.cartpole.policy import Policy, Question
+from paceline.cli.cartpole.policy import Policy, Question
 from paceline.world import seeds
 
 ENVIRONMENT = "CartPole-v1"
@@ -52,9 +52,9 @@ class Observer:
             _Game(environment, self._seed, number, self._ask)
             for environment, number in zip(self._environments, numbers, strict=False)
         ]
-        under_way = games
-        while under_way:
-            under_way = [game for game in under_way if game.advance()]
+        running = games
+        while running:
+            running = [game for game in running if game.advance()]
         return [game.episode() for game in games]
 
 

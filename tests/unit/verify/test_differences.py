@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.verify.proof.comparison import count_samples, first_difference
+from paceline.verify.proof.differences import count_samples, first_difference
 from tests.unit.verify.records import NAMES, record, step
 
 

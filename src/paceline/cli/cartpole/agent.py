@@ -10,12 +10,12 @@ from typing import Any
 from paceline import remote
 from paceline.checkpoint.fingerprint import weights_sha256
 from paceline.checkpoint.tensors import write_tensors
+from paceline.cli.cartpole.learning import Learner
+from paceline.cli.cartpole.observer import Episode, Observer
+from paceline.cli.cartpole.policy import Policy
+from paceline.cli.cartpole.request import GOAL, WINDOW, Request
 from paceline.observe import formats
 from paceline.remote.rollouts import Rollouts
-from paceline.tasks.cartpole.learning import Learner
-from paceline.tasks.cartpole.observer import Episode, Observer
-from paceline.tasks.cartpole.policy import Policy
-from paceline.tasks.cartpole.request import GOAL, WINDOW, Request
 
 ROUND = 16
 """Episodes that are played with the same weights, whatever the number of observers."""

@@ -1,4 +1,4 @@
-"""Finds the first place where a run parts from the reference, in the order of cause: data, loss, gradient, weight."""
+"""Finds the first place where a run differs from the reference, in the order of cause: data, loss, gradient, weight."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ def _metric(reference: Record, ranks: Sequence[Record]) -> Difference | None:
 def resumed(reference: Record, at: int) -> Record:
     """Return the reference as a run that was resumed after `at` steps would have it."""
     before = reference.steps[at - 1]
-    return replace(
-        reference, start={**before.weights, **before.buffers}, steps=reference.steps[at:], made=reference.made
-    )
+    return replace(reference, start={**before.weights, **before.buffers}, steps=reference.steps[at:])
 
 
 def _of_step(

@@ -57,11 +57,11 @@ class Replay(Options):
     """None takes as many as there are cores, up to one a shard."""
     threads: int | None = ranged(None, THREADS)
     """None takes what the run had: the bits depend on it."""
-    device: str = "auto"
+    device: str = RunOptions.device
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _Segment:
     first: int
     points: dict[int, Point]
     facts: Start
@@ -118,7 +118,7 @@ def verify_receipt(replay: Replay) -> ReceiptReport:
     )
 
 
-def _segment(receipt: Receipt, replay: Replay) -> _Stretch:
+def _segment(receipt: Receipt, replay: Replay) -> _Segment:
     """Choose the steps to take and the hashes to meet."""
     if replay.steps is not None and replay.start is not None:
         raise InputError("--steps and --from both choose a segment. Give one of them.")
@@ -141,7 +141,7 @@ def _segment(receipt: Receipt, replay: Replay) -> _Stretch:
             f"step {first} is the last one that the receipt knows. Use --from with an earlier one."
         )
     _check_checkpoint(receipt, replay, first)
-    return _Stretch(
+    return _Segment(
         first, {step: receipt.checkpoints[step] for step in chosen}, _facts(receipt, first, chosen[-1])
     )
 
@@ -177,13 +177,13 @@ def _facts(receipt: Receipt, first: int, last: int) -> Start:
     return facts
 
 
-def _options(receipt: Receipt, segment: _Stretch, replay: Replay) -> RunOptions:
+def _options(receipt: Receipt, segment: _Segment, replay: Replay) -> RunOptions:
     facts = segment.facts
     strategy = replay.strategy or facts.strategy
     known = strategies.entry(strategy)
     at_hand = 1 if known.processes == 1 and not known.threaded else min(env.cores(), receipt.shards)
     # What was computed on a CPU can be computed on one here; a GPU may be missing, and then the report says so.
-    device = "cpu" if replay.device == "auto" and facts.device == "cpu" else replay.device
+    device = "cpu" if replay.device == RunOptions.device and facts.device == "cpu" else replay.device
     return RunOptions(
         strategy=strategy,
         workers=replay.workers or strategies.choice(strategy).workers or at_hand,
@@ -200,7 +200,7 @@ def _options(receipt: Receipt, segment: _Stretch, replay: Replay) -> RunOptions:
     )
 
 
-def _spec(receipt: Receipt, segment: _Stretch) -> TrainSpec:
+def _spec(receipt: Receipt, segment: _Segment) -> TrainSpec:
     facts = segment.facts
     overrides: dict[str, Any] = {
         "seed": receipt.seed,
@@ -220,8 +220,8 @@ def _spec(receipt: Receipt, segment: _Stretch) -> TrainSpec:
     )
 
 
-def _begin_from(receipt: Receipt, segment: _Stretch, folder: Path, out: Path) -> None:
-    """Lay out a folder that ends where the stretch begins, so that the re-run resumes there."""
+def _begin_from(receipt: Receipt, segment: _Segment, folder: Path, out: Path) -> None:
+    """Lay out a folder that ends where the segment begins, so that the re-run resumes there."""
     name = f"{CHECKPOINTS}/step-{segment.first}"
     shutil.copytree(folder / name, out / name)
     known = {segment.first: receipt.checkpoints[segment.first]}

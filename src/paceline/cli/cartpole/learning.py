@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.tasks.cartpole.observer import Episode
-from paceline.tasks.cartpole.policy import Network
+from paceline.cli.cartpole.observer import Episode
+from paceline.cli.cartpole.policy import Network
 
 # Of a few settings tried, these needed the fewest steps: 20 seeds of 20 solved it, in 144 to 208 episodes.
 LEARNING_RATE = 1e-2
