@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from paceline import strategies
 from paceline.observe import Event
@@ -12,6 +11,7 @@ from paceline.recovery.options import RecoveryOptions
 from paceline.recovery.recovery import Recovery
 from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.strategies.base import Exactness
+from paceline.task import Task
 from paceline.training.calls import Calls
 from paceline.training.checks.before_first_step import promise
 from paceline.training.feeds import Feeds
@@ -23,6 +23,7 @@ from paceline.training.options import RunOptions
 from paceline.training.preparation import Preparation
 from paceline.training.recorder import open_records
 from paceline.training.saving import Saving
+from paceline.training.spec import OVERRIDES, TrainSpec
 from paceline.training.state import RunState
 from paceline.training.user_loop.call_history import CallHistory
 from paceline.training.user_loop.loop import Loop
@@ -105,9 +106,11 @@ class Engine:
             determinism.select_kernels(world.device, compiled=options.compile)
         seeds.seed_everything(seeds.derive(options.seed, "model"))
 
-    def with_options(self, **changes: Any) -> None:
-        """Fill in options that only the task knows."""
-        self.state.options = replace(self.state.options, **changes)
+    def begin_task(self, task: Task, spec: TrainSpec) -> None:
+        """Train a task: its options, where the command line does not say otherwise, and the name of the run."""
+        chosen = {name: spec.overrides.get(name, getattr(task, name)) for name in OVERRIDES}
+        self.state.options = replace(self.state.options, **chosen)
+        self.state.name, self.state.task = spec.name, task
 
     def close(self) -> None:
         """Release data, listeners and the world."""

@@ -133,7 +133,14 @@ def regroup(run: paceline.Run) -> tuple[dict[str, Any], dict[str, Any], bool]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     plain = {name: value.detach().clone() for name, value in model.state_dict().items()}
     parts = new_parts(
-        run.options, run.engine.state.exactness, run.world.device, model, optimizer, None, None, None
+        run._engine.state.options,
+        run._engine.state.exactness,
+        run.world.device,
+        model,
+        optimizer,
+        None,
+        None,
+        None,
     )
     first = Fsdp().prepare(parts, run.world)
     assert all(torch.equal(value, plain[name]) for name, value in first.state()["model"].items())
@@ -188,7 +195,7 @@ class Unknown(torch.optim.AdamW):
 
 
 def prepare(run: paceline.Run, model: type[nn.Module], optimizer: type[torch.optim.Optimizer]) -> None:
-    run.engine.preparation.prepare_replica(model, lambda made: optimizer(made.parameters(), lr=0.1))  # type: ignore[call-arg]
+    run._engine.preparation.prepare_replica(model, lambda made: optimizer(made.parameters(), lr=0.1))  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def fitted(run: paceline.Run, steps: int) -> tuple[Any, ...]:
         for (x,) in step:
             step.backward(model(x).square().sum(1))
         step.apply()
-    told, threads = run.options, torch.get_num_threads()
+    told, threads = run._engine.state.options, torch.get_num_threads()
     kept = (
         told.strategy,
         told.workers,

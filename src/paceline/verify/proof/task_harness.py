@@ -12,10 +12,11 @@ from paceline.data import ShardedLoader
 from paceline.data.loaders import is_loader
 from paceline.strategies.replica import Replica
 from paceline.training.horizon import make_schedule
+from paceline.training.options import RunOptions
 from paceline.training.preparing import structure_of
 from paceline.training.reference import load_task
-from paceline.training.run import Run
-from paceline.training.spec import OVERRIDES, TrainSpec
+from paceline.training.run import Run, engine_of
+from paceline.training.spec import TrainSpec
 from paceline.verify.proof.digests import of_named
 from paceline.verify.proof.record import Digests
 from paceline.world import seeds
@@ -27,18 +28,21 @@ class TaskHarness:
     def __init__(self, run: Run, spec: TrainSpec, epochs: int | None = None) -> None:
         self.run, self.spec = run, spec
         self.task = load_task(spec.task, spec.settings)
-        run.engine.with_options(
-            **{name: spec.overrides.get(name, getattr(self.task, name)) for name in OVERRIDES}
-        )
-        run.engine.state.name, run.engine.state.task = spec.name, self.task
+        self._engine = engine_of(run)
+        self._engine.begin_task(self.task, spec)
         self.epochs = epochs if epochs is not None else self.task.epochs
         self.max_grad_norm = spec.max_grad_norm if spec.max_grad_norm is not None else self.task.max_grad_norm
         self.batch_size = spec.batch_size if spec.batch_size is not None else self.task.batch_size
         self.dataset = self.task.train_data()
         self.feed = self.open_feed()
-        seeds.seed_everything(seeds.derive(run.options.seed, "model"))
+        seeds.seed_everything(seeds.derive(self.options.seed, "model"))
         self.model: nn.Module = self.task.model()
         self.made: Digests = of_named(self.model.state_dict().items())
+
+    @property
+    def options(self) -> RunOptions:
+        """How the run is done."""
+        return self._engine.state.options
 
     def open_feed(self, **loading: Any) -> ShardedLoader:
         """Open the training data once more from its beginning."""
@@ -52,12 +56,12 @@ class TaskHarness:
         """Hand model, optimizer and schedule to the strategy."""
         horizon = self._horizon()
         # Several processes make it themselves, each as much of it as it holds; one takes the model that is watched.
-        several = strategies.entry(self.run.options.strategy).processes is None
-        return self.run.engine.preparation.prepare_replica(
+        several = strategies.entry(self.options.strategy).processes is None
+        return self._engine.preparation.prepare_replica(
             self.task.model if several else self.model,
             self.task.optimizer,
             lambda optimizer: make_schedule(
-                self.task, optimizer, horizon, lambda: self.run.engine.state.position.number
+                self.task, optimizer, horizon, lambda: self._engine.state.position.number
             ),
             self.task.buffers(),
             structure_of(self.task),

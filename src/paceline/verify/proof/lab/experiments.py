@@ -38,7 +38,7 @@ def parts(bench: StepRunner, subject: TaskHarness) -> Parts:
         raise ValueError("the training set is a stream, which cannot be cut at will")
     if subject.feed.samples < 3:
         raise ValueError("the training set has fewer than three samples")
-    reader = reader_of(subject.dataset, seed=subject.run.options.seed, collate=subject.task.collate)
+    reader = reader_of(subject.dataset, seed=subject.options.seed, collate=subject.task.collate)
     ids = np.arange(3, dtype=np.int64)
     whole, one, two = (bench.measure(reader.read(0, [cut])[0]) for cut in (ids, ids[:1], ids[1:]))
     return Parts(

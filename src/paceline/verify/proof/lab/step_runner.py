@@ -34,7 +34,7 @@ class StepRunner:
         self._task, self._size = subject.task, size
         self.model, self._optimizer = replica.model, replica.optimizer
         self._device = subject.run.world.device
-        self._precision = Precision(subject.run.options.precision, self._device)
+        self._precision = Precision(subject.options.precision, self._device)
         self._buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
 
     def attempt(self, shard: ShardWork, scale: float = 1.0) -> tuple[Attempt, Gradients]:
