@@ -7,11 +7,11 @@ from paceline import lazy
 if TYPE_CHECKING:
     from paceline.checkpoint.compare import check_fits
     from paceline.checkpoint.contents import CheckpointMetadata
-    from paceline.checkpoint.exporting import ExportReport, export
+    from paceline.checkpoint.exporting import export
     from paceline.checkpoint.finding import Found, find_newest
     from paceline.checkpoint.fingerprint import digest, weights_sha256
     from paceline.checkpoint.pending_checkpoint import Fault
-    from paceline.checkpoint.read import Loaded, load
+    from paceline.checkpoint.read import load
     from paceline.checkpoint.saver import Saver
     from paceline.checkpoint.store import Checkpoints
     from paceline.checkpoint.writing import Saved
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointMetadata",
     "Checkpoints",
-    "ExportReport",
     "Fault",
     "Found",
-    "Loaded",
     "Saved",
     "Saver",
     "check_fits",
@@ -37,10 +35,8 @@ __getattr__, __dir__ = lazy.names(
     __name__,
     {
         "Checkpoints": "paceline.checkpoint.store",
-        "ExportReport": "paceline.checkpoint.exporting",
         "Fault": "paceline.checkpoint.pending_checkpoint",
         "Found": "paceline.checkpoint.finding",
-        "Loaded": "paceline.checkpoint.read",
         "CheckpointMetadata": "paceline.checkpoint.contents",
         "Saved": "paceline.checkpoint.writing",
         "Saver": "paceline.checkpoint.saver",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +19,7 @@ from paceline.checkpoint.compare import same
 from paceline.checkpoint.contents import Contents, contents_of
 from paceline.checkpoint.durable import committing, remove, seal, sync
 from paceline.checkpoint.leftovers import discard, holds_others_files, sweep
-from paceline.checkpoint.manifest import REST, Manifest, part_name
+from paceline.checkpoint.manifest import COMMITTED, REST, Manifest, committed, part_name
 from paceline.checkpoint.parts import StoredTensors
 from paceline.checkpoint.pending_checkpoint import PendingCheckpoint
 from paceline.checkpoint.read import Loaded, check_files, read, seems_whole
@@ -28,7 +27,6 @@ from paceline.checkpoint.rest import read_rest
 from paceline.errors import CheckpointError, DiskFaultError, InputError
 from paceline.state.chunks import ChunkBounds
 
-_COMMITTED = r"step-(\d+)"
 # What a rename says whose target is a folder with something in it, or a file.
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
@@ -46,17 +44,7 @@ class Checkpoints:
 
     def committed(self) -> list[Path]:
         """Return the folders of all committed checkpoints, the oldest step first, whole or damaged."""
-        try:
-            names = [path.name for path in self.folder.iterdir()]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise CheckpointError(
-                f"{self.folder} cannot be read as a folder of checkpoints: {error.strerror}. "
-                "Choose another folder."
-            ) from error
-        steps = sorted((int(found[1]), name) for name in names if (found := re.fullmatch(_COMMITTED, name)))
-        return [self.folder / name for _, name in steps]
+        return committed(self.folder)
 
     def newest(self, report: Callable[[Path, str], None]) -> Loaded | None:
         """Read the newest whole checkpoint; each damaged one above it goes to `report` with the reason."""
@@ -97,7 +85,7 @@ class Checkpoints:
         draft.make()
         # What the dead left may be what fills the disk. What of it cannot be deleted is told after the commit.
         with suppress(OSError):
-            sweep(self.folder, _COMMITTED, now=draft.partial.stat().st_mtime, writing=draft.partial)
+            sweep(self.folder, COMMITTED, now=draft.partial.stat().st_mtime, writing=draft.partial)
 
     def write_alone(self, draft: PendingCheckpoint, contents: Contents) -> str:
         """Write and commit what this process holds all of; gives the fingerprint of the weights."""
@@ -154,7 +142,7 @@ class Checkpoints:
                         discard(path)
                 elif path == just_written or seems_whole(path):
                     whole.add(step)
-            sweep(self.folder, _COMMITTED, now=just_written.stat().st_mtime)
+            sweep(self.folder, COMMITTED, now=just_written.stat().st_mtime)
         except FileNotFoundError:
             return  # Somebody removed the folder, and so nothing is left to delete.
         except OSError as error:

@@ -46,7 +46,7 @@ class PartWriting:
     final: Path
     fault: Fault
     _hashed: Callable[[], FileRecord] | None
-    """What gives the record of the file; None where this worker has no part."""
+    """Waits for the record of the file; None where this worker has no part, or it was not written."""
 
     def record(self) -> tuple[FileRecord | None, Fault]:
         """Return what the file is, or why it is not there."""
@@ -54,19 +54,18 @@ class PartWriting:
             return None, self.fault
         try:
             return self._hashed(), Fault()
-        except Exception as error:
-            fault = fault_of(error, self.final)
-            if fault is None:
-                raise
-            return None, fault
+        except Exception as error:  # noqa: BLE001  (raised again unless it is a fault of the save)
+            return None, fault_of(error, self.final)
 
 
-def fault_of(error: Exception, final: Path) -> Fault | None:
-    """Make a fault of an error, if it is about the checkpoint or the disk."""
+def fault_of(error: Exception, final: Path) -> Fault:
+    """Make a fault of an error that is about the checkpoint or the disk; raise any other."""
     if isinstance(error, CheckpointError):
         return Fault.of(error)
     message = disk_fault(error, final)
-    return None if message is None else Fault(message, disk=True)
+    if message is None:
+        raise error
+    return Fault(message, disk=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,35 +96,25 @@ class Writing:
     def _with(self, contents: Contents) -> Writing:
         return replace(self, contents=contents)
 
-    def write_part(self) -> tuple[FileRecord | None, Fault]:
-        """Write this worker's part, if it has one, and say what came of it."""
-        return self.begin_part(beside=False).record()
-
-    def begin_part(self, *, beside: bool = True) -> PartWriting:
-        """Bring this worker's part, if it has one, to the disk; its hash is taken meanwhile, in a thread `beside`."""
+    def begin_part(self) -> PartWriting:
+        """Bring this worker's part, if it has one, to the disk; its hash is taken meanwhile, in another thread."""
         if self.part is None:
             return PartWriting(self.draft.final, Fault(), None)
         path = self.draft.part(self.part)
-        fault, job = Fault(), None
         try:
             self.draft.write_part(self.part, self.contents.tensors)
-            job = Background(lambda _: hash_file(path)) if beside else None
+            job = Background(lambda _: hash_file(path))
             sync(path)
-        except Exception as error:
-            found = fault_of(error, self.draft.final)
-            if found is None:
-                raise
-            fault = found
-        return PartWriting(
-            self.draft.final, fault, job.result if job is not None else lambda: hash_file(path)
-        )
+        except Exception as error:  # noqa: BLE001  (raised again unless it is a fault of the save)
+            return PartWriting(self.draft.final, fault_of(error, self.draft.final), None)
+        return PartWriting(self.draft.final, Fault(), job.result)
 
     def seal_part(self) -> None:
         """Write this worker's part, if it has one, and leave word of it in the folder."""
         if self.part is None:
             return
         try:
-            record, fault = self.write_part()
+            record, fault = self.begin_part().record()
         except Exception as error:
             self.draft.seal(self.part, None, Fault(f"part {self.part} of {self.draft.final}: {error!r}"))
             raise

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.checkpoint import Checkpoints, Found, check_fits, find_newest
-from paceline.checkpoint.manifest import Manifest
+from paceline.checkpoint.manifest import Manifest, newest_readable
 from paceline.checkpoint.read import unusable
 from paceline.errors import CheckpointError, InputError
 from paceline.observe import CheckpointDamaged, Event
@@ -42,10 +42,8 @@ class Resumed:
 
 def newest_meta(options: RunOptions) -> dict[str, Any]:
     """Return what the newest readable checkpoint says of its run; nothing of its tensors is read."""
-    paths = [] if options.out is None else Checkpoints(options.out / CHECKPOINTS).committed()
-    for path in reversed(paths):
-        with suppress(CheckpointError):
-            return dict(Manifest.read(path).meta)
+    with suppress(CheckpointError):
+        return {} if options.out is None else dict(newest_readable(options.out, Manifest.read)[1].meta)
     return {}
 
 
