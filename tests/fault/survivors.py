@@ -89,7 +89,7 @@ def train(run, folder, faults=(), steps=STEPS, slow=None):
         "weights": hashed(model),
         "average": hashed(average),
         "given": given,
-        "recoveries": run._engine.recovery.recoveries,
+        "recoveries": run._engine.state.recoveries,
         "size": run.world.size,
         "pid": os.getpid(),
     }

@@ -46,7 +46,7 @@ def train(run, folder, faults=()):
         for group in optimizer.param_groups:
             group["lr"] = 0.01 * (1 + abs(found[-2])) if call == 0 else 0.5 * group["lr"]
         run.save()  # also by a worker that has gone by the calls before, and is in step with the others again
-    return found, run.world.size, len(run._engine.recovery.recoveries)
+    return found, run.world.size, len(run._engine.state.recoveries)
 
 
 def launch(folder, faults, workers, strategy, **options):

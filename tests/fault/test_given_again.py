@@ -266,7 +266,7 @@ def train_once(run: paceline.Run, folder: str, faults: Faults, kind: str) -> lis
         change("between", step.number)
         step.apply()
         change("behind", step.number)
-    recovered = any("was killed" in one["reason"] for one in run._engine.recovery.recoveries)
+    recovered = any("was killed" in one["reason"] for one in run._engine.state.recoveries)
     sums = (
         float(large["sums"].sum()),
         len(large["losses"]),
@@ -396,7 +396,7 @@ def miss_the_end(run: paceline.Run, folder: str, faulty: bool, kind: str) -> lis
                 first["lr"] = 0.05 / (1 + first["times"])
     fault_points.set_fault(None)
     own = [value.tolist() for value in model.state_dict().values()]
-    return [own, first["lr"], [one["reason"] for one in run._engine.recovery.recoveries]]
+    return [own, first["lr"], [one["reason"] for one in run._engine.state.recoveries]]
 
 
 @pytest.mark.parametrize(
@@ -447,7 +447,7 @@ def ask_in_body(run: paceline.Run, folder: str, faults: Faults, kind: str) -> li
         step.apply()
         if not step.again:
             ask("applied", step.number)
-    recovered = any("was killed" in one["reason"] for one in run._engine.recovery.recoveries)
+    recovered = any("was killed" in one["reason"] for one in run._engine.state.recoveries)
     return [[run.weights_sha256(), seen["sum"], optimizer.param_groups[0]["lr"]], recovered]
 
 

@@ -38,7 +38,7 @@ def train(run, folder, faults=()):
     return {
         "weights": run.weights_sha256(),
         "size": run.world.size,
-        "recoveries": len(run._engine.recovery.recoveries),
+        "recoveries": len(run._engine.state.recoveries),
     }
 
 

@@ -96,7 +96,7 @@ class Calls:
         epochs, steps = read_ends(epochs, steps)
         check_clip(max_grad_norm)
         phase = history.next_call()
-        if phase < state.position.phase and not self.recovery.waits_to_join:
+        if phase < state.position.phase and not state.waits_to_join:
             self._skip(phase)
             self.replay.hand_over()
             return
@@ -136,7 +136,7 @@ class Calls:
         state, history, phase = self.state, self.history, call.phase
         self._check_before(call)
         state.training = call.feed, call.max_grad_norm
-        history.catches_up |= self.recovery.waits_to_join
+        history.catches_up |= state.waits_to_join
         joined = history.catches_up
         behind = self._find_place(call)
         self.preparation.freeze()
@@ -284,7 +284,7 @@ class Calls:
             )
         late = history.before if phase == 0 and not history.catches_up else history.behind
         call = -1 if phase == 0 else at.phase
-        if (phase is None or phase > call) and late.has_save(call) and not self.recovery.waits_to_join:
+        if (phase is None or phase > call) and late.has_save(call) and not self.state.waits_to_join:
             raise InputError(
                 f"this run was saved by a run.save() {'before the first call' if call < 0 else f'behind call {saved_in}'} of "
                 f"run.steps, and the function did not come to it again: {_DECIDE}"
@@ -295,7 +295,7 @@ class Calls:
     def _note_left(self, phase: int, *, ended: bool = False) -> None:
         """Announce that this worker has left a call of `steps`; an iterator may be closed long after the next began."""
         state = self.state
-        if phase == state.position.phase and not (self.recovery.waits_to_join or self.history.catches_up):
+        if phase == state.position.phase and not (state.waits_to_join or self.history.catches_up):
             unfinished = state.step is not None and state.step.again and not ended
             number = state.position.number
             self.recovery.exits.note(state.world, phase, number, ended=ended, unfinished=unfinished)

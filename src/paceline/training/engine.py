@@ -58,7 +58,7 @@ class Engine:
         self._records = records = open_records(options, state.world)
         sharded = ShardedRecovery(recovery_options)
         self.recovery = recovery = Recovery(state, membership or FixedMembership(), sharded, recovery_options)
-        self.replay = replay = Replay(state=state, history=history, recovery=recovery)
+        self.replay = replay = Replay(state=state, history=history)
         self.preparation = preparation = Preparation(
             state=state, loop=loop, history=history, journal=journal, recovery=recovery, sharded=sharded
         )

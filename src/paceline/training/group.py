@@ -173,7 +173,7 @@ class RunGroup:
         number = source.position.number
         snapshot = self.sharded.snapshot_at(number)
         mine: Values | None = None if snapshot is None else snapshot.shared["states"] or None
-        joins = self.recovery.waits_to_join  # and may have registered none yet
+        joins = self.state.waits_to_join  # and may have registered none yet
         if mine is None and source.kind == WORKERS and self.state.position.number == number and not joins:
             mine = self.loop.registered.snapshot()
         everybody: list[Values | None] = all_gather_object(self.state.world.comm, mine)

@@ -90,7 +90,7 @@ class Measuring:
         """Return whether the others came by here before this worker joined them, or the run before it was resumed."""
         self._join_to_be_told()
         if self.history.catches_up:
-            return not self.recovery.waits_to_join
+            return not self.state.waits_to_join
         return self.state.open_call is None and self.history.outcomes.holds(self.history.call, asked)
 
     def _note(self, asked: str, outcome: Any) -> None:
@@ -104,7 +104,7 @@ class Measuring:
         that nothing was saved of, it makes what they measured: the weights of the beginning.
         """
         state, history, registered = self.state, self.history, self.loop.registered
-        waits = self.recovery.waits_to_join and state.replica_or_none is not None
+        waits = state.waits_to_join and state.replica_or_none is not None
         if waits and not history.calls and state.options.resume:
             history.catches_up = True
             self.recovery.begin()

@@ -96,7 +96,7 @@ class Preparation:
         self.inputs = inputs = new_parts(
             state.options, state.exactness, device, model, optimizer, scheduler, buffers, structure
         )
-        joins = self.recovery.waits_to_join
+        joins = state.waits_to_join
         # What needs the others is done when there are any.
         inputs = replace(inputs, sync_batchnorm=inputs.sync_batchnorm and not joins)
         replica = state.replica_or_none = state.strategy.prepare(inputs, state.world)
@@ -182,7 +182,7 @@ class Preparation:
                 f"run.register_state({name!r}) came after run.steps. Call it before, on every worker."
             )
         prepared = state.replica_or_none is not None
-        known = state.options.resume and prepared and not self.recovery.waits_to_join
+        known = state.options.resume and prepared and not state.waits_to_join
         if not self.loop.registered.register(name, value) and known:
             self._note_new([name])
         return value

@@ -78,7 +78,7 @@ class Saving:
         if state.open_call is not None:
             self._ask()
             return
-        if not (self._recovery.waits_to_join or history.elsewhere):
+        if not (state.waits_to_join or history.elsewhere):
             if history.outcomes.has_save(history.call):
                 self._pass_by_save()
                 return
@@ -143,7 +143,7 @@ class Saving:
         """Write a checkpoint of where the run stands, with all workers; `called` is the name by which the loop asks for it."""
         state, saver = self._state, self._saver
         self._journal.read_pending()
-        if self._recovery.waits_to_join or self._history.elsewhere:
+        if state.waits_to_join or self._history.elsewhere:
             return  # the run is elsewhere still
         meta = self._meta()
         if saver is None:

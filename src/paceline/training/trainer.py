@@ -181,7 +181,7 @@ class Trainer:
             "step_ms_p50": round(journal.milliseconds(0.5), 4),
             "step_ms_p95": round(journal.milliseconds(0.95), 4),
             "restarts": 0,
-            "recoveries": self._engine.recovery.recoveries,
+            "recoveries": state.recoveries,
             "parameters": state.parameters,
             "batch_size": self.batch_size,
             "horizon": None if state.replica.scheduler is None else self.horizon,

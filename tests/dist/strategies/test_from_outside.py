@@ -41,7 +41,7 @@ def train(run: paceline.Run, steps: int, killed: bool) -> tuple[bool, str]:
         for (x,) in step:
             losses = model(x).square()
             step.backward(losses.sum(), len(losses))
-        if killed and step.number == 3 and run.world.rank == 1 and not run._engine.recovery.recoveries:
+        if killed and step.number == 3 and run.world.rank == 1 and not run._engine.state.recoveries:
             os.kill(os.getpid(), signal.SIGKILL)
         step.apply()
     return held < len(made.state_dict()), run.weights_sha256()

@@ -102,7 +102,7 @@ def train(
         "losses": losses,
         "measured": measured,
         "samples": run._engine.journal.samples,
-        "recoveries": run._engine.recovery.recoveries,
+        "recoveries": run._engine.state.recoveries,
         "workers": run.world.size,
     }
 

@@ -90,7 +90,7 @@ def train(
         "held": sorted(held.chunks),
         "losses": [result.loss for result in taken if not result.again],
         "samples": run._engine.journal.samples,
-        "recoveries": run._engine.recovery.recoveries,
+        "recoveries": run._engine.state.recoveries,
         "workers": run.world.size,
     }
 

@@ -173,7 +173,7 @@ def lose(run: paceline.Run, killed: str | None) -> dict[str, torch.Tensor]:
     run._engine.preparation.prepare_replica(model, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
     for step in run.steps(data, batch_size=24, steps=6):
         step.compute(loss)
-    assert (killed is not None) == bool(run._engine.recovery.recoveries)
+    assert (killed is not None) == bool(run._engine.state.recoveries)
     state: dict[str, torch.Tensor] = run._engine.state.replica.state()["model"]
     return state
 

@@ -106,7 +106,7 @@ def train(
         "held": sorted(held.chunks),
         "whole": replica.whole,
         "boxes": all(chunk.bounds == ChunkBounds.whole(chunk.meta.shape) for chunk in held.chunks.values()),
-        "recoveries": run._engine.recovery.recoveries,
+        "recoveries": run._engine.state.recoveries,
     }
 
 
