@@ -15,7 +15,6 @@ from paceline.recovery.membership import SAVE
 from paceline.recovery.recovery import Recovery
 from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.state.optimizer_state import saved_options_of, set_options
-from paceline.training.books import announcement, description
 from paceline.training.checks.before_first_step import (
     check_batch_size,
     check_clip,
@@ -23,6 +22,7 @@ from paceline.training.checks.before_first_step import (
     last_step,
     read_ends,
 )
+from paceline.training.description import announcement, new_receipt
 from paceline.training.feeds import Feeds
 from paceline.training.group import RunGroup
 from paceline.training.journal import Journal
@@ -206,7 +206,7 @@ class Calls:
         """Begin the records and the snapshots of a call of `steps`; a worker may be lost between two of them."""
 
         def begin() -> None:
-            self.records.begin(*description(self.state, self.state.position))
+            self.records.begin(lambda: new_receipt(self.state, self.state.position))
             self.sharded.attach(self.state.world, self.state.replica)
             self.group.take_snapshot()
 
