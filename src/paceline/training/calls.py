@@ -12,8 +12,6 @@ from paceline.errors import InputError
 from paceline.observe import Note
 from paceline.recovery.agreement import RolledBackError
 from paceline.recovery.membership import SAVE
-from paceline.recovery.recovery import Recovery
-from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.state.optimizer_state import saved_options_of, set_options
 from paceline.training.checks.before_first_step import (
     check_batch_size,
@@ -23,18 +21,14 @@ from paceline.training.checks.before_first_step import (
     read_ends,
 )
 from paceline.training.description import announcement, new_receipt
-from paceline.training.feeds import Feeds
+from paceline.training.engine_part import EnginePart
 from paceline.training.group import RunGroup
-from paceline.training.journal import Journal
 from paceline.training.preparation import Preparation
-from paceline.training.recorder import NoRecords
 from paceline.training.saving import Saving
-from paceline.training.state import RunState
 from paceline.training.step import Step
 from paceline.training.stepping import Stepping
-from paceline.training.user_loop.call_history import LEFT, CallHistory
+from paceline.training.user_loop.call_history import LEFT
 from paceline.training.user_loop.kept_state import KeptState
-from paceline.training.user_loop.loop import Loop
 from paceline.training.user_loop.replay import Replay
 from paceline.world import all_gather_object
 from paceline.world.status_page import Phase
@@ -64,18 +58,10 @@ class Call:
 
 
 @dataclass(kw_only=True)
-class Calls:
+class Calls(EnginePart):
     """The calls of `run.steps` on one worker."""
 
-    state: RunState
-    loop: Loop
-    history: CallHistory
     replay: Replay
-    feeds: Feeds
-    journal: Journal
-    records: NoRecords
-    recovery: Recovery
-    sharded: ShardedRecovery
     preparation: Preparation
     saving: Saving
     group: RunGroup
@@ -172,7 +158,7 @@ class Calls:
             journal=self.journal,
             records=self.records,
             recovery=self.recovery,
-            sharded=self.sharded,
+            sharded=self.recovery.sharded,
             group=self.group,
             saving=self.saving,
             feed=call.feed,
@@ -207,7 +193,7 @@ class Calls:
 
         def begin() -> None:
             self.records.begin(lambda: new_receipt(self.state, self.state.position))
-            self.sharded.attach(self.state.world, self.state.replica)
+            self.recovery.sharded.attach(self.state.world, self.state.replica)
             self.group.take_snapshot()
 
         if again:

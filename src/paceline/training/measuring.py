@@ -10,29 +10,20 @@ from paceline.checkpoint import digest, weights_sha256
 from paceline.data import ShardedLoader
 from paceline.observe import Note
 from paceline.recovery.membership import EVALUATE, SAVE
-from paceline.recovery.recovery import Recovery
 from paceline.state.chunks import MODEL, collect, survey
 from paceline.strategies.base import MetricsFunction
 from paceline.strategies.replica import Replica
+from paceline.training.engine_part import EnginePart
 from paceline.training.evaluation import evaluate
-from paceline.training.feeds import Feeds
 from paceline.training.group import RunGroup
-from paceline.training.state import RunState
-from paceline.training.user_loop.call_history import CallHistory
 from paceline.training.user_loop.kept_state import KeptState
-from paceline.training.user_loop.loop import Loop
 from paceline.world import World
 
 
 @dataclass(kw_only=True)
-class Measuring:
+class Measuring(EnginePart):
     """Asks the others, or the history of the run where they have been asked before."""
 
-    state: RunState
-    loop: Loop
-    history: CallHistory
-    feeds: Feeds
-    recovery: Recovery
     group: RunGroup
 
     def evaluate(

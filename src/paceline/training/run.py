@@ -25,8 +25,8 @@ from paceline.strategies.structure import Structure
 from paceline.training.engine import Engine
 from paceline.training.listeners import Listeners
 from paceline.training.options import RunOptions
-from paceline.training.preparing import MakeModel, MakeOptimizer, MakeScheduler
 from paceline.training.step import Step
+from paceline.training.strategy_inputs import MakeModel, MakeOptimizer, MakeScheduler
 from paceline.world import World
 
 

@@ -17,11 +17,11 @@ from paceline.training.checks.before_first_step import check_shards, near_names
 from paceline.training.checks.counters import Modes, note_of_changes, numbers_of
 from paceline.training.description import about_task
 from paceline.training.horizon import choose_horizon, is_forgotten, make_schedule, refuse_forgotten
-from paceline.training.preparing import structure_of
 from paceline.training.reference import load_task
 from paceline.training.run import Run, engine_of
 from paceline.training.spec import TrainSpec
 from paceline.training.step import Step
+from paceline.training.strategy_inputs import structure_of
 
 
 def main(run: Run, spec: TrainSpec) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from paceline.errors import InputError
 from paceline.strategies.base import ShardWork, StepWork
 from paceline.strategies.fsdp.strategy import Fsdp
 from paceline.strategies.tuning import Tuning
-from paceline.training.preparing import carried_inputs, new_parts
+from paceline.training.strategy_inputs import carried_inputs, new_parts
 from tests.dist.strategies import sharded_runs
 from tests.dist.strategies.sharded_runs import RATE, Model, Outcome, Partly, Shared, Training, train_all
 from tests.dist.strategies.test_special_models import train as train_special

@@ -15,9 +15,9 @@ from paceline.errors import InputError
 from paceline.state.chunks import TensorMeta, collect, split, survey
 from paceline.strategies.tuning import Tuning
 from paceline.training import trainer
-from paceline.training.preparing import carried_inputs, structure_of
 from paceline.training.reference import load_task
 from paceline.training.spec import TrainSpec
+from paceline.training.strategy_inputs import carried_inputs, structure_of
 from tests.contract.distance import bound, distance
 from tests.contract.tasks import ADAM_EPSILON, LEARNING_RATE
 from tests.dist.strategies.split_models import LENGTH, Reading

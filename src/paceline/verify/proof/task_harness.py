@@ -13,10 +13,10 @@ from paceline.data.loaders import is_loader
 from paceline.strategies.replica import Replica
 from paceline.training.horizon import make_schedule
 from paceline.training.options import RunOptions
-from paceline.training.preparing import structure_of
 from paceline.training.reference import load_task
 from paceline.training.run import Run, engine_of
 from paceline.training.spec import TrainSpec
+from paceline.training.strategy_inputs import structure_of
 from paceline.verify.proof.digests import of_named
 from paceline.verify.proof.record import Digests
 from paceline.world import seeds
