@@ -42,7 +42,7 @@ class CheckpointMetadata:
 class Contents:
     """One checkpoint, as the worker that commits it sees it."""
 
-    moment: CheckpointMetadata
+    metadata: CheckpointMetadata
     plan: Plan
     tensors: Mapping[str, Tensor]
     """What goes into this worker's part: on the CPU, none in the memory of another."""
@@ -51,9 +51,9 @@ class Contents:
     def manifest(self, files: Mapping[str, FileRecord], weights: str) -> Manifest:
         """Return the manifest of these files; `weights` is the fingerprint."""
         return Manifest(
-            step=self.moment.step,
-            position=dict(self.moment.position),
-            meta=dict(self.moment.meta),
+            step=self.metadata.step,
+            position=dict(self.metadata.position),
+            meta=dict(self.metadata.meta),
             aliases=self.plan.aliases,
             tensors=self.plan.tensors,
             files=dict(files),
@@ -78,15 +78,15 @@ class Contents:
 
 def contents_of(step: int, state: Mapping[str, Any]) -> Contents:
     """Take apart the whole state of a run, position and meta included, for one process that writes it alone."""
-    moment = CheckpointMetadata(step=step, position=dict(state["position"]), meta=dict(state["meta"]))
-    moment.check()
+    metadata = CheckpointMetadata(step=step, position=dict(state["position"]), meta=dict(state["meta"]))
+    metadata.check()
     held = split(
         {key: value for key, value in state.items() if key not in ("position", "meta")}
         | {MODEL: {name: dense(value, name) for name, value in state[MODEL].items()}}
     )
     plan = assign_writers([ShardInventory.of("", held.chunks)])
     return Contents(
-        moment=moment,
+        metadata=metadata,
         plan=plan,
         tensors=apart(written(held.chunks, plan.keys[0])),
         rest=plain_rest(held.rest),

@@ -16,7 +16,7 @@ from pathlib import Path
 from torch import Tensor
 
 from paceline import documents, option_fields
-from paceline.checkpoint.durable import committing, remove, seal, sync
+from paceline.checkpoint.durable import committing, remove, sync, sync_and_hash
 from paceline.checkpoint.leftovers import beside, sweep
 from paceline.checkpoint.manifest import MANIFEST, Manifest, newest_readable
 from paceline.checkpoint.parts import StoredTensors
@@ -77,7 +77,7 @@ def export(
         if len(names) > 1:
             _write_index(partial / _index(target), names, shards, model)
         path = partial / (names[0] if len(names) == 1 else _index(target))
-        record = seal(path)
+        record = sync_and_hash(path)
         _publish(partial, target, [*names, path.name], before)
     return ExportReport(
         path=target.with_name(path.name),

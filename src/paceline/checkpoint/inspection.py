@@ -89,7 +89,7 @@ def inspect(place: Path, *, verify_all: bool = False) -> Inspection:
 
 
 def _misfits(path: Path, manifest: Manifest) -> dict[str, str]:
-    """Return which files are the ones that were sealed, and yet hold something else than the manifest says."""
+    """Return which files are the ones that were recorded, and yet hold something else than the manifest says."""
     # Only where every byte is read anyway: loading torch takes a second.
     from paceline.checkpoint.parts import StoredTensors
     from paceline.checkpoint.rest import read_rest

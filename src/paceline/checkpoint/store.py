@@ -17,8 +17,8 @@ from typing import Any
 
 from paceline.checkpoint.compare import same
 from paceline.checkpoint.contents import Contents, contents_of
-from paceline.checkpoint.durable import committing, remove, seal, sync
-from paceline.checkpoint.leftovers import discard, holds_others_files, sweep
+from paceline.checkpoint.durable import committing, remove, sync, sync_and_hash
+from paceline.checkpoint.leftovers import beside, discard, holds_others_files, sweep
 from paceline.checkpoint.manifest import COMMITTED, REST, Manifest, committed, part_name
 from paceline.checkpoint.parts import StoredTensors
 from paceline.checkpoint.pending_checkpoint import PendingCheckpoint
@@ -68,64 +68,65 @@ class Checkpoints:
         after the commit goes to `note` as one line; without a `note` that is a CheckpointError too.
         """
         contents = contents_of(step, state)
-        draft = self.draft(step)
-        with committing(draft.partial, draft.final):
-            self.write_alone(draft, contents)
-        self.prune(draft.final, note)
-        return draft.final
+        pending = self.pending(step)
+        with committing(pending.partial, pending.final):
+            self.write_alone(pending, contents)
+        self.prune(pending.final, note)
+        return pending.final
 
     # The same in steps, for several writers.
 
-    def draft(self, step: int) -> PendingCheckpoint:
-        """Name the draft of a step."""
-        return PendingCheckpoint.of(self.folder / f"step-{step}", replaces=step in self.own)
+    def pending(self, step: int) -> PendingCheckpoint:
+        """Name the folders of a step that this process will commit."""
+        final = self.folder / f"step-{step}"
+        return PendingCheckpoint(final, beside(final, "partial"), replaces=step in self.own)
 
-    def open(self, draft: PendingCheckpoint) -> None:
+    def open(self, pending: PendingCheckpoint) -> None:
         """Make the folder that the parts are written into."""
-        draft.make()
+        pending.make()
         # What the dead left may be what fills the disk. What of it cannot be deleted is told after the commit.
         with suppress(OSError):
-            sweep(self.folder, COMMITTED, now=draft.partial.stat().st_mtime, writing=draft.partial)
+            sweep(self.folder, COMMITTED, now=pending.partial.stat().st_mtime, writing=pending.partial)
 
-    def write_alone(self, draft: PendingCheckpoint, contents: Contents) -> str:
+    def write_alone(self, pending: PendingCheckpoint, contents: Contents) -> str:
         """Write and commit what this process holds all of; gives the fingerprint of the weights."""
         try:
-            return self._write_once(draft, contents)
+            return self._write_once(pending, contents)
         except Exception:
-            if draft.partial.exists() or draft.final.exists():
+            if pending.partial.exists() or pending.final.exists():
                 raise
             # Somebody removed the folder while we wrote into it: once more, into a new one.
-            return self._write_once(draft, contents)
+            return self._write_once(pending, contents)
 
-    def _write_once(self, draft: PendingCheckpoint, contents: Contents) -> str:
-        self.open(draft)
-        draft.write_part(0, contents.tensors)
-        files = {part_name(0): seal(draft.part(0)), REST: draft.write_rest(contents.rest)}
-        weights = contents.fingerprint(draft.partial)
-        self.commit(draft, contents.manifest(files, weights))
+    def _write_once(self, pending: PendingCheckpoint, contents: Contents) -> str:
+        self.open(pending)
+        pending.write_part(0, contents.tensors)
+        files = {part_name(0): sync_and_hash(pending.part(0)), REST: pending.write_rest(contents.rest)}
+        weights = contents.fingerprint(pending.partial)
+        self.commit(pending, contents.manifest(files, weights))
         return weights
 
-    def commit(self, draft: PendingCheckpoint, manifest: Manifest) -> None:
-        """Seal a draft whose files are all there, and give it its name."""
-        manifest.write(draft.partial)
-        draft.break_seals()
-        sync(draft.partial)
+    def commit(self, pending: PendingCheckpoint, manifest: Manifest) -> None:
+        """Write the manifest of a checkpoint whose files are all there, and give it its name."""
+        manifest.write(pending.partial)
+        pending.remove_markers()
+        sync(pending.partial)
         aside: Path | None = None
         while True:
             try:
-                draft.partial.rename(draft.final)
+                pending.partial.rename(pending.final)
                 break
             except OSError as error:
                 if error.errno not in _OCCUPIED:
                     if aside is not None:
                         with suppress(OSError):
-                            aside.rename(draft.final)
+                            aside.rename(pending.final)
                     raise
-            if _holds_same(draft.final, draft.partial, manifest, replaces=draft.replaces):
+            if _holds_same(pending.final, pending.partial, manifest, replaces=pending.replaces):
                 # Another writer of the same run was faster, a machine that was cut off say.
-                remove(draft.partial)
+                remove(pending.partial)
                 break
-            aside = _make_way(draft.final)
+            aside = _make_way(pending.final)
         sync(self.folder)
 
     def prune(self, just_written: Path, note: Callable[[str], None] | None) -> None:

@@ -120,13 +120,12 @@ class Ledger:
             _pack_into(window, at, generation, epoch, number, step, shard.index, len(ids), digest(ids))
         self._at = end
 
-    def flush(self, *, durable: bool = False) -> None:
-        """Wait until the disk has everything, if it is to be `durable`; the kernel has it anyway."""
-        if durable:
-            try:
-                os.fsync(self._file)
-            except OSError as error:
-                raise self._unwritable(error) from error
+    def flush(self) -> None:
+        """Wait until the disk has everything; the kernel has it anyway."""
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     def close(self) -> None:
         """Cut off the room that was not used, and let go of the file; a second call does nothing."""

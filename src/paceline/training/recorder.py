@@ -114,7 +114,7 @@ class Records(NoRecords):
     def before_save(self) -> None:
         """Write, and wait until everybody has."""
         if self._ledger is not None:
-            self._ledger.flush(durable=True)
+            self._ledger.flush()
             self._world.comm.barrier()
 
     def after_save(self, number: int, weights_sha256: str) -> None:

@@ -154,7 +154,7 @@ class Saving(EnginePart):
             with self.loop.body.left_out():
                 replica.synchronize()
             check_weights(replica, world, state.position.number)
-            moment = CheckpointMetadata(
+            metadata = CheckpointMetadata(
                 step=state.position.number, position=asdict(state.position), meta=self._meta()
             )
             held = replica.local_state()
@@ -168,7 +168,7 @@ class Saving(EnginePart):
             return saver.save(
                 world,
                 replace(held, rest={**held.rest, **more}),
-                moment,
+                metadata,
                 background=state.options.save_async and not last,
                 unless_saved=last and self._saved_at == state.position,
             )

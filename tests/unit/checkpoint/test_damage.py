@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from paceline.checkpoint import Checkpoints, load
-from paceline.checkpoint.durable import seal
+from paceline.checkpoint.durable import sync_and_hash
 from paceline.checkpoint.exporting import export
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.stored import Stored, StoredChunk
@@ -123,7 +123,7 @@ def test_without_any_whole_one_there_is_none(folder: Path, damage: Callable[[Pat
 
 def reseal(path: Path, **changes: Any) -> None:
     """Write the manifest anew, as one who means harm would, so that every checksum fits."""
-    changes.setdefault("files", {name: seal(path / name) for name in (PART, REST)})
+    changes.setdefault("files", {name: sync_and_hash(path / name) for name in (PART, REST)})
     made = dataclasses.replace(Manifest.read(path), **changes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Manifest, "check", lambda _: None)
