@@ -12,8 +12,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import paceline
-from paceline.checkpoint import Checkpoints, load, weights_sha256
+from paceline.checkpoint import load, weights_sha256
 from paceline.world import fault_points
+from tests.checkpoints import Checkpoints
 
 STEPS = 9
 

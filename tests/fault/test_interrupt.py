@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import paceline
-from paceline.checkpoint import Checkpoints
 from paceline.training.folder import newest_step
 from paceline.verify.receipts.audit import audit
+from tests.checkpoints import Checkpoints
 from tests.fault import survivors
 from tests.fault.test_survive_cut import STEPS, loss, model, run
 from tests.patience import HANG_S

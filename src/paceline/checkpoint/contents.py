@@ -14,10 +14,10 @@ from paceline.checkpoint.durable import FileRecord
 from paceline.checkpoint.fingerprint import weights_sha256
 from paceline.checkpoint.manifest import MODEL_PREFIX, Manifest
 from paceline.checkpoint.parts import StoredTensors
-from paceline.checkpoint.planning import Plan, ShardInventory, assign_writers
-from paceline.checkpoint.tensors import apart, dense, plain
+from paceline.checkpoint.planning import Plan
+from paceline.checkpoint.tensors import dense, plain
 from paceline.errors import CheckpointError
-from paceline.state.chunks import MODEL, OPTIMIZER, TensorChunk, split
+from paceline.state.chunks import OPTIMIZER, TensorChunk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,23 +74,6 @@ class Contents:
             )
         with StoredTensors(folder, self.manifest({}, "")) as parts:
             return weights_sha256(parts.model)
-
-
-def contents_of(step: int, state: Mapping[str, Any]) -> Contents:
-    """Take apart the whole state of a run, position and meta included, for one process that writes it alone."""
-    metadata = CheckpointMetadata(step=step, position=dict(state["position"]), meta=dict(state["meta"]))
-    metadata.check()
-    held = split(
-        {key: value for key, value in state.items() if key not in ("position", "meta")}
-        | {MODEL: {name: dense(value, name) for name, value in state[MODEL].items()}}
-    )
-    plan = assign_writers([ShardInventory.of("", held.chunks)])
-    return Contents(
-        metadata=metadata,
-        plan=plan,
-        tensors=apart(written(held.chunks, plan.keys[0])),
-        rest=plain_rest(held.rest),
-    )
 
 
 def written(chunks: Mapping[str, TensorChunk], keys: tuple[str, ...]) -> dict[str, Tensor]:

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from paceline.checkpoint.compare import same
-from paceline.checkpoint.contents import Contents, contents_of
-from paceline.checkpoint.durable import committing, remove, sync, sync_and_hash
+from paceline.checkpoint.contents import Contents
+from paceline.checkpoint.durable import remove, sync, sync_and_hash
 from paceline.checkpoint.leftovers import beside, discard, holds_others_files, sweep
 from paceline.checkpoint.manifest import COMMITTED, REST, Manifest, committed, part_name
 from paceline.checkpoint.parts import StoredTensors
 from paceline.checkpoint.pending_checkpoint import PendingCheckpoint
-from paceline.checkpoint.read import Loaded, check_files, read, seems_whole
+from paceline.checkpoint.read import check_files, seems_whole
 from paceline.checkpoint.rest import read_rest
 from paceline.errors import CheckpointError, DiskFaultError, InputError
 from paceline.state.chunks import ChunkBounds
@@ -45,36 +44,6 @@ class Checkpoints:
     def committed(self) -> list[Path]:
         """Return the folders of all committed checkpoints, the oldest step first, whole or damaged."""
         return committed(self.folder)
-
-    def newest(self, report: Callable[[Path, str], None]) -> Loaded | None:
-        """Read the newest whole checkpoint; each damaged one above it goes to `report` with the reason."""
-        damaged: set[Path] = set()
-        while paths := [path for path in self.committed() if path not in damaged]:
-            newest = paths[-1]
-            try:
-                return read(newest)
-            except CheckpointError as error:
-                # One that is gone was deleted while we read, by a writer that had committed a newer one: look again.
-                if newest in self.committed():
-                    damaged.add(newest)
-                    report(newest, str(error))
-        return None
-
-    def save(self, step: int, state: Mapping[str, Any], *, note: Callable[[str], None] | None = None) -> Path:
-        """Commit the whole state of a run under a step, then delete all but the last `keep` checkpoints.
-
-        A step that is there already with the same state stays as it is; a damaged one is replaced. A save that fails
-        raises CheckpointError, a DiskFaultError where the next one may succeed. What cannot be deleted
-        after the commit goes to `note` as one line; without a `note` that is a CheckpointError too.
-        """
-        contents = contents_of(step, state)
-        pending = self.pending(step)
-        with committing(pending.partial, pending.final):
-            self.write_alone(pending, contents)
-        self.prune(pending.final, note)
-        return pending.final
-
-    # The same in steps, for several writers.
 
     def pending(self, step: int) -> PendingCheckpoint:
         """Name the folders of a step that this process will commit."""
@@ -129,10 +98,10 @@ class Checkpoints:
             aside = _make_way(pending.final)
         sync(self.folder)
 
-    def prune(self, just_written: Path, note: Callable[[str], None] | None) -> None:
+    def prune(self, just_written: Path, note: Callable[[str], None]) -> None:
         """Delete what is older than the last `keep` whole ones; the damaged ones above them do not count.
 
-        What somebody else has put into the folder of one stays.
+        What somebody else has put into the folder of one stays. What cannot be deleted goes to `note` as one line.
         """
         whole: set[int] = set()
         try:
@@ -147,13 +116,10 @@ class Checkpoints:
         except FileNotFoundError:
             return  # Somebody removed the folder, and so nothing is left to delete.
         except OSError as error:
-            message = (
+            note(
                 f"{just_written} is safe, but what is left of an old one beside it could not be deleted "
                 f"({error.strerror}: {error.filename}). Delete it by hand."
             )
-            if note is None:
-                raise CheckpointError(message) from error
-            note(message)
 
 
 def _step(path: Path) -> int:

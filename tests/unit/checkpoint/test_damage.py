@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.checkpoint import Checkpoints, load
+from paceline.checkpoint import load
 from paceline.checkpoint.durable import sync_and_hash
 from paceline.checkpoint.exporting import export
 from paceline.checkpoint.manifest import Manifest
@@ -22,6 +22,7 @@ from paceline.checkpoint.terms import check_tensors
 from paceline.cli.inspect import inspect
 from paceline.documents import DocumentError
 from paceline.errors import CheckpointError
+from tests.checkpoints import Checkpoints
 from tests.unit.checkpoint.states import MANIFEST, PART, REST, assert_same, run_state
 
 FILES = [PART, REST, MANIFEST]

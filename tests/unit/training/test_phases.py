@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from paceline import Mean, Run
-from paceline.checkpoint import Checkpoints
 from paceline.errors import InputError, NonFiniteLossError
 from paceline.training.user_loop.call_history import Outcomes
 from paceline.verify.receipts.audit import audit
+from tests.checkpoints import Checkpoints
 from tests.unit.training.own_runs import data, losses, opened, prepared, resumed
 
 
