@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.checkpoint import Saver, load
+from paceline.checkpoint import load
 from paceline.checkpoint.compare import same
+from paceline.checkpoint.saver import Saver
 from paceline.errors import WorkerFailedError
 from paceline.state.chunks import assemble
 from tests.checkpoints import Checkpoints

@@ -55,7 +55,7 @@ class Plan:
 
 def assign_writers(inventories: Sequence[ShardInventory], sees: Sequence[bool] | None = None) -> Plan:
     """Deal the state out among workers, all of which see the folder, or those that do."""
-    metas, aliases = _forms(inventories), _aliases(inventories)
+    metas, aliases = _metas(inventories), _aliases(inventories)
     wanted = [_wanted(inventory, metas, aliases, inventories) for inventory in inventories]
     if sees is not None and not all(sees):
         wanted = _seen(wanted, sees, inventories)
@@ -88,7 +88,7 @@ def _plan(
     return Plan(tensors, aliases, writers, tuple(tuple(dealt[rank]) for rank in writers))
 
 
-def _forms(inventories: Sequence[ShardInventory]) -> dict[str, TensorMeta]:
+def _metas(inventories: Sequence[ShardInventory]) -> dict[str, TensorMeta]:
     metas: dict[str, TensorMeta] = {}
     for rank, inventory in enumerate(inventories):
         for key, (meta, _) in inventory.chunks.items():

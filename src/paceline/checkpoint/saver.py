@@ -127,12 +127,12 @@ class Saver:
         return fault
 
     def poll(self) -> None:
-        """Close the books of a save that has come to its end; to be called often, costs nothing."""
+        """Report a save in the background that has come to its end; to be called often, costs nothing."""
         if self._job is not None and self._job.done:
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the save in flight, if there is one, and close its books."""
+        """Wait for the save in flight, if there is one, and report what came of it."""
         job, self._job = self._job, None
         if job is None:
             return

@@ -58,7 +58,7 @@ class Checkpoints:
             sweep(self.folder, COMMITTED, now=pending.partial.stat().st_mtime, writing=pending.partial)
 
     def write_alone(self, pending: PendingCheckpoint, contents: Contents) -> str:
-        """Write and commit what this process holds all of; gives the fingerprint of the weights."""
+        """Write and commit a state that this process holds all of; return the fingerprint of the weights."""
         try:
             return self._write_once(pending, contents)
         except Exception:

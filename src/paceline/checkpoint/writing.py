@@ -86,15 +86,13 @@ class Writing:
 
     def in_place(self) -> Writing:
         """Get ready to write from the memory of the training itself."""
-        return self._with(replace(self.contents, tensors=apart(self.contents.tensors)))
+        return replace(self, contents=replace(self.contents, tensors=apart(self.contents.tensors)))
 
     def copied(self, staging: Staging) -> Writing:
         """Get ready to write while training goes on."""
-        tensors = staging.copies(self.contents.tensors)
-        return self._with(replace(self.contents, tensors=tensors, rest=copy.deepcopy(self.contents.rest)))
-
-    def _with(self, contents: Contents) -> Writing:
-        return replace(self, contents=contents)
+        contents = self.contents
+        copies = staging.copies(contents.tensors)
+        return replace(self, contents=replace(contents, tensors=copies, rest=copy.deepcopy(contents.rest)))
 
     def begin_part(self) -> PartWriting:
         """Bring this worker's part, if it has one, to the disk; its hash is taken meanwhile, in another thread."""

@@ -128,7 +128,7 @@ class Ledger:
             raise self._unwritable(error) from error
 
     def close(self) -> None:
-        """Cut off the room that was not used, and let go of the file; a second call does nothing."""
+        """Cut off the room that was not used, and close the file; a second call does nothing."""
         if self._file < 0:
             return
         try:
@@ -147,7 +147,7 @@ class Ledger:
             self._file = -1
 
     def _mend(self) -> int:
-        """Begin a new file with its mark; cut off what a killed process left unfinished. Gives where the records end."""
+        """Begin a new file with its mark; cut off what a killed process left unfinished. Return where the records end."""
         if os.fstat(self._file).st_size < len(MAGIC):
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, MAGIC, 0)

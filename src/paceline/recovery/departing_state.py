@@ -1,6 +1,6 @@
 """What a worker that leaves a sharded state writes down for the others: its part, as a file in the run folder.
 
-It is written before the worker says that it has left its group, so it lies there when the next group metas, and is
+It is written before the worker says that it has left its group, so it lies there when the next group meets, and is
 removed as soon as that group holds everything.
 """
 

@@ -108,7 +108,7 @@ class Calls(EnginePart):
                 state.open_call = None
                 then = {
                     "early": not state.ended,
-                    **self.loop.registered.small(),
+                    "states": self.loop.registered.small(),
                     "options": saved_options_of(state.replica.optimizer),
                 }
                 history.behind.note(phase, LEFT, then)
@@ -224,7 +224,7 @@ class Calls(EnginePart):
         """Have what a loop decides by be what it was behind a call that is gone by: its own small states, the rates."""
         if self.history.behind.holds(phase, LEFT):
             then = self.history.behind.next(phase, LEFT)
-            self.loop.registered.give_known(then)
+            self.loop.registered.give_known(then["states"])
             optimizer = self.state.replica.optimizer
             mark_stepped(optimizer)  # steps were taken by then
             set_options(optimizer, then["options"])

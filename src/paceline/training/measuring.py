@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.checkpoint import digest, weights_sha256
+from paceline.checkpoint.fingerprint import digest, weights_sha256
 from paceline.data import ShardedLoader
 from paceline.observe import Note
 from paceline.recovery.membership import EVALUATE, SAVE
@@ -31,7 +31,6 @@ class Measuring(EnginePart):
     ) -> dict[str, float]:
         """Measure a data set exactly; all workers must call it."""
         name, state = "run.evaluate", self.state
-        state.check_between(name)
         measured: dict[str, float]
         if self._asked_before(name):
             measured = self.history.outcomes.next(self.history.call, name)
@@ -58,7 +57,6 @@ class Measuring(EnginePart):
     def weights_sha256(self) -> str:
         """Return one number for all weights, wherever they are; all workers must call it."""
         name, state = "run.weights_sha256", self.state
-        state.check_between(name)
         found: str
         if self._asked_before(name):
             found = self.history.outcomes.next(self.history.call, name)
@@ -79,6 +77,7 @@ class Measuring(EnginePart):
 
     def _asked_before(self, asked: str) -> bool:
         """Return whether the others came by here before this worker joined them, or the run before it was resumed."""
+        self.state.check_between(asked)
         self._join_to_be_told()
         if self.history.catches_up:
             return not self.state.waits_to_join

@@ -1,4 +1,4 @@
-"""Keeps the books of a run that has a folder: this worker's ledger, and on rank 0 the receipt and the chain."""
+"""Keeps the records of a run that has a folder: this worker's ledger, and on rank 0 the receipt and the hash chain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.world import World, broadcast_object
 
 
 class NoRecords:
-    """The books of a run without a folder: none."""
+    """The records of a run without a folder: none."""
 
     def begin(self, describe: Callable[[], Receipt]) -> None:
         """Begin or go on with a segment of steps; `describe` returns the receipt of a run that begins with it."""
@@ -43,7 +43,7 @@ class NoRecords:
 
 
 class Records(NoRecords):
-    """The books of a run with a folder."""
+    """The records of a run with a folder."""
 
     def __init__(self, folder: Path, world: World, *, resume: bool) -> None:
         self._folder, self._world, self._resume = folder, world, resume
@@ -139,13 +139,13 @@ class Records(NoRecords):
 
 
 def open_records(options: RunOptions, world: World) -> NoRecords:
-    """Keep books where there is a folder to keep them in."""
+    """Return the records of a run; without a folder there are none."""
     return NoRecords() if options.out is None else Records(options.out, world, resume=options.resume)
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What the books say of the data of a call of `steps`, known to a worker that has not come there itself."""
+    """What the records say of the data of a call of `steps`, known to a worker that has not come there itself."""
 
     batch_size: int
     samples: int | None

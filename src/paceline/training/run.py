@@ -31,7 +31,7 @@ from paceline.world import World
 
 
 class Run:
-    """One worker's hold on a run."""
+    """A run as the loop of one worker sees it."""
 
     def __init__(
         self,

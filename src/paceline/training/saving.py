@@ -7,7 +7,11 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from paceline.checkpoint import CheckpointMetadata, Checkpoints, Fault, Saved, Saver
+from paceline.checkpoint.contents import CheckpointMetadata
+from paceline.checkpoint.pending_checkpoint import Fault
+from paceline.checkpoint.saver import Saver
+from paceline.checkpoint.store import Checkpoints
+from paceline.checkpoint.writing import Saved
 from paceline.errors import DiskFaultError, InputError
 from paceline.observe import CheckpointSaved, Note
 from paceline.recovery.agreement import WentBackError

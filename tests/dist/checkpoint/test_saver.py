@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.checkpoint import Fault, Saver, find_newest, load, planning, weights_sha256
+from paceline.checkpoint import load, planning, weights_sha256
 from paceline.checkpoint.compare import same
+from paceline.checkpoint.finding import find_newest
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.parts import StoredTensors
+from paceline.checkpoint.pending_checkpoint import Fault
+from paceline.checkpoint.saver import Saver
 from paceline.state.chunks import ChunkBounds, assemble
 from paceline.world import World, fault_points
 from tests.checkpoints import Checkpoints
