@@ -30,6 +30,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import paceline
+from paceline.training.run import engine_of
 
 RESULT = Path(__file__).with_name("results") / "checkpoint_stall.json"
 
@@ -51,7 +52,7 @@ class Contender:
     def __init__(self, run: paceline.Run, size: str, out: Path, *, plain: bool) -> None:
         self.run, self.out, self.plain = run, out, plain
         self.vocabulary = 32768 if size == "1B" else 512
-        run.engine.preparation.prepare_replica(
+        engine_of(run).preparation.prepare_replica(
             _model(size), lambda made: torch.optim.AdamW(made.parameters(), lr=1e-4)
         )
         data = TensorDataset(torch.randint(self.vocabulary, (4096, 65)))
@@ -83,7 +84,7 @@ class Contender:
             torch.cuda.synchronize()
 
     def _save_plainly(self) -> None:
-        state = self.run.replica.state()
+        state = engine_of(self.run).state.replica.state()
         if self.run.world.is_first:
             path = self.out / "plain.pt"
             with path.open("wb") as file:
@@ -106,7 +107,7 @@ def measure(run: paceline.Run, size: str, folder: str, rounds: int, between: int
     ):
         if name == "sharded" and run.world.size == 1:
             continue
-        mine = paceline.Run(run.world, replace(run.options, keep=1, **changes))
+        mine = paceline.Run(run.world, replace(engine_of(run).state.options, keep=1, **changes))
         contenders[name] = Contender(mine, size, home, plain=name == "plain")
     waits: dict[str, list[float]] = {name: [] for name in contenders}
     alone: list[float] = []
@@ -116,7 +117,7 @@ def measure(run: paceline.Run, size: str, folder: str, rounds: int, between: int
             ordinary = contender.steps(between)
             waited = contender.save()
             after = contender.steps(between)
-            contender.run.engine.saving.wait()  # the next one has the disk to itself
+            engine_of(contender.run).saving.wait()  # the next one has the disk to itself
             if number == 0:
                 continue
             waits[name].append(waited)
@@ -128,7 +129,7 @@ def measure(run: paceline.Run, size: str, folder: str, rounds: int, between: int
         for name, seen in waits.items()
     }
     return {
-        "parameters": contenders["plain"].run.engine.state.parameters,
+        "parameters": engine_of(contenders["plain"].run).state.parameters,
         "wait": {
             name: {"median_s": round(statistics.median(seen), 4), "ratio": round(ratios[name], 4)}
             for name, seen in waits.items()

@@ -21,6 +21,7 @@ from models import CASES
 from step_overhead import interleave, ours, show, summarise
 
 import paceline
+from paceline.training.run import engine_of
 from paceline.world.status_page import NoStatusPage
 
 RESULT = Path(__file__).with_name("results") / "elastic_cost.json"
@@ -28,7 +29,7 @@ RESULT = Path(__file__).with_name("results") / "elastic_cost.json"
 
 def contenders(run: paceline.Run, name: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
     case = CASES[name]
-    fixed = replace(run.options, elastic=False)
+    fixed = replace(engine_of(run).state.options, elastic=False)
     made = {
         "unwatched": ours(case, paceline.Run(replace(run.world, pulse=NoStatusPage()), fixed)),
         "no-elastic": ours(case, paceline.Run(run.world, fixed)),

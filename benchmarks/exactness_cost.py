@@ -26,6 +26,7 @@ from step_overhead import hand, interleave, ours, show, summarise
 from torch import nn
 
 import paceline
+from paceline.training.run import engine_of
 
 RESULT = Path(__file__).with_name("results") / "exactness_cost.json"
 
@@ -39,13 +40,15 @@ def on_cpu(run: paceline.Run, name: str, rounds: int) -> dict[str, list[tuple[fl
     }
     contenders = {"hand": hand(case, run, loader=False)}
     for key, changes in variants.items():
-        contenders[key] = ours(case, paceline.Run(run.world, replace(run.options, **changes)))
+        contenders[key] = ours(
+            case, paceline.Run(run.world, replace(engine_of(run).state.options, **changes))
+        )
     return interleave(run, contenders, case.steps, rounds)
 
 
 def on_gpu(run: paceline.Run, name: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
     case = replace(CASES[name], batch_size=CASES[name].batch_size * 8, steps=30)
-    plain = replace(run.options, shards=1, micro_batch=case.batch_size // 4)
+    plain = replace(engine_of(run).state.options, shards=1, micro_batch=case.batch_size // 4)
     contenders = {"hand": ours(case, paceline.Run(run.world, plain)), "bitwise": ours(case, run)}
     return interleave(run, contenders, case.steps, rounds)
 
@@ -57,7 +60,9 @@ def gradient_memory(run: paceline.Run) -> float:
         return paceline.Loss.mean(model(batch[0]).sum(1))
 
     model = nn.Linear(8192, 8192, bias=False)
-    run.engine.preparation.prepare_replica(model, lambda made: torch.optim.SGD(made.parameters(), lr=1e-9))
+    engine_of(run).preparation.prepare_replica(
+        model, lambda made: torch.optim.SGD(made.parameters(), lr=1e-9)
+    )
     data = torch.utils.data.TensorDataset(torch.zeros(16, 8192))
     peak = 0.0
     size = model.weight.numel() * 4

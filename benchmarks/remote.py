@@ -29,6 +29,7 @@ import paceline
 from paceline import remote
 from paceline.remote import guard
 from paceline.strategies.tuning import Tuning
+from paceline.training.run import engine_of
 
 RESULT = Path(__file__).with_name("results") / "remote.json"
 ROUNDS = 6
@@ -275,7 +276,7 @@ def time_remote_pipeline(session: remote.Session, rounds: int) -> list[float]:
 def time_pp(run: paceline.Run, rounds: int) -> list[float]:
     """The same with the strategy pp, its schedule gpipe."""
     data = torch.utils.data.TensorDataset(*_examples())
-    run.engine.preparation.prepare_replica(
+    engine_of(run).preparation.prepare_replica(
         lambda: nn.Sequential(*first_half(), *second_half()),
         lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
     )
@@ -314,7 +315,7 @@ def pipeline(rounds: int) -> dict[str, Any]:
 def time_steps(run: paceline.Run, blocks: int) -> list[float]:
     """Milliseconds a step of a 5 M-parameter MLP; servers take the same steps."""
     case = CASES["mlp"]
-    run.engine.preparation.prepare_replica(case.make_model, optimizer_for)
+    engine_of(run).preparation.prepare_replica(case.make_model, optimizer_for)
     steps = iter(run.steps(case.make_data(), batch_size=case.batch_size, steps=20 * (blocks + 1)))
 
     def take() -> None:
@@ -350,18 +351,16 @@ def count_traffic(run: paceline.Run) -> dict[str, int] | None:
     """Train a table of 200,000 rows for 20 steps, and give what a trainer sent and received for it."""
     torch.manual_seed(0)
     ids, labels = torch.randint(200_000, (2560, 4)), torch.rand(2560, 1)
-    run.engine.preparation.prepare_replica(
+    engine_of(run).preparation.prepare_replica(
         lambda: nn.Sequential(nn.EmbeddingBag(200_000, 32, mode="sum", sparse=True), nn.Linear(32, 1)),
         lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
     )
     for step in run.steps(torch.utils.data.TensorDataset(ids, labels), batch_size=128, steps=20):
         step.compute(lambda model, batch: paceline.Loss.mean((model(batch[0]) - batch[1]).square().flatten()))
-    counted = getattr(run.replica, "traffic", None)
-    return (
-        None
-        if counted is None
-        else {name: getattr(counted, name) for name in ("looked_up", "pushed", "dense")}
-    )
+    servers = getattr(engine_of(run).state.replica.placement, "servers", None)
+    if servers is None:
+        return None
+    return {name: getattr(servers.traffic, name) for name in ("looked_up", "pushed", "dense")}
 
 
 def traffic(rounds: int) -> dict[str, Any]:

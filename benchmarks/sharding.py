@@ -30,6 +30,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.strategies.tuning import Tuning
+from paceline.training.run import engine_of
 
 RESULT = Path(__file__).with_name("results") / "sharding.json"
 LARGE = replace(
@@ -56,7 +57,8 @@ def _status(field: str) -> int:
 def peak_memory(run: paceline.Run, make: Callable[[Case, paceline.Run], Iterator[None]]) -> int:
     """Give the most memory that a worker held during a few steps, above what it had before the model."""
     warm = ours(
-        CASES["linear"], paceline.Run(run.world, replace(run.options, strategy="ddp", tuning=Tuning()))
+        CASES["linear"],
+        paceline.Run(run.world, replace(engine_of(run).state.options, strategy="ddp", tuning=Tuning())),
     )
     next(warm)  # loads what is loaded on first use
     before = _status("VmRSS")
@@ -85,7 +87,7 @@ def _made(case: Case, run: paceline.Run) -> Iterator[None]:
     def loss(model: Any, batch: Any) -> paceline.Loss:
         return paceline.Loss.mean(case.losses(model, batch))
 
-    run.engine.preparation.prepare_replica(case.make_model, optimizer_for)
+    engine_of(run).preparation.prepare_replica(case.make_model, optimizer_for)
     for step in run.steps(case.make_data(), batch_size=case.batch_size, steps=10**9):
         step.compute(loss)
         yield
@@ -93,7 +95,7 @@ def _made(case: Case, run: paceline.Run) -> Iterator[None]:
 
 def step_times(run: paceline.Run, rounds: int) -> dict[str, list[tuple[float, float]]]:
     contenders = {
-        name: _made(CASES["gpt"], paceline.Run(run.world, replace(run.options, **changes)))
+        name: _made(CASES["gpt"], paceline.Run(run.world, replace(engine_of(run).state.options, **changes)))
         for name, changes in CONTENDERS.items()
     }
     return interleave(run, contenders, 2, rounds)
@@ -187,7 +189,7 @@ def _hand(case: Case) -> Any:
 
 
 def _ours_on_gpu(case: Case, run: paceline.Run) -> Any:
-    run.engine.preparation.prepare_replica(case.make_model, _fused)
+    engine_of(run).preparation.prepare_replica(case.make_model, _fused)
     for step in run.steps(case.make_data(), batch_size=32, steps=10**9):
         step.compute(lambda model, batch: paceline.Loss(_loss(model, batch), 32 * 1024))
         yield

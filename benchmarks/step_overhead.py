@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import paceline
+from paceline.training.run import engine_of
 
 RESULT = Path(__file__).with_name("results") / "step_overhead.json"
 
@@ -63,7 +64,7 @@ def ours(case: Case, run: paceline.Run) -> Iterator[None]:
     def loss(model: nn.Module, batch: Any) -> paceline.Loss:
         return paceline.Loss.mean(case.losses(model, batch))
 
-    run.engine.preparation.prepare_replica(case.make_model(), optimizer_for)
+    engine_of(run).preparation.prepare_replica(case.make_model(), optimizer_for)
     for step in run.steps(case.make_data(), batch_size=case.batch_size, steps=10**9):
         step.compute(loss)
         yield

@@ -28,10 +28,12 @@ def work(run: paceline.Run, jobs: Mapping[str, Job]) -> dict[str, Trained]:
     """Train one job after the other in the same world, each in a run of its own."""
     made = {}
     for name, job in jobs.items():
-        own = paceline.Run(run.world, replace(run.options, **job.options))
+        own = paceline.Run(run.world, replace(run._engine.state.options, **job.options))
         result = trainer.main(own, job.spec())
-        weights = {key: tensor.clone() for key, tensor in own.replica.state()["model"].items()}
-        made[name] = Trained(weights, result, float(own.replica.optimizer.param_groups[0]["lr"]))
+        weights = {key: tensor.clone() for key, tensor in own._engine.state.replica.state()["model"].items()}
+        made[name] = Trained(
+            weights, result, float(own._engine.state.replica.optimizer.param_groups[0]["lr"])
+        )
     return made
 
 

@@ -71,7 +71,7 @@ def train(run, folder, faults=(), steps=STEPS, slow=None):
     given = []
     for step in run.steps(Samples(), batch_size=BATCH, steps=steps):
         given.append(step.number)
-        if faults and run.options.max_restarts and run.world.size < run.engine.state.workers:
+        if faults and run._engine.state.options.max_restarts and run.world.size < run._engine.state.workers:
             time.sleep(0.4)  # the one that is missing is on its way; faults are to meet a whole group
         set_off(run, folder, faults, "loop")
         for inputs, targets in step:
@@ -89,7 +89,7 @@ def train(run, folder, faults=(), steps=STEPS, slow=None):
         "weights": hashed(model),
         "average": hashed(average),
         "given": given,
-        "recoveries": run.recoveries,
+        "recoveries": run._engine.state.recoveries,
         "size": run.world.size,
         "pid": os.getpid(),
     }
@@ -105,14 +105,14 @@ def hashed(model):
 def set_off(run, folder, faults, point):
     """Come to a point of the training, and do what is planned there."""
     for index, (where, step, rank, action) in enumerate(faults):
-        here = where == point and run.engine.state.position.number >= step and rank in (run.world.rank, None)
+        here = where == point and run._engine.state.position.number >= step and rank in (run.world.rank, None)
         if here and once(folder, f"fault-{index}-{rank if rank is not None else run.world.rank}"):
             ACTIONS[action](run)
 
 
 def resize_to(workers):
     def resize(run):
-        order(run.options.out, {"do": "resize", "workers": workers})
+        order(run._engine.state.options.out, {"do": "resize", "workers": workers})
 
     return resize
 
@@ -120,7 +120,7 @@ def resize_to(workers):
 def grow(run):
     """Ask for a fourth worker, and wait until it is there and the group is to change at the next step."""
     resize_to(4)(run)
-    while not run.engine.recovery.membership.change_wanted:
+    while not run._engine.recovery.membership.change_wanted:
         time.sleep(0.01)
 
 
@@ -156,7 +156,9 @@ ACTIONS = {
     "kill fork server": lambda _: os.kill(os.getppid(), signal.SIGKILL),
     "kill store": kill_store,
     "raise": fail,
-    "ctrl-c": lambda run: os.kill(int((run.options.out.parent / "launcher").read_text()), signal.SIGINT),
+    "ctrl-c": lambda run: os.kill(
+        int((run._engine.state.options.out.parent / "launcher").read_text()), signal.SIGINT
+    ),
     "to 1": resize_to(1),
     "to 3": resize_to(3),
     "to 4": resize_to(4),

@@ -22,7 +22,7 @@ def make():
 def await_newcomer(run):
     """Hold a step back until the one that is missing wants to join."""
     limit = time.monotonic() + HANG_S
-    while not run.engine.recovery.membership.change_wanted and time.monotonic() < limit:
+    while not run._engine.recovery.membership.change_wanted and time.monotonic() < limit:
         time.sleep(0.02)
 
 
@@ -33,7 +33,7 @@ def train(run, folder, faults=()):
     for call, steps in enumerate((FIRST, SECOND, THIRD)):
         for step in run.steps(Samples(), batch_size=BATCH, steps=steps):
             set_off(run, folder, faults, f"call {call}")
-            if faults and run.world.size < run.engine.state.workers:
+            if faults and run.world.size < run._engine.state.workers:
                 await_newcomer(run)
             for features, labels in step:
                 step.backward(F.cross_entropy(model(features), labels, reduction="none"))
@@ -46,7 +46,7 @@ def train(run, folder, faults=()):
         for group in optimizer.param_groups:
             group["lr"] = 0.01 * (1 + abs(found[-2])) if call == 0 else 0.5 * group["lr"]
         run.save()  # also by a worker that has gone by the calls before, and is in step with the others again
-    return found, run.world.size, len(run.recoveries)
+    return found, run.world.size, len(run._engine.state.recoveries)
 
 
 def launch(folder, faults, workers, strategy, **options):
@@ -71,7 +71,7 @@ def grow(run, folder, faults=(), steps=9, part="old"):
     model, optimizer = run.prepare(model, optimizer)
     for step in run.steps(Samples(), batch_size=BATCH, steps=steps):
         set_off(run, folder, faults, "loop")
-        if faults and run.world.size < run.engine.state.workers:
+        if faults and run.world.size < run._engine.state.workers:
             await_newcomer(run)
         if step.number == 2 and len(optimizer.param_groups) == 1:
             if part == "new":

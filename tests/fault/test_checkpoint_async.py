@@ -12,8 +12,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import paceline
-from paceline.checkpoint import Checkpoints, load, weights_sha256
+from paceline.checkpoint import load, weights_sha256
 from paceline.world import fault_points
+from tests.checkpoints import Checkpoints
 
 STEPS = 9
 
@@ -38,13 +39,13 @@ def train(run: paceline.Run, folder: str, deadly: int | None = None) -> str:
                 mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    run.engine.preparation.prepare_replica(model, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
+    run._engine.preparation.prepare_replica(model, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
     fault_points.set_fault(trap)
     data = TensorDataset(torch.randn(24, 6, generator=torch.Generator().manual_seed(4)))
     for step in run.steps(data, batch_size=8, steps=STEPS):
         step.compute(loss)
     fault_points.set_fault(None)
-    return weights_sha256(run.replica.state()["model"])
+    return weights_sha256(run._engine.state.replica.state()["model"])
 
 
 @pytest.fixture(scope="module")

@@ -19,10 +19,11 @@ import pytest
 import torch
 
 import paceline
-from paceline.checkpoint import Checkpoints, export, load
+from paceline.checkpoint import export, load
 from paceline.checkpoint.leftovers import beside
 from paceline.errors import CheckpointError, DiskFaultError
 from paceline.world import fault_points
+from tests.checkpoints import Checkpoints
 from tests.unit.checkpoint.states import assert_same, refuse, run_state
 from tests.unit.checkpoint.victims import (
     executioner,

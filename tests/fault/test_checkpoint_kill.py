@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.checkpoint import Checkpoints, load
+from paceline.checkpoint import load
 from paceline.checkpoint.compare import same
 from paceline.checkpoint.inspection import inspect
 from paceline.errors import CheckpointError
 from paceline.training.folder import newest_step
+from tests.checkpoints import Checkpoints
 from tests.unit.checkpoint.states import MANIFEST, PART, REST, assert_same, refuse, run_state
 from tests.unit.checkpoint.victims import (
     FORKSERVER,

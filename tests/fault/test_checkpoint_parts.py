@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.checkpoint import Checkpoints, Saver, load
+from paceline.checkpoint import load
 from paceline.checkpoint.compare import same
+from paceline.checkpoint.saver import Saver
 from paceline.errors import WorkerFailedError
 from paceline.state.chunks import assemble
+from tests.checkpoints import Checkpoints
 from tests.dist.checkpoint.cut import REST, held, moment, whole
 from tests.unit.checkpoint.states import refuse, run_state
 

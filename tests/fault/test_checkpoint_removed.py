@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.checkpoint import Checkpoints, load
+from paceline.checkpoint import load
+from tests.checkpoints import Checkpoints
 from tests.unit.checkpoint.states import assert_same, refuse, run_state
 from tests.unit.checkpoint.victims import executioner, lose_folder
 

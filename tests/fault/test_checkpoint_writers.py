@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.checkpoint import Checkpoints, load
+from paceline.checkpoint import load
 from paceline.errors import CheckpointError
 from paceline.world import fault_points
+from tests.checkpoints import Checkpoints
 from tests.unit.checkpoint.states import PART, assert_same, refuse, run_state
 from tests.unit.checkpoint.victims import FORKSERVER, executioner, save_one
 from tests.unit.checkpoint.writer import save_each, save_forever

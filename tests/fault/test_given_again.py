@@ -101,11 +101,11 @@ def train(run: paceline.Run, folder: str, faults: Faults, kind: str) -> list[Any
     schedule = run.register_state("schedule", torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5))
     average = (
         run.register_state("average", AveragedModel(model))
-        if run.options.choice.name not in ("fsdp", "local-sgd")
+        if run._engine.state.options.choice.name not in ("fsdp", "local-sgd")
         else None
     )
     for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS):
-        if run.world.size < run.engine.state.workers:
+        if run.world.size < run._engine.state.workers:
             time.sleep(0.4)  # the one that is missing is on its way, and comes to a run that is steps further
         optimizer.param_groups[0]["lr"] *= 0.99
         notes["before"] += 1
@@ -266,7 +266,7 @@ def train_once(run: paceline.Run, folder: str, faults: Faults, kind: str) -> lis
         change("between", step.number)
         step.apply()
         change("behind", step.number)
-    recovered = any("was killed" in one["reason"] for one in run.recoveries)
+    recovered = any("was killed" in one["reason"] for one in run._engine.state.recoveries)
     sums = (
         float(large["sums"].sum()),
         len(large["losses"]),
@@ -368,7 +368,7 @@ def miss_the_end(run: paceline.Run, folder: str, faulty: bool, kind: str) -> lis
 
     def fault(point: str) -> None:
         rank, interruption = run.world.rank, run.world.interruption
-        here = point == fault_points.OPTIMIZER and run.engine.state.position.number == 4
+        here = point == fault_points.OPTIMIZER and run._engine.state.position.number == 4
         if not here or run.world.size < 3 or not once(folder, f"fault-{rank}"):
             return
         if rank == 2:
@@ -396,7 +396,7 @@ def miss_the_end(run: paceline.Run, folder: str, faulty: bool, kind: str) -> lis
                 first["lr"] = 0.05 / (1 + first["times"])
     fault_points.set_fault(None)
     own = [value.tolist() for value in model.state_dict().values()]
-    return [own, first["lr"], [one["reason"] for one in run.recoveries]]
+    return [own, first["lr"], [one["reason"] for one in run._engine.state.recoveries]]
 
 
 @pytest.mark.parametrize(
@@ -447,7 +447,7 @@ def ask_in_body(run: paceline.Run, folder: str, faults: Faults, kind: str) -> li
         step.apply()
         if not step.again:
             ask("applied", step.number)
-    recovered = any("was killed" in one["reason"] for one in run.recoveries)
+    recovered = any("was killed" in one["reason"] for one in run._engine.state.recoveries)
     return [[run.weights_sha256(), seen["sum"], optimizer.param_groups[0]["lr"]], recovered]
 
 
@@ -584,7 +584,7 @@ def save_and_break(run: paceline.Run, second: str) -> int:
             run.save()
         if second == "none":
             break
-    return run.engine.state.position.number
+    return run._engine.state.position.number
 
 
 def test_a_body_that_saves_and_leaves_the_loop(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import paceline
-from paceline.checkpoint import Checkpoints
 from paceline.training.folder import newest_step
 from paceline.verify.receipts.audit import audit
+from tests.checkpoints import Checkpoints
 from tests.fault import survivors
 from tests.fault.test_survive_cut import STEPS, loss, model, run
 from tests.patience import HANG_S
@@ -90,7 +90,7 @@ def test_a_checkpoint_that_is_due_anyway_is_not_written_twice_and_a_kill_in_it_i
 
 def stall(run, folder):
     """Take steps that never end from some point on; the second Ctrl-C follows the first."""
-    run.engine.preparation.prepare_replica(model, lambda made: torch.optim.SGD(made.parameters(), lr=0.1))
+    run._engine.preparation.prepare_replica(model, lambda made: torch.optim.SGD(made.parameters(), lr=0.1))
     for step in run.steps(survivors.Samples(), batch_size=survivors.BATCH, steps=STEPS):
         if step.number == 3 and run.world.rank == 0:
             os.kill(launcher_of(folder), signal.SIGINT)
@@ -122,7 +122,7 @@ def test_where_nothing_can_be_saved_the_first_leaves_at_once(options, tmp_path, 
 
 def press_and_wait(run, folder):
     """Press Ctrl-C in a step that does not end."""
-    run.engine.preparation.prepare_replica(model, lambda made: torch.optim.SGD(made.parameters(), lr=0.1))
+    run._engine.preparation.prepare_replica(model, lambda made: torch.optim.SGD(made.parameters(), lr=0.1))
     for step in run.steps(survivors.Samples(), batch_size=survivors.BATCH, steps=STEPS):
         if step.number == 1 and run.world.rank == 0:
             os.kill(launcher_of(folder), signal.SIGINT)

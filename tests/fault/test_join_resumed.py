@@ -21,16 +21,18 @@ def train(run, folder, faults, steps):
         lambda made: torch.optim.AdamW(made.parameters(), lr=0.05),
     )
     early = {"steps": 0}
-    if run.options.strategy == "ddp":  # elsewhere a worker joins that has registered nothing yet
+    if (
+        run._engine.state.options.strategy == "ddp"
+    ):  # elsewhere a worker joins that has registered nothing yet
         run.register_state("early", early)
     measured = [run.evaluate(Samples(), mean_output)["mean"], run.weights_sha256()]
     late = run.register_state("late", {"steps": 0})
-    if run.options.strategy != "ddp":
+    if run._engine.state.options.strategy != "ddp":
         run.register_state("early", early)
     began = dict(early), dict(late)
     fault_points.set_fault(lambda point: set_off(run, folder, faults, point))
     for step in run.steps(Samples(), batch_size=BATCH, steps=steps):
-        if run.world.size < run.engine.state.workers:
+        if run.world.size < run._engine.state.workers:
             time.sleep(1.5)  # the one that is missing is on its way
         for inputs, targets in step:
             step.backward(F.cross_entropy(model(inputs), targets, reduction="none"))

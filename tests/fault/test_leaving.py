@@ -34,7 +34,7 @@ def train(run, folder, dies="", careful=True, apart=False):
     die(run, folder, dies == "between")
     for step in run.steps(Samples(), batch_size=BATCH, steps=2):
         take(step, model)
-    return run.weights_sha256(), run.engine.state.position.number, measured
+    return run.weights_sha256(), run._engine.state.position.number, measured
 
 
 def take(step, model):
@@ -74,7 +74,7 @@ def lose_two(run, folder):
         lambda made: torch.optim.SGD(made.parameters(), lr=0.1),
     )
     for step in run.steps(Samples(), batch_size=BATCH, steps=LEFT + 1):
-        die(run, folder, run.options.workers > 1 and step.number == 1)
+        die(run, folder, run._engine.state.options.workers > 1 and step.number == 1)
         take(step, model)
         if step.number == LEFT:
             run.save()  # so that none is due behind the loop, where all would hear of all
@@ -85,7 +85,7 @@ def lose_two(run, folder):
     measured = run.evaluate(Samples(), mean_output)["mean"]
     for step in run.steps(Samples(), batch_size=BATCH, steps=2):
         take(step, model)
-    return run.weights_sha256(), run.engine.state.position.number, measured
+    return run.weights_sha256(), run._engine.state.position.number, measured
 
 
 def test_a_second_worker_killed_while_some_have_heard_where_all_left(tmp_path):

@@ -50,7 +50,7 @@ def train(run: paceline.Run, folder: str, faults: Faults, slow: int | None, wher
         if late:
             time.sleep(0.15)  # comes to the next step when the others are in the middle of it
             set_off(run, folder, faults, "late")
-    reasons = [(one["reason"], one["workers"]) for one in run.recoveries]
+    reasons = [(one["reason"], one["workers"]) for one in run._engine.state.recoveries]
     return [run.weights_sha256(), means["by step"]], reasons
 
 

@@ -17,7 +17,7 @@ def train(run, folder, faults=()):
     """Train with the objects that `prepare` gave, learning rate included."""
     model, optimizer = run.prepare(make, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
     first, passes = model[0], set()
-    first.register_forward_hook(lambda *_: passes.add((run.engine.state.position.number, first.training)))
+    first.register_forward_hook(lambda *_: passes.add((run._engine.state.position.number, first.training)))
     first.eval()
     first.note = "kept"
     fault_points.set_fault(lambda point: set_off(run, folder, faults, point))
@@ -29,13 +29,17 @@ def train(run, folder, faults=()):
             step.backward(each.sum(), len(labels))
         step.apply()
     fault_points.set_fault(None)
-    assert run.replica.model is model
-    assert run.replica.optimizer is optimizer
+    assert run._engine.state.replica.model is model
+    assert run._engine.state.replica.optimizer is optimizer
     assert model[0] is first
     assert first.note == "kept"
     assert passes in (set(), {(number, False) for number in range(STEPS)})  # nothing on a server
     assert len(first._forward_hooks) <= 2  # the loop's own, and fully_shard's where there are several workers
-    return {"weights": run.weights_sha256(), "size": run.world.size, "recoveries": len(run.recoveries)}
+    return {
+        "weights": run.weights_sha256(),
+        "size": run.world.size,
+        "recoveries": len(run._engine.state.recoveries),
+    }
 
 
 def launch(folder, faults, workers, strategy, **options):

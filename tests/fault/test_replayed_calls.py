@@ -47,7 +47,7 @@ def train(
     for call in range(calls):
         for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS):
             set_off(run, folder, faults, f"call {call}")
-            if faults and run.world.size < run.engine.state.workers:
+            if faults and run.world.size < run._engine.state.workers:
                 await_newcomer(run)
             for features, labels in step:
                 sign = 1 if call == 0 else -4

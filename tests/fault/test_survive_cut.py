@@ -40,7 +40,7 @@ def loss(model, batch):
 
 def train(run, folder, faults=()):
     """Train with a model that each group makes anew; faults are set off as in survivors.py."""
-    run.engine.preparation.prepare_replica(
+    run._engine.preparation.prepare_replica(
         model,
         lambda made: torch.optim.AdamW(made.parameters(), lr=0.05),
         lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
@@ -143,11 +143,11 @@ def test_whoever_leaves_puts_its_part_down_for_the_others(tmp_path, undisturbed)
 
 def grow(run):
     """Train alone until another one has joined, and a little with it."""
-    run.engine.preparation.prepare_replica(model, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
+    run._engine.preparation.prepare_replica(model, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
     together = 0
     for step in run.steps(Samples(), batch_size=BATCH, steps=1000):
         if step.number == 2 and not step.again:
-            order(run.options.out, {"do": "resize", "workers": 2})
+            order(run._engine.state.options.out, {"do": "resize", "workers": 2})
         time.sleep(0.1 * (run.world.size == 1 and step.number > 2))
         step.compute(loss)
         together += run.world.size == 2
@@ -164,7 +164,7 @@ def test_one_that_held_everything_shares_it_with_those_that_join(tmp_path):
 
 def ready_made(run, folder, faults):
     """Train a model that exists once: it is without values when it has been sharded and its group is gone."""
-    run.engine.preparation.prepare_replica(
+    run._engine.preparation.prepare_replica(
         model(), lambda made: torch.optim.AdamW(made.parameters(), lr=0.05)
     )
     fault_points.set_fault(lambda point: set_off(run, folder, faults, point))

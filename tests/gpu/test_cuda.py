@@ -64,7 +64,7 @@ def use_a_kernel_that_differs(run: Run) -> None:
     def loss(model: nn.Module, batch: Any) -> Loss:
         return Loss.mean(model(batch[0]))
 
-    run.engine.preparation.prepare_replica(model, lambda made: torch.optim.SGD(made.parameters(), lr=0.1))
+    run._engine.preparation.prepare_replica(model, lambda made: torch.optim.SGD(made.parameters(), lr=0.1))
     for step in run.steps(torch.utils.data.TensorDataset(torch.randn(8, 4)), batch_size=4, steps=1):
         step.compute(loss)
 

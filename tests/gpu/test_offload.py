@@ -58,7 +58,7 @@ def loss(model: nn.Module, batch: Any) -> Loss:
 
 def train(run: Run, steps: int, fused: bool) -> dict[str, Any]:
     torch.cuda.empty_cache()
-    replica = run.engine.preparation.prepare_replica(
+    replica = run._engine.preparation.prepare_replica(
         Blocks,
         lambda made: torch.optim.AdamW(made.parameters(), lr=0.01, fused=fused),
         lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),

@@ -13,13 +13,13 @@ import pytest
 from paceline import documents
 from paceline.checkpoint.inspection import inspect
 from paceline.checkpoint.manifest import MANIFEST, Manifest, _digest
-from paceline.checkpoint.store import Checkpoints
 from paceline.cli import main as command_line
 from paceline.errors import InputError
 from paceline.records import ledger
 from paceline.records.receipt import Receipt
 from paceline.training import folder
 from paceline.verify.receipts.audit import audit
+from tests.checkpoints import Checkpoints
 from tests.unit.checkpoint.states import run_state
 
 

@@ -30,6 +30,14 @@ def test_the_list_is_the_documented_one():
     assert paceline.__all__ == PUBLIC
 
 
+def test_a_loop_sees_nine_names_of_its_run():
+    names = [name for name in dir(paceline.Run) if not name.startswith("_")]
+    assert names == [
+        *("evaluate", "feed", "prepare", "register_state", "replaying"),
+        *("save", "steps", "weights_sha256", "world"),
+    ]
+
+
 @pytest.mark.parametrize("name", PUBLIC)
 def test_each_name_is_there(name):
     namespace = {}

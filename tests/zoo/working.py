@@ -62,30 +62,32 @@ def work(run: paceline.Run, jobs: Sequence[Job], folder: Path) -> None:
 
 
 def _train(run: paceline.Run, job: Job) -> dict[str, Any]:
-    own = paceline.Run(run.world, replace(run.options, shards=job.shards, out=job.out, resume=job.resume))
+    own = paceline.Run(
+        run.world, replace(run._engine.state.options, shards=job.shards, out=job.out, resume=job.resume)
+    )
     module, _, name = job.task.partition(":")
     made = getattr(importlib.import_module(module), name)
     try:
         if issubclass(made, Loop):
-            own.engine.with_options(**made.options)
+            own._engine.state.options = replace(own._engine.state.options, **made.options)
             metrics = made().train(own, job.steps)
             result = {
                 "metrics": metrics,
-                "steps": own.engine.state.position.number,
-                "loss": own.engine.journal.loss,
+                "steps": own._engine.state.position.number,
+                "loss": own._engine.journal.loss,
             }
         else:
             result = trainer.main(own, job.spec())
-        state = own.replica.state()
+        state = own._engine.state.replica.state()
     finally:
-        own.engine.feeds.close_all()  # closing the run itself would close the world
+        own._engine.feeds.close_all()  # closing the run itself would close the world
     model = {name: tensor.detach().clone() for name, tensor in state["model"].items()}
     kept = _tensors(state["optimizer"]["state"])
     return {
         "model": model,
         "weights": weights_sha256(model),
         "optimizer": weights_sha256(kept) if kept else "",  # plain SGD keeps nothing
-        "exactness": str(own.engine.state.exactness),
+        "exactness": str(own._engine.state.exactness),
         **{key: result.get(key) for key in ("metrics", "steps", "samples", "loss")},
     }
 

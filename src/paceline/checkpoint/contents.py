@@ -14,10 +14,10 @@ from paceline.checkpoint.durable import FileRecord
 from paceline.checkpoint.fingerprint import weights_sha256
 from paceline.checkpoint.manifest import MODEL_PREFIX, Manifest
 from paceline.checkpoint.parts import StoredTensors
-from paceline.checkpoint.planning import Plan, ShardInventory, assign_writers
-from paceline.checkpoint.tensors import apart, dense, plain
+from paceline.checkpoint.planning import Plan
+from paceline.checkpoint.tensors import dense, plain
 from paceline.errors import CheckpointError
-from paceline.state.chunks import MODEL, OPTIMIZER, TensorChunk, split
+from paceline.state.chunks import OPTIMIZER, TensorChunk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class CheckpointMetadata:
 class Contents:
     """One checkpoint, as the worker that commits it sees it."""
 
-    moment: CheckpointMetadata
+    metadata: CheckpointMetadata
     plan: Plan
     tensors: Mapping[str, Tensor]
     """What goes into this worker's part: on the CPU, none in the memory of another."""
@@ -51,9 +51,9 @@ class Contents:
     def manifest(self, files: Mapping[str, FileRecord], weights: str) -> Manifest:
         """Return the manifest of these files; `weights` is the fingerprint."""
         return Manifest(
-            step=self.moment.step,
-            position=dict(self.moment.position),
-            meta=dict(self.moment.meta),
+            step=self.metadata.step,
+            position=dict(self.metadata.position),
+            meta=dict(self.metadata.meta),
             aliases=self.plan.aliases,
             tensors=self.plan.tensors,
             files=dict(files),
@@ -74,23 +74,6 @@ class Contents:
             )
         with StoredTensors(folder, self.manifest({}, "")) as parts:
             return weights_sha256(parts.model)
-
-
-def contents_of(step: int, state: Mapping[str, Any]) -> Contents:
-    """Take apart the whole state of a run, position and meta included, for one process that writes it alone."""
-    moment = CheckpointMetadata(step=step, position=dict(state["position"]), meta=dict(state["meta"]))
-    moment.check()
-    held = split(
-        {key: value for key, value in state.items() if key not in ("position", "meta")}
-        | {MODEL: {name: dense(value, name) for name, value in state[MODEL].items()}}
-    )
-    plan = assign_writers([ShardInventory.of("", held.chunks)])
-    return Contents(
-        moment=moment,
-        plan=plan,
-        tensors=apart(written(held.chunks, plan.keys[0])),
-        rest=plain_rest(held.rest),
-    )
 
 
 def written(chunks: Mapping[str, TensorChunk], keys: tuple[str, ...]) -> dict[str, Tensor]:

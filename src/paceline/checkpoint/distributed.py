@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import (
     Metadata,
     MetadataIndex,
     TensorProperties,
+    TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
@@ -31,8 +32,8 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from paceline.checkpoint.manifest import Manifest
-from paceline.checkpoint.overlaps import metadata_of
-from paceline.checkpoint.parts import StoredTensors
+from paceline.checkpoint.parts import StoredTensors, dtype_named
+from paceline.checkpoint.stored import Stored
 from paceline.errors import CheckpointError
 from paceline.state.chunks import ChunkBounds, TensorMeta
 
@@ -69,6 +70,17 @@ def _item(key: str, meta: TensorMeta, bounds: ChunkBounds) -> WriteItem:
     return WriteItem(index=MetadataIndex(key, bounds.offset), type=WriteItemType.SHARD, tensor_data=data)
 
 
+def _metadata_of(stored: Stored) -> TensorStorageMetadata:
+    return TensorStorageMetadata(
+        properties=TensorProperties(dtype=dtype_named(stored.dtype)),
+        size=torch.Size(stored.shape),
+        chunks=[
+            ChunkStorageMetadata(offsets=torch.Size(one.offset), sizes=torch.Size(one.shape))
+            for one in stored.chunks
+        ],
+    )
+
+
 class PartsReader(StorageReader):
     """Reads the tensors of one checkpoint, by the keys of its manifest, in whatever chunks they are asked for."""
 
@@ -84,7 +96,7 @@ class PartsReader(StorageReader):
         del args, kwargs
         stored = self._manifest.tensors
         names = {key: stored[target] for key, target in self._manifest.aliases.items()}
-        return Metadata({key: metadata_of(one) for key, one in (stored | names).items()})
+        return Metadata({key: _metadata_of(one) for key, one in (stored | names).items()})
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any

@@ -33,7 +33,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def seal(path: Path) -> FileRecord:
+def sync_and_hash(path: Path) -> FileRecord:
     """Bring a finished file to the disk and say what it is."""
     sync(path)
     return hash_file(path)
@@ -46,7 +46,7 @@ def hash_file(path: Path) -> FileRecord:
 
 
 def verify(path: Path, expected: FileRecord, *, content: bool = True) -> None:
-    """Raise CheckpointError with the bare reason unless the file is the one that was sealed, in length and `content`."""
+    """Raise CheckpointError with the bare reason unless the file is the one that was recorded, in length and `content`."""
     try:
         with open_regular(path) as file:
             missing = expected.size - os.fstat(file.fileno()).st_size

@@ -16,12 +16,11 @@ from pathlib import Path
 from torch import Tensor
 
 from paceline import documents, option_fields
-from paceline.checkpoint.durable import committing, remove, seal, sync
+from paceline.checkpoint.durable import committing, remove, sync, sync_and_hash
 from paceline.checkpoint.leftovers import beside, sweep
-from paceline.checkpoint.manifest import MANIFEST, Manifest
+from paceline.checkpoint.manifest import MANIFEST, Manifest, newest_readable
 from paceline.checkpoint.parts import StoredTensors
 from paceline.checkpoint.read import check_files, unusable
-from paceline.checkpoint.store import Checkpoints
 from paceline.checkpoint.stored import Stored
 from paceline.checkpoint.tensors import write_tensors
 from paceline.errors import CheckpointError, InputError
@@ -56,8 +55,7 @@ def export(
     """Write the model of a checkpoint, or of a run's newest whole checkpoint, as safetensors; no more than one file in memory."""
     _check_name(target)
     most = None if max_shard_size is None else _bytes(max_shard_size)
-    skipped: list[tuple[Path, str]] = []
-    source, manifest = _find(run_or_checkpoint, skipped)
+    source, manifest, skipped = _find(run_or_checkpoint)
     model = manifest.model
     shards = _shards(model, most)
     names = _names(target, len(shards))
@@ -79,7 +77,7 @@ def export(
         if len(names) > 1:
             _write_index(partial / _index(target), names, shards, model)
         path = partial / (names[0] if len(names) == 1 else _index(target))
-        record = seal(path)
+        record = sync_and_hash(path)
         _publish(partial, target, [*names, path.name], before)
     return ExportReport(
         path=target.with_name(path.name),
@@ -89,7 +87,7 @@ def export(
         size=size,
         sha256=record.sha256,
         files=tuple(names),
-        skipped=tuple(skipped),
+        skipped=tuple(skipped.items()),
     )
 
 
@@ -184,28 +182,18 @@ def _publish(partial: Path, target: Path, names: list[str], before: list[Path]) 
     sync(target.parent)
 
 
-def _find(place: Path, skipped: list[tuple[Path, str]]) -> tuple[Path, Manifest]:
-    """Return a checkpoint whose files are all undamaged."""
+def _find(place: Path) -> tuple[Path, Manifest, dict[Path, str]]:
+    """Return a checkpoint whose files are all undamaged, and newer ones of its run that are not."""
     if (place / MANIFEST).exists() or place.name.startswith("step-"):
         if not place.is_dir():
             raise CheckpointError(
                 f"there is no checkpoint at {place}. Give the folder of one, such as step-100."
             )
         try:
-            return place, _verified(place)
+            return place, _verified(place), {}
         except CheckpointError as error:
             raise unusable(place, error) from error
-    folder = place / "checkpoints" if (place / "checkpoints").is_dir() else place
-    for path in reversed(Checkpoints(folder).committed()):
-        try:
-            return path, _verified(path)
-        except CheckpointError as error:
-            skipped.append((path, str(error)))
-    damaged = "".join(f" {path.name}: {reason}." for path, reason in skipped)
-    raise CheckpointError(
-        f"{place} holds no checkpoint that can be read.{damaged} "
-        "Give the folder of a run that saved one, or of a checkpoint."
-    )
+    return newest_readable(place, _verified)
 
 
 def _verified(path: Path) -> Manifest:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint.durable import FileRecord, verify
-from paceline.checkpoint.manifest import MANIFEST, REST, Manifest
+from paceline.checkpoint.manifest import COMMITTED, MANIFEST, REST, Manifest, newest_readable
 from paceline.checkpoint.stored import Stored
 from paceline.errors import CheckpointError
 
@@ -73,10 +73,10 @@ def inspect(place: Path, *, verify_all: bool = False) -> Inspection:
     if not place.is_dir():
         raise CheckpointError(f"there is no folder {place}. Give the folder of a run, or of a checkpoint.")
     newer: dict[Path, str] = {}
-    if (place / MANIFEST).exists() or re.fullmatch(r"step-\d+", place.name):
+    if (place / MANIFEST).exists() or re.fullmatch(COMMITTED, place.name):
         path, manifest = place, _manifest(place)
     else:
-        path, manifest = _newest(place, newer)
+        path, manifest, newer = newest_readable(place, Manifest.read)
     damage: dict[str, str] = {}
     for name, record in manifest.files.items():
         try:
@@ -89,7 +89,7 @@ def inspect(place: Path, *, verify_all: bool = False) -> Inspection:
 
 
 def _misfits(path: Path, manifest: Manifest) -> dict[str, str]:
-    """Return which files are the ones that were sealed, and yet hold something else than the manifest says."""
+    """Return which files are the ones that were recorded, and yet hold something else than the manifest says."""
     # Only where every byte is read anyway: loading torch takes a second.
     from paceline.checkpoint.parts import StoredTensors
     from paceline.checkpoint.rest import read_rest
@@ -129,22 +129,3 @@ def _manifest(path: Path) -> Manifest:
 
 def _unusable(path: Path, reason: str) -> str:
     return f"{path} cannot be used: {reason}. Use an earlier checkpoint."
-
-
-def _newest(place: Path, newer: dict[Path, str]) -> tuple[Path, Manifest]:
-    folder = place / "checkpoints" if (place / "checkpoints").is_dir() else place
-    steps = sorted(
-        (int(found[1]), path)
-        for path in folder.iterdir()
-        if (found := re.fullmatch(r"step-(\d+)", path.name))
-    )
-    for _, path in reversed(steps):
-        try:
-            return path, Manifest.read(path)
-        except CheckpointError as error:
-            newer[path] = str(error)
-    reasons = "".join(f" {path.name}: {reason}." for path, reason in newer.items())
-    raise CheckpointError(
-        f"{place} holds no checkpoint that can be read.{reasons} "
-        "Give the folder of a run that saved one, or of a checkpoint."
-    )

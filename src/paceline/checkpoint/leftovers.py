@@ -23,7 +23,7 @@ from paceline.world.shared_memory import machine
 UNTOUCHED_S = 3600.0
 """How long what another machine writes may lie still before it counts as left behind.
 
-Its processes cannot be seen from here. The longest pause of a living writer is the sealing of one file: half of
+Its processes cannot be seen from here. The longest pause of a living writer is the hash of one file: half of
 this for a terabyte.
 """
 
@@ -56,7 +56,7 @@ def discard(path: Path) -> bool:
     if not path.is_dir() or path.is_symlink():
         return not os.path.lexists(path)  # a link that leads nowhere takes the name all the same
     if not _own_files(path):
-        return _is_empty(path)
+        return not _entries(path)
     doomed = beside(path, "removed")
     if doomed.is_dir():
         take_apart(doomed, path)
@@ -85,10 +85,7 @@ def take_apart(doomed: Path, name: Path) -> bool:
 
 def holds_others_files(folder: Path) -> bool:
     """Return whether a folder holds anything that no checkpoint consists of; False where it is gone."""
-    try:
-        return any(not _is_own(path) for path in folder.iterdir())
-    except FileNotFoundError:
-        return False
+    return any(not _is_own(path) for path in _entries(folder))
 
 
 def _is_own(path: Path) -> bool:
@@ -96,17 +93,15 @@ def _is_own(path: Path) -> bool:
 
 
 def _own_files(folder: Path) -> list[Path]:
+    return [path for path in _entries(folder) if _is_own(path)]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Return what a folder holds; nothing where it is gone."""
     try:
-        return [path for path in folder.iterdir() if _is_own(path)]
+        return list(folder.iterdir())
     except FileNotFoundError:
         return []
-
-
-def _is_empty(folder: Path) -> bool:
-    try:
-        return not any(folder.iterdir())
-    except FileNotFoundError:
-        return True
 
 
 def _leftovers(folder: Path, names: str) -> Iterator[tuple[Path, str, str, str]]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,23 @@ FORMAT = 2
 REST = "rest.pt"
 MANIFEST = "manifest.json"
 MODEL_PREFIX = "model/"
+COMMITTED = r"step-(\d+)"
 OWN_FILE = re.compile(r"part-\d+\.safetensors|\.?part-\d+\.json|rest\.pt|manifest\.json")
 """The names of all files that a checkpoint consists of, or that are there while it is written."""
+
+
+def committed(folder: Path) -> list[Path]:
+    """Return the folders of all committed checkpoints, the oldest step first, whole or damaged."""
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be read as a folder of checkpoints: {error.strerror}. Choose another folder."
+        ) from error
+    steps = sorted((int(found[1]), name) for name in names if (found := re.fullmatch(COMMITTED, name)))
+    return [folder / name for _, name in steps]
 
 
 def part_name(number: int) -> str:
@@ -79,13 +94,8 @@ class Manifest:
                 for key, tensor in self.tensors.items()
             },
         }
-        try:
-            # Once through JSON first: it turns keys into strings, and the digest must see what a reader sees.
-            body = json.loads(json.dumps(body))
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"cannot save position and meta of step {self.step}: {error}. Give only what JSON can hold."
-            ) from error
+        # Once through JSON first: it turns keys into strings, and the digest must see what a reader sees.
+        body = json.loads(json.dumps(body))
         with (folder / MANIFEST).open("w", encoding="utf-8") as file:
             file.write(_lines(body | {"sha256": _digest(body)}))
             file.flush()
@@ -160,6 +170,21 @@ class Manifest:
         if made.parts != [part_name(number) for number in range(len(made.parts))] or REST not in made.files:
             raise documents.DocumentError("the files are not those of a checkpoint")
         return made
+
+
+def newest_readable(place: Path, read: Callable[[Path], Manifest]) -> tuple[Path, Manifest, dict[Path, str]]:
+    """Return the newest checkpoint of a run that `read` takes, and of each newer one why it does not."""
+    passed_over: dict[Path, str] = {}
+    for path in reversed(committed(place / "checkpoints" if (place / "checkpoints").is_dir() else place)):
+        try:
+            return path, read(path), passed_over
+        except CheckpointError as error:
+            passed_over[path] = str(error)
+    damaged = "".join(f" {path.name}: {reason}." for path, reason in passed_over.items())
+    raise CheckpointError(
+        f"{place} holds no checkpoint that can be read.{damaged} "
+        "Give the folder of a run that saved one, or of a checkpoint."
+    )
 
 
 def _stored(key: str, entry: Any) -> Stored:

@@ -11,9 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from paceline.checkpoint.dtypes import dtype_named
 from paceline.checkpoint.manifest import MODEL_PREFIX, Manifest, part_name
-from paceline.checkpoint.stored import Stored, StoredChunk
+from paceline.checkpoint.stored import StoredChunk
 from paceline.errors import CheckpointError
 from paceline.state.chunks import ChunkBounds, TensorMeta
 
@@ -56,29 +55,19 @@ class StoredTensors:
         for one in stored.chunks:
             if (one.offset, one.shape) == (bounds.offset, bounds.shape):
                 return self._chunk(target, one)
-        meta = self.catalogue[key]
-        values = torch.empty(bounds.shape, dtype=meta.dtype)
-        if bounds == ChunkBounds.whole(meta.shape):
-            for one in stored.chunks:
-                ChunkBounds(one.offset, one.shape).of(values).copy_(self._chunk(target, one))
-            return values
-        for number, inside, place in self._overlaps(stored, bounds):
-            place.of(values).copy_(self._chunk(target, stored.chunks[number], inside))
+        values = torch.empty(bounds.shape, dtype=self.catalogue[key].dtype)
+        for one in stored.chunks:
+            if (both := _overlap(one, bounds)) is not None:
+                inside, place = both
+                place.of(values).copy_(self._chunk(target, one, inside))
         return values
-
-    @staticmethod
-    def _overlaps(stored: Stored, bounds: ChunkBounds) -> Iterator[tuple[int, ChunkBounds, ChunkBounds]]:
-        # Only where chunks are cut anew: loading torch.distributed.checkpoint takes a second.
-        from paceline.checkpoint.overlaps import overlaps
-
-        return overlaps(stored, bounds)
 
     def _chunk(self, key: str, stored: StoredChunk, inside: ChunkBounds | None = None) -> Tensor:
         """Read a stored chunk, or a part of it."""
         name = part_name(stored.part)
         try:
             file = self._file(stored.part)
-            if inside is None:
+            if inside is None or inside.shape == stored.shape:
                 values = file.get_tensor(key)
             else:
                 ends = zip(inside.offset, inside.shape, strict=True)
@@ -98,6 +87,27 @@ class StoredTensors:
             path = self.folder / part_name(part)
             self._open[part] = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
         return self._open[part]
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """Return torch's type of a name in a manifest."""
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise CheckpointError(f"the type {name} of a tensor is not known to torch {torch.__version__}")
+    return found
+
+
+def _overlap(stored: StoredChunk, wanted: ChunkBounds) -> tuple[ChunkBounds, ChunkBounds] | None:
+    """Return the part of a tensor that is both stored and wanted, as bounds within the stored chunk and within the wanted one."""
+    sides = list(zip(stored.offset, stored.shape, wanted.offset, wanted.shape, strict=True))
+    starts = [max(here, there) for here, _, there, _ in sides]
+    ends = [min(here + length, there + other) for here, length, there, other in sides]
+    shape = tuple(end - start for start, end in zip(starts, ends, strict=True))
+    if any(length <= 0 for length in shape):
+        return None
+    inside = tuple(start - offset for start, offset in zip(starts, stored.offset, strict=True))
+    place = tuple(start - offset for start, offset in zip(starts, wanted.offset, strict=True))
+    return ChunkBounds(inside, shape), ChunkBounds(place, shape)
 
 
 class _Model(Mapping[str, Tensor]):

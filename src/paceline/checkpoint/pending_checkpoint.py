@@ -1,8 +1,8 @@
-"""A checkpoint that is being written: a hidden folder, a part from each writer, and seals that say which are done.
+"""A checkpoint that is being written: a hidden folder, a part from each writer, and markers that say which are done.
 
 .step-200.partial-...  part-0.safetensors  part-1.safetensors  part-1.json  rest.pt
 
-A seal (part-1.json) is left by a worker when its part is on the disk, or when it could not be written, so that nobody
+A done-marker (part-1.json) is left by a worker when its part is on the disk, or when it could not be written, so that nobody
 needs to talk to anybody while the parts are written beside the training.
 """
 
@@ -17,8 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.checkpoint.durable import FileRecord, remove, seal, sync
-from paceline.checkpoint.leftovers import beside
+from paceline.checkpoint.durable import FileRecord, remove, sync, sync_and_hash
 from paceline.checkpoint.manifest import REST, part_name
 from paceline.checkpoint.rest import write_rest
 from paceline.checkpoint.tensors import write_tensors
@@ -53,13 +52,8 @@ class PendingCheckpoint:
 
     final: Path
     partial: Path
-    replaces: bool = False
+    replaces: bool
     """Whether a checkpoint with another state may be there already: one of this run's own."""
-
-    @classmethod
-    def of(cls, final: Path, *, replaces: bool = False) -> PendingCheckpoint:
-        """Name the draft that this process will commit."""
-        return cls(final, beside(final, "partial"), replaces)
 
     def make(self) -> None:
         """Make the empty folder, and those above it."""
@@ -79,11 +73,11 @@ class PendingCheckpoint:
     def write_rest(self, rest: Mapping[str, Any]) -> FileRecord:
         """Write what is no tensor of model and optimizer."""
         write_rest(self.partial, rest)
-        return seal(self.partial / REST)
+        return sync_and_hash(self.partial / REST)
 
-    # Seals: how writers that do not talk tell each other.
+    # Done-markers: how writers that do not talk tell each other.
 
-    def seal(self, number: int, record: FileRecord | None, fault: Fault) -> None:
+    def mark_done(self, number: int, record: FileRecord | None, fault: Fault) -> None:
         """Leave word that a part is on the disk, or why it is not."""
         content = {"fault": fault.message, "disk": fault.disk} if record is None else record._asdict()
         try:
@@ -105,7 +99,7 @@ class PendingCheckpoint:
         hidden.rename(self.partial / f"part-{number}.json")
         sync(self.partial)
 
-    def sealed(self) -> dict[int, FileRecord]:
+    def done_parts(self) -> dict[int, FileRecord]:
         """Return the parts that are on the disk; raise what a writer says went wrong."""
         found = {}
         for name in os.listdir(self.partial):  # noqa: PTH208  (asks a network disk anew, where exists() may not)
@@ -116,8 +110,8 @@ class PendingCheckpoint:
                 found[int(name[len("part-") : -len(".json")])] = FileRecord(**content)
         return found
 
-    def break_seals(self) -> None:
-        """Take the seals away: the manifest says it all."""
+    def remove_markers(self) -> None:
+        """Remove the done-markers: the manifest says it all."""
         for path in self.partial.glob("part-*.json"):
             path.unlink()
 

@@ -53,12 +53,12 @@ class Plan:
         return self.writers.index(rank) if rank in self.writers else None
 
 
-def assign_writers(offers: Sequence[ShardInventory], sees: Sequence[bool] | None = None) -> Plan:
+def assign_writers(inventories: Sequence[ShardInventory], sees: Sequence[bool] | None = None) -> Plan:
     """Deal the state out among workers, all of which see the folder, or those that do."""
-    metas, aliases = _forms(offers), _aliases(offers)
-    wanted = [_wanted(offer, metas, aliases, offers) for offer in offers]
+    metas, aliases = _metas(inventories), _aliases(inventories)
+    wanted = [_wanted(inventory, metas, aliases, inventories) for inventory in inventories]
     if sees is not None and not all(sees):
-        wanted = _seen(wanted, sees, offers)
+        wanted = _seen(wanted, sees, inventories)
     first = wanted[0]
     size = sum(meta.size for key, meta in metas.items() if key not in aliases)
     if len(first) == len(metas) - len(aliases) and all(
@@ -88,10 +88,10 @@ def _plan(
     return Plan(tensors, aliases, writers, tuple(tuple(dealt[rank]) for rank in writers))
 
 
-def _forms(offers: Sequence[ShardInventory]) -> dict[str, TensorMeta]:
+def _metas(inventories: Sequence[ShardInventory]) -> dict[str, TensorMeta]:
     metas: dict[str, TensorMeta] = {}
-    for rank, offer in enumerate(offers):
-        for key, (meta, _) in offer.chunks.items():
+    for rank, inventory in enumerate(inventories):
+        for key, (meta, _) in inventory.chunks.items():
             if metas.setdefault(key, meta) != meta:
                 raise CheckpointError(
                     f"cannot save {key}: it is {metas[key]} on one worker and {meta} on rank {rank}. "
@@ -100,37 +100,37 @@ def _forms(offers: Sequence[ShardInventory]) -> dict[str, TensorMeta]:
     return metas
 
 
-def _aliases(offers: Sequence[ShardInventory]) -> dict[str, str]:
+def _aliases(inventories: Sequence[ShardInventory]) -> dict[str, str]:
     """Return the tied weights on which all that hold them agree; others are stored as they are."""
     agreed: dict[str, str] = {}
-    for offer in offers:
-        agreed.update(offer.aliases)
+    for inventory in inventories:
+        agreed.update(inventory.aliases)
     return {
         alias: key
         for alias, key in agreed.items()
-        if all(offer.aliases.get(alias) == key for offer in offers if alias in offer.chunks)
+        if all(inventory.aliases.get(alias) == key for inventory in inventories if alias in inventory.chunks)
     }
 
 
 def _wanted(
-    offer: ShardInventory,
+    inventory: ShardInventory,
     metas: Mapping[str, TensorMeta],
     aliases: Mapping[str, str],
-    offers: Sequence[ShardInventory],
+    inventories: Sequence[ShardInventory],
 ) -> dict[str, ChunkBounds]:
     """Return what a worker could write: of a tensor that somebody holds whole, nobody's smaller chunks."""
     wanted = {}
-    for key, (meta, bounds) in offer.chunks.items():
+    for key, (meta, bounds) in inventory.chunks.items():
         whole = ChunkBounds.whole(metas[key].shape)
         if key not in aliases and (
-            bounds == whole or not any(other.chunks.get(key) == (meta, whole) for other in offers)
+            bounds == whole or not any(other.chunks.get(key) == (meta, whole) for other in inventories)
         ):
             wanted[key] = bounds
     return wanted
 
 
 def _seen(
-    wanted: list[dict[str, ChunkBounds]], sees: Sequence[bool], offers: Sequence[ShardInventory]
+    wanted: list[dict[str, ChunkBounds]], sees: Sequence[bool], inventories: Sequence[ShardInventory]
 ) -> list[dict[str, ChunkBounds]]:
     """Leave out those that do not see the folder, if others hold what they hold."""
     reached = {item for chunks, seen in zip(wanted, sees, strict=True) if seen for item in chunks.items()}
@@ -138,7 +138,7 @@ def _seen(
         lost = [] if seen else [key for key, bounds in chunks.items() if (key, bounds) not in reached]
         if lost:
             raise CheckpointError(
-                f"rank {rank} on {offers[rank].host} does not see the folder of the run, and alone holds {lost[0]}"
+                f"rank {rank} on {inventories[rank].host} does not see the folder of the run, and alone holds {lost[0]}"
                 f"{f' and {len(lost) - 1} more' if lost[1:] else ''}. Put --out on a disk that all machines share."
             )
     return [chunks if seen else {} for chunks, seen in zip(wanted, sees, strict=True)]

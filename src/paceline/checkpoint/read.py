@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint.dtypes import dtype_named
 from paceline.checkpoint.durable import FileRecord, verify
 from paceline.checkpoint.manifest import Manifest
-from paceline.checkpoint.parts import StoredTensors
+from paceline.checkpoint.parts import StoredTensors, dtype_named
 from paceline.checkpoint.rest import read_rest
 from paceline.errors import CheckpointError
 from paceline.state.chunks import ChunkBounds, assemble

@@ -1,7 +1,7 @@
 """Saves a run in all workers together: each writes its part, the first one commits; beside the training if asked to.
 
 All workers must call `save`, in step. In the background it returns when this worker's part is copied to host memory; a
-thread writes it, without a word to the others: each leaves a seal, and the first worker's thread commits when all have.
+thread writes it, without a word to the others: each leaves a done-marker, and the first worker's thread commits when all have.
 At most one save is in flight: the next one waits for it, so that which checkpoints exist does not depend on time.
 """
 
@@ -76,7 +76,7 @@ class Saver:
         self,
         world: World,
         held: LocalState,
-        moment: CheckpointMetadata,
+        metadata: CheckpointMetadata,
         *,
         background: bool = False,
         unless_saved: bool = False,
@@ -87,34 +87,34 @@ class Saver:
         """
         started = time.perf_counter()
         self.wait()
-        offer = ShardInventory.of(world.host, held.chunks)
-        rest, fault = self._checked(world, held, moment)
-        changed = self._agreed is None or self._agreed[0] is not world.comm or self._agreed[1] != offer
+        inventory = ShardInventory.of(world.host, held.chunks)
+        rest, fault = self._checked(world, held, metadata)
+        changed = self._agreed is None or self._agreed[0] is not world.comm or self._agreed[1] != inventory
         slots = {} if world.is_first else own_slots(rest)
-        own = moment.step in self.checkpoints.own
+        own = metadata.step in self.checkpoints.own
         everybody: list[_Hello] = all_gather_object(
             world.comm, _Hello(changed, fault, self._last, slots, own)
         )
         self._late = Fault()
         fault = _worst(hello.fault for hello in everybody)
-        if fault or (unless_saved and everybody[0].last == moment.step):
+        if fault or (unless_saved and everybody[0].last == metadata.step):
             return fault
         if any(hello.changed for hello in everybody):
             self._agreed = None
         if any(hello.own for hello in everybody):
-            self.checkpoints.own.add(moment.step)
+            self.checkpoints.own.add(metadata.step)
         try:
-            plan, draft = self._prepare(world, offer, moment.step)
+            plan, pending = self._prepare(world, inventory, metadata.step)
         except CheckpointError as error:
             return Fault.of(error)  # the same on all workers
         part = plan.part_of(world.rank)
         tensors = {} if part is None else written(held.chunks, plan.keys[part])
         writing = Writing(
             checkpoints=self.checkpoints,
-            draft=draft,
+            pending=pending,
             part=part,
             contents=Contents(
-                moment=moment,
+                metadata=metadata,
                 plan=plan,
                 tensors=tensors,
                 rest=with_slots(rest, *(hello.slots for hello in everybody)) if world.is_first else {},
@@ -123,16 +123,16 @@ class Saver:
         )
         fault = self._begin(world, writing) if background else self._write(world, writing)
         if not fault:
-            self.checkpoints.own.add(moment.step)
+            self.checkpoints.own.add(metadata.step)
         return fault
 
     def poll(self) -> None:
-        """Close the books of a save that has come to its end; to be called often, costs nothing."""
+        """Report a save in the background that has come to its end; to be called often, costs nothing."""
         if self._job is not None and self._job.done:
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the save in flight, if there is one, and close its books."""
+        """Wait for the save in flight, if there is one, and report what came of it."""
         job, self._job = self._job, None
         if job is None:
             return
@@ -166,13 +166,13 @@ class Saver:
     # What all agree on.
 
     def _checked(
-        self, world: World, held: LocalState, moment: CheckpointMetadata
+        self, world: World, held: LocalState, metadata: CheckpointMetadata
     ) -> tuple[dict[str, Any], Fault]:
         """Find what cannot be saved before anybody has begun."""
         if self._late:
             return {}, self._late
         try:
-            moment.check()
+            metadata.check()
             for key, chunk in held.chunks.items():
                 dense(chunk.values, key.partition("/")[2])
             rest = held.rest if world.is_first else with_slots({}, own_slots(held.rest))
@@ -180,34 +180,34 @@ class Saver:
         except CheckpointError as error:
             return {}, Fault.of(error)
 
-    def _prepare(self, world: World, offer: ShardInventory, step: int) -> tuple[Plan, PendingCheckpoint]:
+    def _prepare(self, world: World, inventory: ShardInventory, step: int) -> tuple[Plan, PendingCheckpoint]:
         """Agree on who writes what; where others than the first one write, the folder is open afterwards."""
         known = None if self._agreed is None else self._agreed[2]
-        draft = self.checkpoints.draft(step)
+        pending = self.checkpoints.pending(step)
         if known is not None:
             several = known.writers != (0,)
-            return known, _from_first(world, lambda: self._opened(known, draft)) if several else draft
-        offers: list[ShardInventory] = all_gather_object(world.comm, offer)
-        plan, draft = _from_first(world, lambda: self._planned(offers, draft))
+            return known, _from_first(world, lambda: self._opened(known, pending)) if several else pending
+        inventories: list[ShardInventory] = all_gather_object(world.comm, inventory)
+        plan, pending = _from_first(world, lambda: self._planned(inventories, pending))
         if plan.writers != (0,):
-            sees: list[bool] = all_gather_object(world.comm, draft.partial.is_dir())
+            sees: list[bool] = all_gather_object(world.comm, pending.partial.is_dir())
             if not all(sees):
-                with _tidy(world, draft):
-                    plan = _from_first(world, lambda: assign_writers(offers, sees))
-        self._agreed = world.comm, offer, plan
-        return plan, draft
+                with _tidy(world, pending):
+                    plan = _from_first(world, lambda: assign_writers(inventories, sees))
+        self._agreed = world.comm, inventory, plan
+        return plan, pending
 
     def _planned(
-        self, offers: list[ShardInventory], draft: PendingCheckpoint
+        self, inventories: list[ShardInventory], pending: PendingCheckpoint
     ) -> tuple[Plan, PendingCheckpoint]:
-        plan = assign_writers(offers)
-        return plan, self._opened(plan, draft)
+        plan = assign_writers(inventories)
+        return plan, self._opened(plan, pending)
 
-    def _opened(self, plan: Plan, draft: PendingCheckpoint) -> PendingCheckpoint:
+    def _opened(self, plan: Plan, pending: PendingCheckpoint) -> PendingCheckpoint:
         if plan.writers != (0,):
-            with committing(draft.partial, draft.final):
-                self.checkpoints.open(draft)
-        return draft
+            with committing(pending.partial, pending.final):
+                self.checkpoints.open(pending)
+        return pending
 
     # Writing.
 
@@ -216,7 +216,7 @@ class Saver:
         writing = writing.in_place()
         fault = Fault()
         saved: Saved | None = None
-        with _tidy(world, writing.draft):
+        with _tidy(world, writing.pending):
             told: list[tuple[FileRecord | None, Fault]] = []
             weights: Background[str] | None = None
             if not writing.alone:
@@ -228,7 +228,7 @@ class Saver:
                 told = all_gather_object(world.comm, part.record())
                 fault = fault or _worst(one for _, one in told)
             if world.is_first and fault:
-                remove(writing.draft.partial)
+                remove(writing.pending.partial)
             elif world.is_first:
                 try:
                     saved = self._commit(writing, told, weights)
@@ -253,9 +253,9 @@ class Saver:
         """Copy this worker's part and have a thread write it."""
         copied = writing.copied(self._staging)
         if world.is_first:
-            self._job = Background(lambda job: copied.commit_when_sealed(job, world.interruption))
+            self._job = Background(lambda job: copied.commit_when_done(job, world.interruption))
         elif copied.part is not None:
-            self._job = Background(lambda _: copied.seal_part())
+            self._job = Background(lambda _: copied.write_part_and_mark())
         return Fault()
 
     def _finish(self, saved: Saved) -> None:
@@ -280,9 +280,9 @@ def _from_first(world: World, act: Callable[[], Value]) -> Value:
     return cast(Value, value)
 
 
-def _tidy(world: World, draft: PendingCheckpoint) -> AbstractContextManager[None]:
+def _tidy(world: World, pending: PendingCheckpoint) -> AbstractContextManager[None]:
     """Have the worker that made a folder, and no other, take it away when something goes wrong."""
-    return discarding(draft.partial) if world.is_first else nullcontext()
+    return discarding(pending.partial) if world.is_first else nullcontext()
 
 
 def _worst(faults: Iterable[Fault]) -> Fault:

@@ -10,25 +10,22 @@ from __future__ import annotations
 
 import errno
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from paceline.checkpoint.compare import same
-from paceline.checkpoint.contents import Contents, contents_of
-from paceline.checkpoint.durable import committing, remove, seal, sync
-from paceline.checkpoint.leftovers import discard, holds_others_files, sweep
-from paceline.checkpoint.manifest import REST, Manifest, part_name
+from paceline.checkpoint.contents import Contents
+from paceline.checkpoint.durable import remove, sync, sync_and_hash
+from paceline.checkpoint.leftovers import beside, discard, holds_others_files, sweep
+from paceline.checkpoint.manifest import COMMITTED, REST, Manifest, committed, part_name
 from paceline.checkpoint.parts import StoredTensors
 from paceline.checkpoint.pending_checkpoint import PendingCheckpoint
-from paceline.checkpoint.read import Loaded, check_files, read, seems_whole
+from paceline.checkpoint.read import check_files, seems_whole
 from paceline.checkpoint.rest import read_rest
 from paceline.errors import CheckpointError, DiskFaultError, InputError
 from paceline.state.chunks import ChunkBounds
 
-_COMMITTED = r"step-(\d+)"
 # What a rename says whose target is a folder with something in it, or a file.
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
@@ -46,104 +43,65 @@ class Checkpoints:
 
     def committed(self) -> list[Path]:
         """Return the folders of all committed checkpoints, the oldest step first, whole or damaged."""
-        try:
-            names = [path.name for path in self.folder.iterdir()]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise CheckpointError(
-                f"{self.folder} cannot be read as a folder of checkpoints: {error.strerror}. "
-                "Choose another folder."
-            ) from error
-        steps = sorted((int(found[1]), name) for name in names if (found := re.fullmatch(_COMMITTED, name)))
-        return [self.folder / name for _, name in steps]
+        return committed(self.folder)
 
-    def newest(self, report: Callable[[Path, str], None]) -> Loaded | None:
-        """Read the newest whole checkpoint; each damaged one above it goes to `report` with the reason."""
-        damaged: set[Path] = set()
-        while paths := [path for path in self.committed() if path not in damaged]:
-            newest = paths[-1]
-            try:
-                return read(newest)
-            except CheckpointError as error:
-                # One that is gone was deleted while we read, by a writer that had committed a newer one: look again.
-                if newest in self.committed():
-                    damaged.add(newest)
-                    report(newest, str(error))
-        return None
+    def pending(self, step: int) -> PendingCheckpoint:
+        """Name the folders of a step that this process will commit."""
+        final = self.folder / f"step-{step}"
+        return PendingCheckpoint(final, beside(final, "partial"), replaces=step in self.own)
 
-    def save(self, step: int, state: Mapping[str, Any], *, note: Callable[[str], None] | None = None) -> Path:
-        """Commit the whole state of a run under a step, then delete all but the last `keep` checkpoints.
-
-        A step that is there already with the same state stays as it is; a damaged one is replaced. A save that fails
-        raises CheckpointError, a DiskFaultError where the next one may succeed. What cannot be deleted
-        after the commit goes to `note` as one line; without a `note` that is a CheckpointError too.
-        """
-        contents = contents_of(step, state)
-        draft = self.draft(step)
-        with committing(draft.partial, draft.final):
-            self.write_alone(draft, contents)
-        self.prune(draft.final, note)
-        return draft.final
-
-    # The same in steps, for several writers.
-
-    def draft(self, step: int) -> PendingCheckpoint:
-        """Name the draft of a step."""
-        return PendingCheckpoint.of(self.folder / f"step-{step}", replaces=step in self.own)
-
-    def open(self, draft: PendingCheckpoint) -> None:
+    def open(self, pending: PendingCheckpoint) -> None:
         """Make the folder that the parts are written into."""
-        draft.make()
+        pending.make()
         # What the dead left may be what fills the disk. What of it cannot be deleted is told after the commit.
         with suppress(OSError):
-            sweep(self.folder, _COMMITTED, now=draft.partial.stat().st_mtime, writing=draft.partial)
+            sweep(self.folder, COMMITTED, now=pending.partial.stat().st_mtime, writing=pending.partial)
 
-    def write_alone(self, draft: PendingCheckpoint, contents: Contents) -> str:
-        """Write and commit what this process holds all of; gives the fingerprint of the weights."""
+    def write_alone(self, pending: PendingCheckpoint, contents: Contents) -> str:
+        """Write and commit a state that this process holds all of; return the fingerprint of the weights."""
         try:
-            return self._write_once(draft, contents)
+            return self._write_once(pending, contents)
         except Exception:
-            if draft.partial.exists() or draft.final.exists():
+            if pending.partial.exists() or pending.final.exists():
                 raise
             # Somebody removed the folder while we wrote into it: once more, into a new one.
-            return self._write_once(draft, contents)
+            return self._write_once(pending, contents)
 
-    def _write_once(self, draft: PendingCheckpoint, contents: Contents) -> str:
-        self.open(draft)
-        draft.write_part(0, contents.tensors)
-        files = {part_name(0): seal(draft.part(0)), REST: draft.write_rest(contents.rest)}
-        weights = contents.fingerprint(draft.partial)
-        self.commit(draft, contents.manifest(files, weights))
+    def _write_once(self, pending: PendingCheckpoint, contents: Contents) -> str:
+        self.open(pending)
+        pending.write_part(0, contents.tensors)
+        files = {part_name(0): sync_and_hash(pending.part(0)), REST: pending.write_rest(contents.rest)}
+        weights = contents.fingerprint(pending.partial)
+        self.commit(pending, contents.manifest(files, weights))
         return weights
 
-    def commit(self, draft: PendingCheckpoint, manifest: Manifest) -> None:
-        """Seal a draft whose files are all there, and give it its name."""
-        manifest.write(draft.partial)
-        draft.break_seals()
-        sync(draft.partial)
+    def commit(self, pending: PendingCheckpoint, manifest: Manifest) -> None:
+        """Write the manifest of a checkpoint whose files are all there, and give it its name."""
+        manifest.write(pending.partial)
+        pending.remove_markers()
+        sync(pending.partial)
         aside: Path | None = None
         while True:
             try:
-                draft.partial.rename(draft.final)
+                pending.partial.rename(pending.final)
                 break
             except OSError as error:
                 if error.errno not in _OCCUPIED:
                     if aside is not None:
                         with suppress(OSError):
-                            aside.rename(draft.final)
+                            aside.rename(pending.final)
                     raise
-            if _holds_same(draft.final, draft.partial, manifest, replaces=draft.replaces):
+            if _holds_same(pending.final, pending.partial, manifest, replaces=pending.replaces):
                 # Another writer of the same run was faster, a machine that was cut off say.
-                remove(draft.partial)
+                remove(pending.partial)
                 break
-            aside = _make_way(draft.final)
+            aside = _make_way(pending.final)
         sync(self.folder)
 
-    def prune(self, just_written: Path, note: Callable[[str], None] | None) -> None:
+    def prune(self, just_written: Path, note: Callable[[str], None]) -> None:
         """Delete what is older than the last `keep` whole ones; the damaged ones above them do not count.
 
-        What somebody else has put into the folder of one stays.
+        What somebody else has put into the folder of one stays. What cannot be deleted goes to `note` as one line.
         """
         whole: set[int] = set()
         try:
@@ -154,17 +112,14 @@ class Checkpoints:
                         discard(path)
                 elif path == just_written or seems_whole(path):
                     whole.add(step)
-            sweep(self.folder, _COMMITTED, now=just_written.stat().st_mtime)
+            sweep(self.folder, COMMITTED, now=just_written.stat().st_mtime)
         except FileNotFoundError:
             return  # Somebody removed the folder, and so nothing is left to delete.
         except OSError as error:
-            message = (
+            note(
                 f"{just_written} is safe, but what is left of an old one beside it could not be deleted "
                 f"({error.strerror}: {error.filename}). Delete it by hand."
             )
-            if note is None:
-                raise CheckpointError(message) from error
-            note(message)
 
 
 def _step(path: Path) -> int:

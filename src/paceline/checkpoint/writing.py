@@ -20,7 +20,7 @@ from paceline.errors import CheckpointError
 from paceline.world.interruption import Interruption
 
 LOOK_S = 0.02
-"""How often the first worker's thread looks for the seals of the others."""
+"""How often the first worker's thread looks for the done-markers of the others."""
 
 
 class SaveAbortedError(Exception):
@@ -46,7 +46,7 @@ class PartWriting:
     final: Path
     fault: Fault
     _hashed: Callable[[], FileRecord] | None
-    """What gives the record of the file; None where this worker has no part."""
+    """Waits for the record of the file; None where this worker has no part, or it was not written."""
 
     def record(self) -> tuple[FileRecord | None, Fault]:
         """Return what the file is, or why it is not there."""
@@ -54,19 +54,18 @@ class PartWriting:
             return None, self.fault
         try:
             return self._hashed(), Fault()
-        except Exception as error:
-            fault = fault_of(error, self.final)
-            if fault is None:
-                raise
-            return None, fault
+        except Exception as error:  # noqa: BLE001  (raised again unless it is a fault of the save)
+            return None, fault_of(error, self.final)
 
 
-def fault_of(error: Exception, final: Path) -> Fault | None:
-    """Make a fault of an error, if it is about the checkpoint or the disk."""
+def fault_of(error: Exception, final: Path) -> Fault:
+    """Make a fault of an error that is about the checkpoint or the disk; raise any other."""
     if isinstance(error, CheckpointError):
         return Fault.of(error)
     message = disk_fault(error, final)
-    return None if message is None else Fault(message, disk=True)
+    if message is None:
+        raise error
+    return Fault(message, disk=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +73,7 @@ class Writing:
     """One worker's work on one checkpoint."""
 
     checkpoints: Checkpoints
-    draft: PendingCheckpoint
+    pending: PendingCheckpoint
     part: int | None
     """The number of the part that this worker writes, if it writes one."""
     contents: Contents
@@ -87,96 +86,86 @@ class Writing:
 
     def in_place(self) -> Writing:
         """Get ready to write from the memory of the training itself."""
-        return self._with(replace(self.contents, tensors=apart(self.contents.tensors)))
+        return replace(self, contents=replace(self.contents, tensors=apart(self.contents.tensors)))
 
     def copied(self, staging: Staging) -> Writing:
         """Get ready to write while training goes on."""
-        tensors = staging.copies(self.contents.tensors)
-        return self._with(replace(self.contents, tensors=tensors, rest=copy.deepcopy(self.contents.rest)))
+        contents = self.contents
+        copies = staging.copies(contents.tensors)
+        return replace(self, contents=replace(contents, tensors=copies, rest=copy.deepcopy(contents.rest)))
 
-    def _with(self, contents: Contents) -> Writing:
-        return replace(self, contents=contents)
-
-    def write_part(self) -> tuple[FileRecord | None, Fault]:
-        """Write this worker's part, if it has one, and say what came of it."""
-        return self.begin_part(beside=False).record()
-
-    def begin_part(self, *, beside: bool = True) -> PartWriting:
-        """Bring this worker's part, if it has one, to the disk; its hash is taken meanwhile, in a thread `beside`."""
+    def begin_part(self) -> PartWriting:
+        """Bring this worker's part, if it has one, to the disk; its hash is taken meanwhile, in another thread."""
         if self.part is None:
-            return PartWriting(self.draft.final, Fault(), None)
-        path = self.draft.part(self.part)
-        fault, job = Fault(), None
+            return PartWriting(self.pending.final, Fault(), None)
+        path = self.pending.part(self.part)
         try:
-            self.draft.write_part(self.part, self.contents.tensors)
-            job = Background(lambda _: hash_file(path)) if beside else None
+            self.pending.write_part(self.part, self.contents.tensors)
+            job = Background(lambda _: hash_file(path))
             sync(path)
-        except Exception as error:
-            found = fault_of(error, self.draft.final)
-            if found is None:
-                raise
-            fault = found
-        return PartWriting(
-            self.draft.final, fault, job.result if job is not None else lambda: hash_file(path)
-        )
+        except Exception as error:  # noqa: BLE001  (raised again unless it is a fault of the save)
+            return PartWriting(self.pending.final, fault_of(error, self.pending.final), None)
+        return PartWriting(self.pending.final, Fault(), job.result)
 
-    def seal_part(self) -> None:
+    def write_part_and_mark(self) -> None:
         """Write this worker's part, if it has one, and leave word of it in the folder."""
         if self.part is None:
             return
         try:
-            record, fault = self.write_part()
+            record, fault = self.begin_part().record()
         except Exception as error:
-            self.draft.seal(self.part, None, Fault(f"part {self.part} of {self.draft.final}: {error!r}"))
+            self.pending.mark_done(
+                self.part, None, Fault(f"part {self.part} of {self.pending.final}: {error!r}")
+            )
             raise
-        self.draft.seal(self.part, record, fault)
+        self.pending.mark_done(self.part, record, fault)
 
     # On the worker that commits.
 
     def commit_alone(self) -> Saved:
         """Write everything and commit it."""
-        with committing(self.draft.partial, self.draft.final):
-            weights = self.checkpoints.write_alone(self.draft, self.contents)
+        with committing(self.pending.partial, self.pending.final):
+            weights = self.checkpoints.write_alone(self.pending, self.contents)
         return self._saved(weights)
 
     def fingerprint(self) -> str:
         """Return that of the weights, once all parts are written."""
-        return self.contents.fingerprint(self.draft.partial)
+        return self.contents.fingerprint(self.pending.partial)
 
     def commit(self, records: Mapping[int, FileRecord], fingerprint: Callable[[], str]) -> Saved:
         """Commit when all parts are on the disk; `fingerprint` gives that of the weights, or raises what went wrong."""
-        with committing(self.draft.partial, self.draft.final):
+        with committing(self.pending.partial, self.pending.final):
             files = {part_name(part): records[part] for part in range(len(self.contents.plan.writers))}
-            files[REST] = self.draft.write_rest(self.contents.rest)
+            files[REST] = self.pending.write_rest(self.contents.rest)
             weights = fingerprint()
-            self.checkpoints.commit(self.draft, self.contents.manifest(files, weights))
+            self.checkpoints.commit(self.pending, self.contents.manifest(files, weights))
         return self._saved(weights)
 
-    def commit_when_sealed(self, job: Background[Saved | None], broken: Interruption) -> Saved:
-        """Write this worker's part, wait for the seals of all others, commit."""
+    def commit_when_done(self, job: Background[Saved | None], broken: Interruption) -> Saved:
+        """Write this worker's part, wait for the done-markers of all others, commit."""
         if self.alone:
             return self.commit_alone()
-        with committing(self.draft.partial, self.draft.final):
-            self.seal_part()
+        with committing(self.pending.partial, self.pending.final):
+            self.write_part_and_mark()
             while True:
-                # Asked before the seals are: what was sealed when the group broke counts.
+                # Asked before the markers are: what was done when the group broke counts.
                 given_up = job.given_up or broken.raised
-                sealed = self.draft.sealed()
-                if len(sealed) == len(self.contents.plan.writers):
-                    return self.commit(sealed, self.fingerprint)
+                done = self.pending.done_parts()
+                if len(done) == len(self.contents.plan.writers):
+                    return self.commit(done, self.fingerprint)
                 if given_up:
                     raise SaveAbortedError(
-                        f"the checkpoint of step {self.contents.moment.step} was given up: the group changed while it "
+                        f"the checkpoint of step {self.contents.metadata.step} was given up: the group changed while it "
                         "was written. The next one is written when it is due."
                     )
                 time.sleep(LOOK_S)
 
     def _saved(self, weights: str) -> Saved:
         notes: list[str] = []
-        self.checkpoints.prune(self.draft.final, notes.append)
+        self.checkpoints.prune(self.pending.final, notes.append)
         return Saved(
-            step=self.contents.moment.step,
-            path=self.draft.final,
+            step=self.contents.metadata.step,
+            path=self.pending.final,
             weights_sha256=weights,
             seconds=time.perf_counter() - self.started,
             notes=tuple(notes),

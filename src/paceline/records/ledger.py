@@ -120,16 +120,15 @@ class Ledger:
             _pack_into(window, at, generation, epoch, number, step, shard.index, len(ids), digest(ids))
         self._at = end
 
-    def flush(self, *, durable: bool = False) -> None:
-        """Wait until the disk has everything, if it is to be `durable`; the kernel has it anyway."""
-        if durable:
-            try:
-                os.fsync(self._file)
-            except OSError as error:
-                raise self._unwritable(error) from error
+    def flush(self) -> None:
+        """Wait until the disk has everything; the kernel has it anyway."""
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     def close(self) -> None:
-        """Cut off the room that was not used, and let go of the file; a second call does nothing."""
+        """Cut off the room that was not used, and close the file; a second call does nothing."""
         if self._file < 0:
             return
         try:
@@ -148,7 +147,7 @@ class Ledger:
             self._file = -1
 
     def _mend(self) -> int:
-        """Begin a new file with its mark; cut off what a killed process left unfinished. Gives where the records end."""
+        """Begin a new file with its mark; cut off what a killed process left unfinished. Return where the records end."""
         if os.fstat(self._file).st_size < len(MAGIC):
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, MAGIC, 0)

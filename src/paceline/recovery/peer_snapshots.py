@@ -37,7 +37,8 @@ class Snapshot:
 class PeerSnapshots:
     """One worker's snapshots of itself and of its neighbour."""
 
-    def __init__(self, every: int) -> None:
+    def __init__(self, every: int | None) -> None:
+        """`every` is how many steps lie between two; None where none are taken."""
         self.every = every
         self.kept: dict[int, Snapshot] = {}
         """By the number of steps taken."""
@@ -63,7 +64,7 @@ class PeerSnapshots:
 
     def due(self, position: Position) -> bool:
         """Return whether it is time for one."""
-        return position.number % self.every == 0
+        return self.every is not None and position.number % self.every == 0
 
     def take(self, position: Position, shared: dict[str, Any], held: LocalState, *, anew: bool) -> None:
         """Copy this worker's part aside and send it on its way; everybody does so at the same step.

@@ -17,7 +17,7 @@ from paceline.recovery.hooks import RunHooks
 from paceline.recovery.loop_exits import LoopExits
 from paceline.recovery.membership import EVALUATE, SAVE, STEP, Membership
 from paceline.recovery.options import RecoveryOptions
-from paceline.recovery.regrouping import Progress, Regrouping
+from paceline.recovery.regrouping import Regrouping
 from paceline.recovery.same_call import check_same_call
 from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.strategies.result import StepResult
@@ -40,31 +40,19 @@ class Recovery:
         self, group: GroupState, membership: Membership, sharded: ShardedRecovery, options: RecoveryOptions
     ) -> None:
         self.membership = membership
-        self._group, self._sharded, self._options = group, sharded, options
-        self._progress = Progress(finished=NEWCOMER if membership.newcomer else 0)
+        self._group, self.sharded, self._options = group, sharded, options
+        group.finished = NEWCOMER if membership.newcomer else 0
         self.exits = LoopExits()
         """Where each worker left the calls of `run.steps`."""
         self._begun = False
         self._noticed: dict[int, int] = {}
         """How often this worker itself took a failure for a lost peer, by the operation it was at."""
         self._went_back = False
-        self.stopping = False
-        """Whether the group has formed only to save a checkpoint and to end."""
 
     @property
     def generation(self) -> int:
         """The group this worker is in."""
         return int(self._group.world.generation)
-
-    @property
-    def waits_to_join(self) -> bool:
-        """Whether this worker was started to join a run, and has not yet."""
-        return self._progress.waits_to_join
-
-    @property
-    def recoveries(self) -> list[dict[str, Any]]:
-        """The changes of the group that this run came through, each with the seconds it cost."""
-        return self._progress.recoveries
 
     def survives(self, error: Exception) -> bool:
         """Return whether a failure is a broken group, and not the user's code."""
@@ -75,7 +63,7 @@ class Recovery:
         if not is_lost_peer(error):
             return False
         # Words can deceive: the user's own code may fail to connect somewhere, and would do so for ever.
-        finished = self._progress.finished
+        finished = self._group.finished
         self._noticed[finished] = self._noticed.get(finished, 0) + 1
         return self._noticed[finished] <= ATTEMPTS
 
@@ -89,7 +77,7 @@ class Recovery:
         world = self._group.world
         self.membership.attach(world.generation, world.interruption)
         self.membership.begin()
-        if self.waits_to_join:
+        if self._group.waits_to_join:
             self.regroup(STEP)
 
     def together(self, kind: str, action: Callable[[], Value], *, called: str | None = None) -> Value:
@@ -97,11 +85,11 @@ class Recovery:
 
         `called` is the name under which the user's loop has asked for it: one that some workers alone call is refused.
         """
-        if self.waits_to_join:
-            return action()  # alone: it is nothing that the others do too
         group = self._group
+        if group.waits_to_join:
+            return action()  # alone: it is nothing that the others do too
         pulse = group.world.pulse
-        self._progress.asks_in_body |= called is not None and group.open_call is not None
+        group.asks_in_body |= called is not None and group.open_call is not None
         while True:
             pulse.begin(_KINDS[kind], group.position.number)
             group.world.interruption.discards = (
@@ -146,8 +134,8 @@ class Recovery:
 
     def finish(self, outcome: Any) -> None:
         """Count an operation that is done, and keep what it came to for one that may have missed it."""
-        self._progress.finished += 1
-        self._progress.outcome = outcome.state() if isinstance(outcome, StepResult) else outcome
+        self._group.finished += 1
+        self._group.outcome = outcome.state() if isinstance(outcome, StepResult) else outcome
 
     def start_over(self) -> None:
         """Leave the run as it is: no state that is whole lacks nothing and holds nothing twice."""
@@ -155,25 +143,20 @@ class Recovery:
 
     def note_step(self) -> None:
         """Note the whole time of a change of the group, if there was one, when a step has been finished after it."""
-        progress = self._progress
-        if progress.broken_at is not None:
-            if progress.recoveries:  # else the run ends with the step that broke
-                progress.recoveries[-1]["seconds"] = round(time.monotonic() - progress.broken_at, 4)
-            progress.broken_at = None
-
-    @property
-    def broken_body(self) -> OpenBody | None:
-        """The attempt at a step in whose body others are, to no effect, and that this worker has yet to go through."""
-        return self._progress.broken_body
+        group = self._group
+        if group.broken_at is not None:
+            if group.recoveries:  # else the run ends with the step that broke
+                group.recoveries[-1]["seconds"] = round(time.monotonic() - group.broken_at, 4)
+            group.broken_at = None
 
     def body_of(self, number: int) -> OpenBody:
         """Return the attempt at a step that begins here."""
-        return OpenBody(number, self._progress.finished)
+        return OpenBody(number, self._group.finished)
 
     def end_body(self, body: OpenBody) -> None:
         """Know that this worker has gone through a body to no effect; others may be in another attempt, or the next step's."""
-        if self._progress.broken_body == body:
-            self._progress.broken_body = None
+        if self._group.broken_body == body:
+            self._group.broken_body = None
 
     def regroup(self, kind: str) -> tuple[bool, Any]:
         """Leave the broken group and enter the next; return whether others had finished what was in flight, and its outcome.
@@ -185,12 +168,11 @@ class Recovery:
         change = Regrouping(
             kind=kind,
             group=self._group,
-            progress=self._progress,
             hooks=self.hooks,
-            sharded=self._sharded,
+            sharded=self.sharded,
             options=self._options,
             membership=self.membership,
         )
         missed = change.enter_next()
-        self._went_back, self.stopping = change.went_back, change.stopping
-        return missed, self._progress.outcome
+        self._went_back = change.went_back
+        return missed, self._group.outcome

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -50,44 +50,18 @@ MISSED = "missed"
 
 
 @dataclass(kw_only=True)
-class Progress:
-    """What a worker has finished with the others, and what became of its groups."""
-
-    finished: int
-    """How many operations: steps, evaluations, checkpoints."""
-    outcome: Any = None
-    """What the last one came to."""
-    missed: bool = False
-    """Whether the operation in flight was finished by others, and its outcome taken over from them."""
-    broken_at: float | None = None
-    recoveries: list[dict[str, Any]] = field(default_factory=list)
-    asks_in_body: bool = False
-    """Whether the body of the user's loop does things with all workers: it may do so behind a step that broke, too."""
-    broken_body: OpenBody | None = None
-    """The attempt at a step in whose body some are, to no effect: all go through it before they take a step together."""
-
-    @property
-    def waits_to_join(self) -> bool:
-        """Whether this worker was started to join a run, and has not yet."""
-        return self.finished == NEWCOMER
-
-
-@dataclass(kw_only=True)
 class Regrouping:
     """One worker's way from a group that broke, or is to be left, to the next one that works."""
 
     kind: str
     """What was in flight."""
     group: GroupState
-    progress: Progress
     hooks: RunHooks
     sharded: ShardedRecovery
     options: RecoveryOptions
     membership: Membership
     went_back: bool = False
     """Whether the state of the new group is one of before: what this worker's loop did since then is not in it."""
-    stopping: bool = False
-    """Whether the group has formed only to save a checkpoint and to end."""
     redone: int = 0
     _source: str = ""
     _before: Replica | None = None
@@ -102,9 +76,9 @@ class Regrouping:
 
     def enter_next(self) -> bool:
         """Leave the broken group and enter the next; return whether others had finished what was in flight."""
-        group, progress = self.group, self.progress
-        if not progress.waits_to_join:
-            progress.broken_at = progress.broken_at or time.monotonic()
+        group = self.group
+        if not group.waits_to_join:
+            group.broken_at = group.broken_at or time.monotonic()
             self.hooks.leave_group()
         self._body = self.hooks.open_body
         self._dirty, self._moved = self.hooks.break_off(in_step=self.kind == STEP)
@@ -113,11 +87,11 @@ class Regrouping:
             self.sharded.leave_behind(self._position(), self._before.local_state())
         while True:
             standing = Standing(
-                operation=progress.finished, kind=self._standing_kind(), step=group.position.number
+                operation=group.finished, kind=self._standing_kind(), step=group.position.number
             )
             # Whoever waits for a place may wait for a worker that is only being started: that is no hang.
             group.world.pulse.enter(Phase.QUIET)
-            place = self.membership.next_place(None if progress.waits_to_join else standing)
+            place = self.membership.next_place(None if group.waits_to_join else standing)
             started = time.monotonic()
             group.world.pulse.enter(Phase.STARTING)
             try:
@@ -132,17 +106,17 @@ class Regrouping:
                 if isinstance(error, RolledBackError) or not broken:
                     raise
                 continue
-            self.stopping = place.stop
+            group.stopping = place.stop
             if not place.stop:
                 self._note(place, started)
-            missed, progress.missed = progress.missed, False
+            missed, group.missed = group.missed, False
             return missed
 
     def _standing_kind(self) -> str:
         """Return what this worker does next; others can join only where all begin a step."""
-        if self.progress.missed:
+        if self.group.missed:
             return MISSED  # what comes after an operation that others finished is not known here
-        in_body = self._body is not None and self.progress.asks_in_body
+        in_body = self._body is not None and self.group.asks_in_body
         return BODY if self.kind == STEP and in_body else self.kind
 
     def _connect(self, place: Place) -> World:
@@ -181,13 +155,13 @@ class Regrouping:
 
     def _agree(self, world: World) -> Replica:
         """Bring everybody to where the furthest ahead stands, and return the replica of the new group."""
-        group, progress = self.group, self.progress
-        inside = group.open_call is not None or group.repeatable or progress.waits_to_join
+        group = self.group
+        inside = group.open_call is not None or group.repeatable or group.waits_to_join
         mine = Member(
-            finished=progress.finished,
+            finished=group.finished,
             position=self._position(),
             body=self._body,
-            asks_in_body=progress.asks_in_body,
+            asks_in_body=group.asks_in_body,
             sharded=self._before is not None and not self._before.whole,
             redone=self.redone,
             dirty=self._dirty,
@@ -198,8 +172,8 @@ class Regrouping:
         )
         members: list[Member] = all_gather_object(world.comm, mine)
         check_computed(members)
-        progress.asks_in_body = any(member.asks_in_body for member in members)
-        progress.broken_body = broken_body(members)
+        group.asks_in_body = any(member.asks_in_body for member in members)
+        group.broken_body = broken_body(members)
         if self.options.shards_state(world) or any(member.sharded for member in members):
             return self._assemble(world, members)
         check_intact(members)
@@ -208,7 +182,7 @@ class Regrouping:
 
     def _catch_up(self, world: World, members: Sequence[Member]) -> None:
         """Have whoever is furthest ahead hand its state to those behind it, where each holds all of it."""
-        group, progress, source = self.group, self.progress, furthest(members)
+        group, source = self.group, furthest(members)
         ahead, mine = members[source], members[world.rank]
         if all(member.finished == ahead.finished for member in members):
             return
@@ -228,16 +202,16 @@ class Regrouping:
             group.replica.load(got["state"])
         if not joins and mine.number != ahead.number:
             self.hooks.finish_step(got["run"])
-        progress.outcome, progress.finished = got["outcome"], ahead.finished
+        group.outcome, group.finished = got["outcome"], ahead.finished
         if joins:
             self.hooks.adopt(ahead.position, got["run"])
-            progress.recoveries = got["recoveries"]
+            group.recoveries = got["recoveries"]
         else:
-            progress.missed = True
+            group.missed = True
 
     def _assemble(self, world: World, members: Sequence[Member]) -> Replica:
         """Prepare for the new group and bring the parts of the state together, from wherever all of them are."""
-        group, progress, mine = self.group, self.progress, members[world.rank]
+        group, mine = self.group, members[world.rank]
         checkpoint = self.hooks.newest_checkpoint()
         if self._held is None and self._before is not None and mine.finished != NEWCOMER:
             self._held = self._before.local_state()
@@ -261,20 +235,19 @@ class Regrouping:
         self._before, self._held = replica, None
         if mine.finished == NEWCOMER:
             self.hooks.adopt(position, got["run"])
-            progress.recoveries = got["recoveries"]
+            group.recoveries = got["recoveries"]
         self._stand(source, position, mine, members, got["outcome"])
         group.replica_or_none = replica
         group.parameters = self.sharded.survey(replica, world)
-        if progress.missed and source.kind == WORKERS:
+        if group.missed and source.kind == WORKERS:
             self.hooks.finish_step(got["run"])
         self.sharded.remove_departing(world)
         return replica
 
     def _handed_on(self) -> dict[str, Any]:
         """Return what the furthest ahead tells the others beside the state of its replica."""
-        progress = self.progress
-        shared = self.hooks.shared_state()
-        return {"outcome": progress.outcome, "run": shared, "recoveries": progress.recoveries}
+        group, shared = self.group, self.hooks.shared_state()
+        return {"outcome": group.outcome, "run": shared, "recoveries": group.recoveries}
 
     def _stand(
         self,
@@ -285,7 +258,7 @@ class Regrouping:
         outcome: Any,
     ) -> None:
         """Note where this worker stands with a state that was put together."""
-        progress = self.progress
+        group = self.group
         before = [member for member in members if member.finished != NEWCOMER]
         number = max(member.number + member.redone for member in before)
         finished = max(member.finished for member in before)
@@ -296,28 +269,28 @@ class Regrouping:
         if self.redone or (source.kind != WORKERS and any(one.position != position for one in before)):
             self.hooks.go_back(position)
             self.went_back = True
-            progress.missed, progress.finished = False, finished + 1
+            group.missed, group.finished = False, finished + 1
         else:
             if source.kind != WORKERS and any(member.dirty for member in before):
                 self.hooks.put_states_back()
             # It stays so when the group breaks again before this worker could count what it missed.
-            progress.missed |= NEWCOMER != mine.finished < finished
-            progress.outcome, progress.finished = outcome, finished
+            group.missed |= NEWCOMER != mine.finished < finished
+            group.outcome, group.finished = outcome, finished
 
     def _position(self) -> Position:
         """Return where this worker stands, a step included that others finished and it has yet to count."""
         position = self.group.position
-        return position.after_step() if self.progress.missed and self.kind == STEP else position
+        return position.after_step() if self.group.missed and self.kind == STEP else position
 
     def _note(self, place: Place, started: float) -> None:
-        group, progress = self.group, self.progress
+        group = self.group
         change: dict[str, Any] = {
             "generation": place.generation,
             "workers": group.world.size,
             "step": self._position().number,
             "reason": place.reason,
         }
-        seconds = round(time.monotonic() - (progress.broken_at or started), 4)
+        seconds = round(time.monotonic() - (group.broken_at or started), 4)
         moved: dict[str, Any] = {"source": self._source, "redone": self.redone}
-        progress.recoveries.append({**change, **(moved if self._source else {}), "seconds": seconds})
+        group.recoveries.append({**change, **(moved if self._source else {}), "seconds": seconds})
         group.emit(Regrouped(**change, **moved, seconds=seconds, transport=group.transport))

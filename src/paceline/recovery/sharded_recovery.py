@@ -25,7 +25,7 @@ class ShardedRecovery:
 
     def __init__(self, options: RecoveryOptions) -> None:
         self._options = options
-        self._snapshots = None if options.snapshot_every is None else PeerSnapshots(options.snapshot_every)
+        self._snapshots = PeerSnapshots(options.snapshot_every)
         self._outline: dict[str, bool] = {}
         """Every tensor of the model, and whether it is trained."""
         self._departing: dict[int, list[LocalState]] = {}
@@ -62,35 +62,32 @@ class ShardedRecovery:
 
     def attach(self, world: World, replica: Replica) -> None:
         """Take snapshots in a group that has just formed; everybody calls it."""
-        if self._snapshots is not None and not replica.whole:
+        if self.takes_snapshots and not replica.whole:
             self._snapshots.attach(world)
 
     def detach(self) -> None:
         """Release the group."""
-        if self._snapshots is not None:
-            self._snapshots.detach()
+        self._snapshots.detach()
 
     @property
     def takes_snapshots(self) -> bool:
         """Whether parts of the state are copied to neighbours at all."""
-        return self._snapshots is not None
+        return self._snapshots.every is not None
 
     def due(self, position: Position) -> bool:
         """Return whether a snapshot is to be taken behind a step: it is time, or one was taken in the middle of its body."""
-        return self._snapshots is not None and (
-            self._snapshots.due(position) or position.number in self._snapshots.kept
-        )
+        return self._snapshots.due(position) or position.number in self._snapshots.kept
 
     def take_snapshot(
         self, position: Position, shared: dict[str, Any], replica: Replica, *, anew: bool
     ) -> None:
         """Copy this worker's part and send it to its neighbour, while training goes on."""
-        if self._snapshots is not None and not replica.whole:
+        if self.takes_snapshots and not replica.whole:
             self._snapshots.take(position, shared, replica.local_state(), anew=anew)
 
     def snapshot_at(self, number: int) -> Snapshot | None:
         """Return the snapshot of so many steps, if there is one."""
-        return None if self._snapshots is None else self._snapshots.kept.get(number)
+        return self._snapshots.kept.get(number)
 
     # A new group.
 
@@ -98,7 +95,6 @@ class ShardedRecovery:
         self, finished: int, position: Position, held: LocalState | None, checkpoint: int | None
     ) -> StateInventory:
         """Return what this worker can bring of the state; `checkpoint` is the newest that it sees on disk."""
-        kept = {} if self._snapshots is None else self._snapshots.kept
         self._departing = {} if self._options.out is None else departing_state.read(self._options.out)
         return StateInventory(
             finished=finished,
@@ -106,7 +102,7 @@ class ShardedRecovery:
             rows={} if held is None else rows_of(held.chunks),
             snapshots={
                 number: (one.position, [rows_of(one.own), rows_of(one.received)])
-                for number, one in kept.items()
+                for number, one in self._snapshots.kept.items()
             },
             departing={
                 number: [rows_of(one.chunks) for one in parts] for number, parts in self._departing.items()
@@ -158,8 +154,7 @@ class ShardedRecovery:
         """Forget what came later, and return what the numbers were then, if that is known."""
         number = position.number
         snapshot = self.snapshot_at(number)
-        if self._snapshots is not None:
-            self._snapshots.forget_after(number)
+        self._snapshots.forget_after(number)
         if snapshot is not None:
             then: Numbers = snapshot.shared["journal"]
             return then

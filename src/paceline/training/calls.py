@@ -12,10 +12,7 @@ from paceline.errors import InputError
 from paceline.observe import Note
 from paceline.recovery.agreement import RolledBackError
 from paceline.recovery.membership import SAVE
-from paceline.recovery.recovery import Recovery
-from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.state.optimizer_state import saved_options_of, set_options
-from paceline.training.books import announcement, description
 from paceline.training.checks.before_first_step import (
     check_batch_size,
     check_clip,
@@ -23,18 +20,15 @@ from paceline.training.checks.before_first_step import (
     last_step,
     read_ends,
 )
-from paceline.training.feeds import Feeds
+from paceline.training.description import announcement, new_receipt
+from paceline.training.engine_part import EnginePart
 from paceline.training.group import RunGroup
-from paceline.training.journal import Journal
 from paceline.training.preparation import Preparation
-from paceline.training.recorder import NoRecords
 from paceline.training.saving import Saving
-from paceline.training.state import RunState
 from paceline.training.step import Step
 from paceline.training.stepping import Stepping
-from paceline.training.user_loop.call_history import LEFT, CallHistory
+from paceline.training.user_loop.call_history import LEFT
 from paceline.training.user_loop.kept_state import KeptState
-from paceline.training.user_loop.loop import Loop
 from paceline.training.user_loop.replay import Replay
 from paceline.world import all_gather_object
 from paceline.world.status_page import Phase
@@ -64,18 +58,10 @@ class Call:
 
 
 @dataclass(kw_only=True)
-class Calls:
+class Calls(EnginePart):
     """The calls of `run.steps` on one worker."""
 
-    state: RunState
-    loop: Loop
-    history: CallHistory
     replay: Replay
-    feeds: Feeds
-    journal: Journal
-    records: NoRecords
-    recovery: Recovery
-    sharded: ShardedRecovery
     preparation: Preparation
     saving: Saving
     group: RunGroup
@@ -96,7 +82,7 @@ class Calls:
         epochs, steps = read_ends(epochs, steps)
         check_clip(max_grad_norm)
         phase = history.next_call()
-        if phase < state.position.phase and not self.recovery.waits_to_join:
+        if phase < state.position.phase and not state.waits_to_join:
             self._skip(phase)
             self.replay.hand_over()
             return
@@ -122,7 +108,7 @@ class Calls:
                 state.open_call = None
                 then = {
                     "early": not state.ended,
-                    **self.loop.registered.small(),
+                    "states": self.loop.registered.small(),
                     "options": saved_options_of(state.replica.optimizer),
                 }
                 history.behind.note(phase, LEFT, then)
@@ -136,7 +122,7 @@ class Calls:
         state, history, phase = self.state, self.history, call.phase
         self._check_before(call)
         state.training = call.feed, call.max_grad_norm
-        history.catches_up |= self.recovery.waits_to_join
+        history.catches_up |= state.waits_to_join
         joined = history.catches_up
         behind = self._find_place(call)
         self.preparation.freeze()
@@ -172,7 +158,7 @@ class Calls:
             journal=self.journal,
             records=self.records,
             recovery=self.recovery,
-            sharded=self.sharded,
+            sharded=self.recovery.sharded,
             group=self.group,
             saving=self.saving,
             feed=call.feed,
@@ -206,8 +192,8 @@ class Calls:
         """Begin the records and the snapshots of a call of `steps`; a worker may be lost between two of them."""
 
         def begin() -> None:
-            self.records.begin(*description(self.state, self.state.position))
-            self.sharded.attach(self.state.world, self.state.replica)
+            self.records.begin(lambda: new_receipt(self.state, self.state.position))
+            self.recovery.sharded.attach(self.state.world, self.state.replica)
             self.group.take_snapshot()
 
         if again:
@@ -238,7 +224,7 @@ class Calls:
         """Have what a loop decides by be what it was behind a call that is gone by: its own small states, the rates."""
         if self.history.behind.holds(phase, LEFT):
             then = self.history.behind.next(phase, LEFT)
-            self.loop.registered.give_known(then)
+            self.loop.registered.give_known(then["states"])
             optimizer = self.state.replica.optimizer
             mark_stepped(optimizer)  # steps were taken by then
             set_options(optimizer, then["options"])
@@ -295,7 +281,7 @@ class Calls:
             )
         late = history.before if phase == 0 and not history.catches_up else history.behind
         call = -1 if phase == 0 else at.phase
-        if (phase is None or phase > call) and late.has_save(call) and not self.recovery.waits_to_join:
+        if (phase is None or phase > call) and late.has_save(call) and not self.state.waits_to_join:
             raise InputError(
                 f"this run was saved by a run.save() {'before the first call' if call < 0 else f'behind call {saved_in}'} of "
                 f"run.steps, and the function did not come to it again: {_DECIDE}"
@@ -306,7 +292,7 @@ class Calls:
     def _note_left(self, phase: int, *, ended: bool = False) -> None:
         """Announce that this worker has left a call of `steps`; an iterator may be closed long after the next began."""
         state = self.state
-        if phase == state.position.phase and not (self.recovery.waits_to_join or self.history.catches_up):
+        if phase == state.position.phase and not (state.waits_to_join or self.history.catches_up):
             unfinished = state.step is not None and state.step.again and not ended
             number = state.position.number
             self.recovery.exits.note(state.world, phase, number, ended=ended, unfinished=unfinished)

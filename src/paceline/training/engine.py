@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from paceline import strategies
 from paceline.observe import Event
@@ -12,8 +11,10 @@ from paceline.recovery.options import RecoveryOptions
 from paceline.recovery.recovery import Recovery
 from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.strategies.base import Exactness
+from paceline.task import Task
 from paceline.training.calls import Calls
 from paceline.training.checks.before_first_step import promise
+from paceline.training.engine_part import EnginePart
 from paceline.training.feeds import Feeds
 from paceline.training.group import RunGroup
 from paceline.training.journal import Journal
@@ -23,6 +24,7 @@ from paceline.training.options import RunOptions
 from paceline.training.preparation import Preparation
 from paceline.training.recorder import open_records
 from paceline.training.saving import Saving
+from paceline.training.spec import OVERRIDES, TrainSpec
 from paceline.training.state import RunState
 from paceline.training.user_loop.call_history import CallHistory
 from paceline.training.user_loop.loop import Loop
@@ -31,7 +33,7 @@ from paceline.world import World, determinism, seeds
 from paceline.world.status_page import Phase
 
 
-class Engine:
+class Engine(EnginePart):
     """One worker's part in a run: its world, its replica, its data, its checkpoints."""
 
     def __init__(
@@ -40,8 +42,7 @@ class Engine:
         world.pulse.timeout_s = options.hang_timeout
         recovery_options = _recovery_options(options)
         strategy = strategies.load(options.choice.name)
-        self._listeners = listeners
-        self.state = state = RunState(
+        state = RunState(
             world=recovery_options.laid_out(world),
             strategy=strategy,
             emit=_ignore if listeners is None else listeners.emit,
@@ -50,71 +51,42 @@ class Engine:
             exactness=promise(strategy, options),
         )
         state.workers = state.present_workers
-        self.history = history = CallHistory()
-        self.loop = loop = Loop(state)
-        self.feeds = feeds = Feeds(state)
-        self.journal = journal = Journal(state.emit, world.device)
-        self._records = records = open_records(options, state.world)
         sharded = ShardedRecovery(recovery_options)
-        self.recovery = recovery = Recovery(state, membership or FixedMembership(), sharded, recovery_options)
-        self.replay = replay = Replay(state=state, history=history, recovery=recovery)
-        self.preparation = preparation = Preparation(
-            state=state, loop=loop, history=history, journal=journal, recovery=recovery, sharded=sharded
-        )
-        self.saving = saving = Saving(
+        super().__init__(
             state=state,
-            loop=loop,
-            history=history,
-            journal=journal,
-            records=records,
-            recovery=recovery,
-            sharded=sharded,
-            preparation=preparation,
+            loop=Loop(state),
+            history=CallHistory(),
+            feeds=Feeds(state),
+            journal=Journal(state.emit, world.device),
+            records=open_records(options, state.world),
+            recovery=Recovery(state, membership or FixedMembership(), sharded, recovery_options),
         )
-        recovery.hooks = group = RunGroup(
-            state=state,
-            loop=loop,
-            history=history,
-            feeds=feeds,
-            journal=journal,
-            records=records,
-            listeners=listeners,
-            recovery=recovery,
-            sharded=sharded,
-            preparation=preparation,
-            saving=saving,
+        shared = dict(vars(self))
+        self.replay = Replay(state=state, history=self.history)
+        self.preparation = preparation = Preparation(**shared)
+        self.saving = saving = Saving(**shared, preparation=preparation)
+        self.recovery.hooks = group = RunGroup(
+            **shared, listeners=listeners, sharded=sharded, preparation=preparation, saving=saving
         )
-        self.measuring = Measuring(
-            state=state, loop=loop, history=history, feeds=feeds, recovery=recovery, group=group
-        )
-        self.calls = Calls(
-            state=state,
-            loop=loop,
-            history=history,
-            replay=replay,
-            feeds=feeds,
-            journal=journal,
-            records=records,
-            recovery=recovery,
-            sharded=sharded,
-            preparation=preparation,
-            saving=saving,
-            group=group,
-        )
+        self.measuring = Measuring(**shared, group=group)
+        self.calls = Calls(**shared, replay=self.replay, preparation=preparation, saving=saving, group=group)
+        self._listeners = listeners
         if state.exactness is Exactness.BITWISE:
             determinism.select_kernels(world.device, compiled=options.compile)
         seeds.seed_everything(seeds.derive(options.seed, "model"))
 
-    def with_options(self, **changes: Any) -> None:
-        """Fill in options that only the task knows."""
-        self.state.options = replace(self.state.options, **changes)
+    def begin_task(self, task: Task, spec: TrainSpec) -> None:
+        """Train a task: its options, where the command line does not say otherwise, and the name of the run."""
+        chosen = {name: spec.overrides.get(name, getattr(task, name)) for name in OVERRIDES}
+        self.state.options = replace(self.state.options, **chosen)
+        self.state.name, self.state.task = spec.name, task
 
     def close(self) -> None:
         """Release data, listeners and the world."""
         self.state.world.pulse.enter(Phase.ENDED)
         self.feeds.close_all()
         self.saving.close()
-        self._records.close()
+        self.records.close()
         if self._listeners is not None:
             self._listeners.close()
         self.state.world.close()

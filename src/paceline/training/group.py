@@ -16,7 +16,7 @@ from paceline.state.chunks import LocalState
 from paceline.state.optimizer_state import set_options
 from paceline.strategies.replica import Replica
 from paceline.training import folder, resuming
-from paceline.training.books import description
+from paceline.training.description import new_receipt
 from paceline.training.feeds import Feeds
 from paceline.training.frozen import KEY as FROZEN
 from paceline.training.frozen import freeze_as, frozen_names
@@ -96,7 +96,7 @@ class RunGroup:
         self.feeds.enter_group()
         if self.listeners is not None:
             self.listeners.listen(first=state.world.is_first)
-        self.records.regroup(state.world, *description(state, position))
+        self.records.regroup(state.world, lambda: new_receipt(state, position))
         self.recovery.exits.enter_group(state.world)
         self.sharded.attach(state.world, replica)
         if self.sharded.takes_snapshots:
@@ -173,7 +173,7 @@ class RunGroup:
         number = source.position.number
         snapshot = self.sharded.snapshot_at(number)
         mine: Values | None = None if snapshot is None else snapshot.shared["states"] or None
-        joins = self.recovery.waits_to_join  # and may have registered none yet
+        joins = self.state.waits_to_join  # and may have registered none yet
         if mine is None and source.kind == WORKERS and self.state.position.number == number and not joins:
             mine = self.loop.registered.snapshot()
         everybody: list[Values | None] = all_gather_object(self.state.world.comm, mine)

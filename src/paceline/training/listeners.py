@@ -30,7 +30,7 @@ class Listeners:
             self._sink.emit(event)
 
     def close(self) -> None:
-        """Write what is left and let go; a second call does nothing."""
+        """Write what is left and close the sinks; a second call does nothing."""
         sink, self._sink = self._sink, None
         if sink is not None:
             sink.close()

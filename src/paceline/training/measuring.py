@@ -6,33 +6,24 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.checkpoint import digest, weights_sha256
+from paceline.checkpoint.fingerprint import digest, weights_sha256
 from paceline.data import ShardedLoader
 from paceline.observe import Note
 from paceline.recovery.membership import EVALUATE, SAVE
-from paceline.recovery.recovery import Recovery
 from paceline.state.chunks import MODEL, collect, survey
 from paceline.strategies.base import MetricsFunction
 from paceline.strategies.replica import Replica
+from paceline.training.engine_part import EnginePart
 from paceline.training.evaluation import evaluate
-from paceline.training.feeds import Feeds
 from paceline.training.group import RunGroup
-from paceline.training.state import RunState
-from paceline.training.user_loop.call_history import CallHistory
 from paceline.training.user_loop.kept_state import KeptState
-from paceline.training.user_loop.loop import Loop
 from paceline.world import World
 
 
 @dataclass(kw_only=True)
-class Measuring:
+class Measuring(EnginePart):
     """Asks the others, or the history of the run where they have been asked before."""
 
-    state: RunState
-    loop: Loop
-    history: CallHistory
-    feeds: Feeds
-    recovery: Recovery
     group: RunGroup
 
     def evaluate(
@@ -40,7 +31,6 @@ class Measuring:
     ) -> dict[str, float]:
         """Measure a data set exactly; all workers must call it."""
         name, state = "run.evaluate", self.state
-        state.check_between(name)
         measured: dict[str, float]
         if self._asked_before(name):
             measured = self.history.outcomes.next(self.history.call, name)
@@ -67,7 +57,6 @@ class Measuring:
     def weights_sha256(self) -> str:
         """Return one number for all weights, wherever they are; all workers must call it."""
         name, state = "run.weights_sha256", self.state
-        state.check_between(name)
         found: str
         if self._asked_before(name):
             found = self.history.outcomes.next(self.history.call, name)
@@ -88,9 +77,10 @@ class Measuring:
 
     def _asked_before(self, asked: str) -> bool:
         """Return whether the others came by here before this worker joined them, or the run before it was resumed."""
+        self.state.check_between(asked)
         self._join_to_be_told()
         if self.history.catches_up:
-            return not self.recovery.waits_to_join
+            return not self.state.waits_to_join
         return self.state.open_call is None and self.history.outcomes.holds(self.history.call, asked)
 
     def _note(self, asked: str, outcome: Any) -> None:
@@ -104,7 +94,7 @@ class Measuring:
         that nothing was saved of, it makes what they measured: the weights of the beginning.
         """
         state, history, registered = self.state, self.history, self.loop.registered
-        waits = self.recovery.waits_to_join and state.replica_or_none is not None
+        waits = state.waits_to_join and state.replica_or_none is not None
         if waits and not history.calls and state.options.resume:
             history.catches_up = True
             self.recovery.begin()

@@ -13,8 +13,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline import strategies
 from paceline.errors import InputError
 from paceline.observe import Note
-from paceline.recovery.recovery import Recovery
-from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.state.optimizer_state import drop_groups
 from paceline.strategies.base import Exactness, StrategyInputs
 from paceline.strategies.buffers.buffers import Rule
@@ -22,10 +20,10 @@ from paceline.strategies.precision import Precision
 from paceline.strategies.replica import Replica
 from paceline.strategies.structure import Structure
 from paceline.training import resuming
+from paceline.training.engine_part import EnginePart
 from paceline.training.frozen import KEY as FROZEN
 from paceline.training.frozen import freeze_as
-from paceline.training.journal import Journal
-from paceline.training.preparing import (
+from paceline.training.strategy_inputs import (
     ONE_MODEL,
     MakeModel,
     MakeOptimizer,
@@ -33,10 +31,7 @@ from paceline.training.preparing import (
     carried_inputs,
     new_parts,
 )
-from paceline.training.state import RunState
-from paceline.training.user_loop.call_history import CallHistory
 from paceline.training.user_loop.handle import Handle
-from paceline.training.user_loop.loop import Loop
 from paceline.world import broadcast_object, seeds
 
 NO_BITS = (
@@ -46,15 +41,9 @@ NO_BITS = (
 
 
 @dataclass(kw_only=True)
-class Preparation:
+class Preparation(EnginePart):
     """What a run's replica is made of."""
 
-    state: RunState
-    loop: Loop
-    history: CallHistory
-    journal: Journal
-    recovery: Recovery
-    sharded: ShardedRecovery
     inputs: StrategyInputs | None = field(default=None, init=False)
     _handle: Handle | None = field(default=None, init=False)
     """What a loop of the user's own holds."""
@@ -96,19 +85,19 @@ class Preparation:
         self.inputs = inputs = new_parts(
             state.options, state.exactness, device, model, optimizer, scheduler, buffers, structure
         )
-        joins = self.recovery.waits_to_join
+        joins = state.waits_to_join
         # What needs the others is done when there are any.
         inputs = replace(inputs, sync_batchnorm=inputs.sync_batchnorm and not joins)
         replica = state.replica_or_none = state.strategy.prepare(inputs, state.world)
         self.loop.guard.watch(replica)
-        state.parameters = self.sharded.survey(replica, state.world)
+        state.parameters = self.recovery.sharded.survey(replica, state.world)
         for text in getattr(replica, "notes", ()):
             state.emit(Note(text=text))
         if state.options.resume and not joins:
             self._resume(replica)
         if state.task is None:
             self.loop.body.note_made()
-        self.sharded.note_checkpoint(state.position, self.journal.state)
+        self.recovery.sharded.note_checkpoint(state.position, self.journal.state)
         return replica
 
     def prepare_group(self, before: Replica | None) -> Replica:
@@ -182,7 +171,7 @@ class Preparation:
                 f"run.register_state({name!r}) came after run.steps. Call it before, on every worker."
             )
         prepared = state.replica_or_none is not None
-        known = state.options.resume and prepared and not self.recovery.waits_to_join
+        known = state.options.resume and prepared and not state.waits_to_join
         if not self.loop.registered.register(name, value) and known:
             self._note_new([name])
         return value

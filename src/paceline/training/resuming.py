@@ -10,9 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.checkpoint import Checkpoints, Found, check_fits, find_newest
-from paceline.checkpoint.manifest import Manifest
+from paceline.checkpoint.compare import check_fits
+from paceline.checkpoint.finding import Found, find_newest
+from paceline.checkpoint.manifest import Manifest, newest_readable
 from paceline.checkpoint.read import unusable
+from paceline.checkpoint.store import Checkpoints
 from paceline.errors import CheckpointError, InputError
 from paceline.observe import CheckpointDamaged, Event
 from paceline.recovery.position import Position
@@ -42,10 +44,8 @@ class Resumed:
 
 def newest_meta(options: RunOptions) -> dict[str, Any]:
     """Return what the newest readable checkpoint says of its run; nothing of its tensors is read."""
-    paths = [] if options.out is None else Checkpoints(options.out / CHECKPOINTS).committed()
-    for path in reversed(paths):
-        with suppress(CheckpointError):
-            return dict(Manifest.read(path).meta)
+    with suppress(CheckpointError):
+        return {} if options.out is None else dict(newest_readable(options.out, Manifest.read)[1].meta)
     return {}
 
 
@@ -92,7 +92,7 @@ def _take(replica: Replica, world: World, found: Found) -> None:
             for key, meta in parts.catalogue.items()
             if key.startswith(f"{MODEL}/")
         }
-        check_fits(_forms(replica, world), saved)
+        check_fits(_model_metas(replica, world), saved)
 
         def read(key: str, bounds: ChunkBounds) -> Tensor:
             try:
@@ -107,7 +107,7 @@ def _take(replica: Replica, world: World, found: Found) -> None:
             raise unusable(found.path, CheckpointError(reason)) from error
 
 
-def _forms(replica: Replica, world: World) -> dict[str, TensorMeta]:
+def _model_metas(replica: Replica, world: World) -> dict[str, TensorMeta]:
     """Return what the whole model consists of, wherever it is."""
     metas = {
         key.partition("/")[2]: chunk.meta

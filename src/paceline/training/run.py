@@ -21,18 +21,17 @@ from paceline.data import ShardedLoader
 from paceline.recovery.membership import Membership
 from paceline.strategies.base import MetricsFunction
 from paceline.strategies.buffers.buffers import Rule
-from paceline.strategies.replica import Replica
 from paceline.strategies.structure import Structure
 from paceline.training.engine import Engine
 from paceline.training.listeners import Listeners
 from paceline.training.options import RunOptions
-from paceline.training.preparing import MakeModel, MakeOptimizer, MakeScheduler
 from paceline.training.step import Step
+from paceline.training.strategy_inputs import MakeModel, MakeOptimizer, MakeScheduler
 from paceline.world import World
 
 
 class Run:
-    """One worker's hold on a run."""
+    """A run as the loop of one worker sees it."""
 
     def __init__(
         self,
@@ -41,8 +40,7 @@ class Run:
         membership: Membership | None = None,
         listeners: Listeners | None = None,
     ) -> None:
-        self.engine = Engine(world, options, membership, listeners)
-        """What the machine needs; no loop does."""
+        self._engine = Engine(world, options, membership, listeners)
 
     def prepare(
         self,
@@ -53,7 +51,7 @@ class Run:
         structure: Structure | None = None,
     ) -> tuple[nn.Module, Optimizer]:
         """Place the model, wire up its gradients, and take over the state of a run that is being resumed."""
-        return self.engine.preparation.prepare(model, optimizer, scheduler, buffers, structure)
+        return self._engine.preparation.prepare(model, optimizer, scheduler, buffers, structure)
 
     def register_state(self, name: str, value: Any) -> Any:
         """Save an object's state with the run, and return the object: a moving average of the weights, the best score so far.
@@ -61,11 +59,11 @@ class Run:
         It has `state_dict` and `load_state_dict`, or is a dict; what it holds are tensors, numbers, strings, lists and dicts,
         the same on all workers. Call it on every worker before `run.steps`: a resumed run, and a worker that joins, take it over.
         """
-        return self.engine.preparation.register(name, value)
+        return self._engine.preparation.register(name, value)
 
     def feed(self, data: Any, *, batch_size: int | None = None, **loading: Any) -> ShardedLoader:
         """Open this worker's share of a data set, or of a DataLoader's; the batch is the GLOBAL one (32 where nobody says)."""
-        return self.engine.feeds.open(data, batch_size=batch_size, **loading)
+        return self._engine.feeds.open(data, batch_size=batch_size, **loading)
 
     def steps(
         self,
@@ -82,7 +80,7 @@ class Run:
         A second call goes through other data, or the same once more: epochs and steps count from where it begins. A resumed run
         skips the calls that were done. Leaving the loop with `break` ends the call; all workers must do so at the same step.
         """
-        return self.engine.calls.steps(
+        return self._engine.calls.steps(
             data,
             batch_size=batch_size,
             epochs=epochs,
@@ -95,8 +93,8 @@ class Run:
         self, data: Any, metrics: MetricsFunction, *, batch_size: int | None = None
     ) -> dict[str, float]:
         """Measure a data set exactly; a metric is a sum and a weight, as in `Task.metrics`. All workers must call it."""
-        with self.engine.replay.own_turn():
-            return self.engine.measuring.evaluate(data, metrics, batch_size=batch_size)
+        with self._engine.replay.own_turn():
+            return self._engine.measuring.evaluate(data, metrics, batch_size=batch_size)
 
     def weights_sha256(self) -> str:
         """Return one number for all weights, wherever they are. All workers must call it, at the same place of the loop.
@@ -104,8 +102,8 @@ class Run:
         They compare their weights, or put them together, and that takes all of them: one that calls it alone, to print the number
         on rank 0 say, is refused. Call it on all and print it on one.
         """
-        with self.engine.replay.own_turn():
-            return self.engine.measuring.weights_sha256()
+        with self._engine.replay.own_turn():
+            return self._engine.measuring.weights_sha256()
 
     def save(self) -> None:
         """Write a checkpoint of where the run stands. All workers must call it, at the same place of the loop.
@@ -113,32 +111,13 @@ class Run:
         In the body of a step, and in `after_epoch`, it is written when that ends: what the body does behind this belongs to it.
         With --save-async training goes on as soon as the state is copied.
         """
-        with self.engine.replay.own_turn():
-            self.engine.saving.save_on_request()
-
-    def close(self) -> None:
-        """Release data, listeners and the world; for whoever made the run."""
-        self.engine.close()
+        with self._engine.replay.own_turn():
+            self._engine.saving.save_on_request()
 
     @property
     def world(self) -> World:
         """Whom this worker works with: rank and size; another one after each change of the group."""
-        return self.engine.state.world
-
-    @property
-    def options(self) -> RunOptions:
-        """How the run is done."""
-        return self.engine.state.options
-
-    @property
-    def replica(self) -> Replica:
-        """What `prepare` made."""
-        return self.engine.state.replica
-
-    @property
-    def started_at(self) -> int:
-        """The step this process started from: above 0 in a resumed run."""
-        return self.engine.state.started_at
+        return self._engine.state.world
 
     @property
     def replaying(self) -> bool:
@@ -147,9 +126,9 @@ class Run:
         So it is in a resumed run, and in a worker that joins, behind the calls of `run.steps` that are over: those give no step,
         and the weights are not those of then. Save and print behind a call only where this is False.
         """
-        return self.engine.replay.under_way
+        return self._engine.replay.under_way
 
-    @property
-    def recoveries(self) -> list[dict[str, Any]]:
-        """The changes of the group that this run came through, each with the seconds it cost."""
-        return self.engine.recovery.recoveries
+
+def engine_of(run: Run) -> Engine:
+    """Return the engine of a run: for whoever starts, trains or verifies it, not for a loop."""
+    return run._engine  # noqa: SLF001

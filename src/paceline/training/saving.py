@@ -3,82 +3,70 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from paceline.checkpoint import CheckpointMetadata, Checkpoints, Saved, Saver
-from paceline.errors import CheckpointError, DiskFaultError, InputError
+from paceline.checkpoint.contents import CheckpointMetadata
+from paceline.checkpoint.pending_checkpoint import Fault
+from paceline.checkpoint.saver import Saver
+from paceline.checkpoint.store import Checkpoints
+from paceline.checkpoint.writing import Saved
+from paceline.errors import DiskFaultError, InputError
 from paceline.observe import CheckpointSaved, Note
 from paceline.recovery.agreement import WentBackError
 from paceline.recovery.membership import EVALUATE, SAVE
 from paceline.recovery.position import Position
-from paceline.recovery.recovery import Recovery
-from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.training import folder
 from paceline.training.checks.epoch_starts import KEY as STREAM
 from paceline.training.checks.nonfinite import check_weights
+from paceline.training.engine_part import EnginePart
 from paceline.training.frozen import KEY as FROZEN
 from paceline.training.frozen import frozen_names
 from paceline.training.horizon import KEY as HORIZON
-from paceline.training.journal import Journal
 from paceline.training.preparation import Preparation
-from paceline.training.recorder import NoRecords
-from paceline.training.state import RunState
 from paceline.training.user_loop.call_history import KEY as OUTCOMES
 from paceline.training.user_loop.call_history import SAVE as SAVE_CALL
-from paceline.training.user_loop.call_history import CallHistory
-from paceline.training.user_loop.loop import Loop
 from paceline.training.user_loop.loop_state import KEY as REGISTERED
 from paceline.world import all_gather_object
 
 NO_FOLDER = "run.save needs a folder. Give out= to paceline.launch, or --out."
 
 
-class Saving:
+@dataclass(kw_only=True)
+class Saving(EnginePart):
     """The checkpoints of one run, as one worker takes part in them."""
 
-    def __init__(
-        self,
-        *,
-        state: RunState,
-        loop: Loop,
-        history: CallHistory,
-        journal: Journal,
-        records: NoRecords,
-        recovery: Recovery,
-        sharded: ShardedRecovery,
-        preparation: Preparation,
-    ) -> None:
-        self._state, self._loop, self._history, self._journal = state, loop, history, journal
-        self._records, self._recovery, self._sharded = records, recovery, sharded
-        self._preparation = preparation
-        self._saver = self._open_saver()
-        self._saved_at: Position | None = None
-        self._asked = False
-        """Whether the loop has asked for a checkpoint in a body that has not ended."""
+    preparation: Preparation
+    _saver: Saver | None = field(default=None, init=False)
+    """None in a run without a folder."""
+    _saved_at: Position | None = field(default=None, init=False)
+    _asked: bool = field(default=False, init=False)
+    """Whether the loop has asked for a checkpoint in a body that has not ended."""
 
-    def _open_saver(self) -> Saver | None:
-        options, emit = self._state.options, self._state.emit
-        if options.out is None:
-            return None
+    def __post_init__(self) -> None:
+        options = self.state.options
+        if options.out is not None:
+            checkpoints = Checkpoints(options.out / folder.CHECKPOINTS, keep=options.keep)
+            self._saver = Saver(checkpoints, saved=self._note_saved, note=self._note)
 
-        def saved(made: Saved) -> None:
-            self._records.after_save(made.step, made.weights_sha256)
-            emit(CheckpointSaved(step=made.step, path=str(made.path), seconds=made.seconds))
+    def _note_saved(self, made: Saved) -> None:
+        self.records.after_save(made.step, made.weights_sha256)
+        self.state.emit(CheckpointSaved(step=made.step, path=str(made.path), seconds=made.seconds))
 
-        checkpoints = Checkpoints(options.out / folder.CHECKPOINTS, keep=options.keep)
-        return Saver(checkpoints, saved=saved, note=lambda text: emit(Note(text=text)))
+    def _note(self, text: str) -> None:
+        self.state.emit(Note(text=text))
 
     # What the loop asks for.
 
     def save_on_request(self) -> None:
         """Write the checkpoint that the loop asks for here, or when the body that it is in ends."""
-        state, history = self._state, self._history
+        state, history = self.state, self.history
         state.check_between(SAVE_CALL)
         if state.open_call is not None:
             self._ask()
             return
-        if not (self._recovery.waits_to_join or history.elsewhere):
+        if not (state.waits_to_join or history.elsewhere):
             if history.outcomes.has_save(history.call):
                 self._pass_by_save()
                 return
@@ -94,22 +82,22 @@ class Saving:
         """
         if self._saver is None:
             raise InputError(NO_FOLDER)
-        self._recovery.together(EVALUATE, lambda: None, called=SAVE_CALL)
+        self.recovery.together(EVALUATE, lambda: None, called=SAVE_CALL)
         self._asked = True
 
     def _pass_by_save(self) -> None:
         """Be where the run was saved between two calls of `steps`, once the function has come there again."""
-        history = self._history
+        history = self.history
 
         def load() -> None:
-            self._preparation.resume_again()
+            self.preparation.resume_again()
             # Whoever gets further knows that all have the state.
-            all_gather_object(self._state.world.comm, None)
+            all_gather_object(self.state.world.comm, None)
 
         if history.outcomes.holds(history.call, SAVE_CALL):
             history.outcomes.next(history.call, SAVE_CALL)
             if not history.outcomes.has_save(history.call):
-                self._recovery.together(SAVE, load)
+                self.recovery.together(SAVE, load)
 
     def check_asked(self) -> None:
         """Raise where another call of `run.steps` begins, and the body that asked for a checkpoint has not ended."""
@@ -136,73 +124,62 @@ class Saving:
         except DiskFaultError as error:
             if asked:
                 raise
-            text = f"{error} Training goes on; the next checkpoint is tried when it is due."
-            self._state.emit(Note(text=text))
+            self._note(f"{error} Training goes on; the next checkpoint is tried when it is due.")
 
     def save(self, *, last: bool = False, called: str | None = None) -> None:
         """Write a checkpoint of where the run stands, with all workers; `called` is the name by which the loop asks for it."""
-        state, saver = self._state, self._saver
-        self._journal.read_pending()
-        if self._recovery.waits_to_join or self._history.elsewhere:
+        state, saver = self.state, self._saver
+        self.journal.read_pending()
+        if state.waits_to_join or self.history.elsewhere:
             return  # the run is elsewhere still
-        meta = self._meta()
         if saver is None:
             raise InputError(NO_FOLDER)
         if called is not None:
             # Apart from the save itself, for which a slow disk is waited for ten times as long.
-            self._recovery.together(EVALUATE, lambda: None, called=called)
+            self.recovery.together(EVALUATE, lambda: None, called=called)
         if state.options.resume:
             saver.checkpoints.own.add(state.started_at)
-        problem, disk = self._recovery.together(SAVE, lambda: self._write(saver, meta, last=last))
-        if problem:
-            raise (DiskFaultError if disk else CheckpointError)(problem)
+        fault = self.recovery.together(SAVE, partial(self._write, saver, last=last))
+        if fault:
+            raise fault.error()
         self._saved_at, self._asked = state.position, False
-        self._sharded.note_checkpoint(state.position, self._journal.state)
+        self.recovery.sharded.note_checkpoint(state.position, self.journal.state)
 
-    def _write(self, saver: Saver, meta: dict[str, Any], *, last: bool) -> tuple[str, bool]:
-        """Write this worker's part with all others; return what went wrong, the same on all, and whether it was the disk.
+    def _write(self, saver: Saver, *, last: bool) -> Fault:
+        """Write this worker's part with all others; return what went wrong, the same on all.
 
         All wait until it is there, or is not; where the run saves beside the training, only until it is copied. The `last`
         one of a run is always waited for, and written only if the one before is not of this very step.
         """
-        state, options = self._state, self._state.options
-        with self._loop.guard.updating():  # workers that have gone their own ways are brought to one state
+        state = self.state
+        with self.loop.guard.updating():  # workers that have gone their own ways are brought to one state
             replica, world = state.replica, state.world
-            self._records.before_save()
-            with self._loop.body.left_out():
+            self.records.before_save()
+            with self.loop.body.left_out():
                 replica.synchronize()
             check_weights(replica, world, state.position.number)
-            facts = {
-                "seed": options.seed,
-                "shards": options.total_shards,
-                "strategy": options.strategy,
-                "mesh": str(world.mesh),
-                **({FROZEN: frozen_names(replica.model)} if replica.whole else {}),
-                "workers": options.workers if options.processes == 1 else world.size - world.mesh.servers,
-            }
-            moment = CheckpointMetadata(
-                step=state.position.number, position=asdict(state.position), meta={**meta, **facts}
+            metadata = CheckpointMetadata(
+                step=state.position.number, position=asdict(state.position), meta=self._meta()
             )
             held = replica.local_state()
             more: dict[str, Any] = {}
-            if self._loop.registered:
-                more[REGISTERED] = self._loop.registered.check_same(world)
-            if self._history.outcomes:
-                more[OUTCOMES] = self._history.outcomes.state()
+            if self.loop.registered:
+                more[REGISTERED] = self.loop.registered.check_same(world)
+            if self.history.outcomes:
+                more[OUTCOMES] = self.history.outcomes.state()
             if (began := state.epoch_starts.at(state.position)) is not None:
                 more[STREAM] = began
-            fault = saver.save(
+            return saver.save(
                 world,
-                replace(held, rest={**held.rest, **more}) if more else held,
-                moment,
-                background=options.save_async and not last,
+                replace(held, rest={**held.rest, **more}),
+                metadata,
+                background=state.options.save_async and not last,
                 unless_saved=last and self._saved_at == state.position,
             )
-            return fault.message, fault.disk
 
     def _meta(self) -> dict[str, Any]:
         """Return what a checkpoint says of its run."""
-        state = self._state
+        state, options, world = self.state, self.state.options, self.state.world
         return {
             "task": state.name,
             "batch_size": state.meta.get("batch_size"),
@@ -211,23 +188,29 @@ class Saving:
             # Of a Task, which has one training set; a loop may go from one set to another.
             **({"stream": state.training[0].order is None} if state.about and state.training else {}),
             "samples": self.samples,
+            "seed": options.seed,
+            "shards": options.total_shards,
+            "strategy": options.strategy,
+            "mesh": str(world.mesh),
+            **({FROZEN: frozen_names(state.replica.model)} if state.replica.whole else {}),
+            "workers": options.workers if options.processes == 1 else world.size - world.mesh.servers,
         }
 
     @property
     def samples(self) -> int:
         """The samples of the whole run, what came before a resume included."""
-        return int(self._state.meta.get("samples", 0)) + self._journal.samples
+        return int(self.state.meta.get("samples", 0)) + self.journal.samples
 
     def at_the_end(self) -> None:
         """Write the last checkpoint, unless there is one of this very step or nothing was done."""
-        state = self._state
+        state = self.state
         number, out = state.position.number, state.options.out
         saved = self._saved_at == state.position and not (self._asked or state.options.save_async)
         if number <= state.started_at:
             return
         if self._saver is None:
             with suppress(WentBackError):
-                self._recovery.together(
+                self.recovery.together(
                     SAVE, lambda: check_weights(state.replica, state.world, state.position.number)
                 )
         elif not saved:

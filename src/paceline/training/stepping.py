@@ -106,10 +106,10 @@ class Stepping:
                     continue
                 if self.recovery.membership.change_wanted:
                     self.recovery.regroup(STEP)
-                if (body := self.recovery.broken_body) is not None:  # also where the run has gone back since
+                if (body := state.broken_body) is not None:  # also where the run has gone back since
                     yield self._make(data, body.number, broken=body)
                     break
-                if self.recovery.stopping:
+                if state.stopping:
                     self.saving.at_the_end()
                     raise LeaveRunError
                 if state.world.generation == generation:
@@ -121,7 +121,7 @@ class Stepping:
                 pulse.begin(Kind.STEP, state.position.number)
                 pulse.enter(Phase.DATA)
             else:
-                if (body := self.recovery.broken_body) is None:
+                if (body := state.broken_body) is None:
                     return
                 empty = StepData(state.position.epoch, state.position.step, 0, ())
                 yield self._make(empty, body.number, broken=body)

@@ -15,26 +15,23 @@ from paceline.recovery.agreement import WentBackError
 from paceline.task import Task
 from paceline.training.checks.before_first_step import check_shards, near_names
 from paceline.training.checks.counters import Modes, note_of_changes, numbers_of
+from paceline.training.description import about_task
 from paceline.training.horizon import choose_horizon, is_forgotten, make_schedule, refuse_forgotten
-from paceline.training.preparing import structure_of
-from paceline.training.recorder import about_task
 from paceline.training.reference import load_task
-from paceline.training.run import Run
-from paceline.training.spec import OVERRIDES, TrainSpec
+from paceline.training.run import Run, engine_of
+from paceline.training.spec import TrainSpec
 from paceline.training.step import Step
+from paceline.training.strategy_inputs import structure_of
 
 
 def main(run: Run, spec: TrainSpec) -> dict[str, Any]:
     """Train a task from where the run stands to its end, and give the result."""
     started = time.perf_counter()
-    task = load_task(spec.task, spec.settings)
-    check_shards(task.shards, run.options)
-    chosen = {name: spec.overrides.get(name, getattr(task, name)) for name in OVERRIDES}
-    run.engine.with_options(**chosen)
-    run.engine.state.name = spec.name
+    task, state = load_task(spec.task, spec.settings), engine_of(run).state
+    check_shards(task.shards, state.options)
     result = Trainer(task, spec, run).train()
     result["wall_s"] = round(time.perf_counter() - started, 3)
-    run.engine.state.emit(RunFinished(result=result))
+    state.emit(RunFinished(result=result))
     return result
 
 
@@ -43,8 +40,9 @@ class Trainer:
 
     def __init__(self, task: Task, spec: TrainSpec, run: Run) -> None:
         self.task, self.spec, self.run = task, spec, run
-        self._state = run.engine.state
-        self._state.task = task
+        self._engine = engine_of(run)
+        self._engine.begin_task(task, spec)
+        self._state = self._engine.state
         self.steps = spec.steps
         self.epochs = spec.epochs if spec.epochs is not None else task.epochs
         self.max_grad_norm = spec.max_grad_norm if spec.max_grad_norm is not None else task.max_grad_norm
@@ -61,7 +59,7 @@ class Trainer:
             if held_out is None
             else run.feed(held_out, batch_size=self._eval_batch(held_out), shuffle=False, **loading)
         )
-        saved = run.engine.preparation.saved_meta()
+        saved = self._engine.preparation.saved_meta()
         self.horizon = choose_horizon(self._planned(), spec.horizon, saved)
         self._forgotten = is_forgotten(spec.horizon, saved)
 
@@ -91,8 +89,8 @@ class Trainer:
 
     def _compute(self, step: Step) -> None:
         """Compute one step; look for what its passes change beside tensors: numbers in the first, modes in the others."""
-        model = self.run.replica.model
-        looks = not self._looked and self.run.options.total_shards > 1
+        model = self._state.replica.model
+        looks = not self._looked and self._state.options.total_shards > 1
         before = numbers_of(self.task, model) if looks else {}
         if step.compute(self.task.loss).again:
             return
@@ -107,17 +105,13 @@ class Trainer:
 
     def prepare(self) -> None:
         """Make the model and hand it to the strategy."""
-        run, task, horizon = self.run, self.task, self.horizon
+        task, horizon = self.task, self.horizon
         self._state.about = about_task(task, self.spec, horizon)
-        run.engine.preparation.prepare_replica(
-            task.model,
-            task.optimizer,
-            self._schedule,
-            task.buffers(),
-            structure_of(task),
+        replica = self._engine.preparation.prepare_replica(
+            task.model, task.optimizer, self._schedule, task.buffers(), structure_of(task)
         )
         last = self._last()
-        if run.replica.scheduler is not None and horizon is not None and last is not None and last > horizon:
+        if replica.scheduler is not None and horizon is not None and last is not None and last > horizon:
             text = f"the schedule of this run was laid out for {horizon} steps; from there to step {last} it stays at its end"
             self._state.emit(Note(text=text))
 
@@ -165,12 +159,11 @@ class Trainer:
         """Return the samples of the whole run, what came before a resume included."""
         whole, position = self.feed.samples, self._state.position
         if whole is None:
-            return self.run.engine.saving.samples
+            return self._engine.saving.samples
         return position.epoch * whole + min(position.step * self.batch_size, whole)
 
     def _result(self) -> dict[str, Any]:
-        run, state, options = self.run, self._state, self.run.options
-        journal = run.engine.journal
+        state, options, journal = self._state, self._state.options, self._engine.journal
         return {
             "task": state.name,
             "strategy": options.strategy,
@@ -185,14 +178,14 @@ class Trainer:
             "new_samples": journal.samples,
             "loss": None if math.isnan(journal.loss) else journal.loss,
             "metrics": self.metrics,
-            "weights_sha256": run.weights_sha256(),
+            "weights_sha256": self.run.weights_sha256(),
             "step_ms_p50": round(journal.milliseconds(0.5), 4),
             "step_ms_p95": round(journal.milliseconds(0.95), 4),
             "restarts": 0,
-            "recoveries": run.recoveries,
+            "recoveries": state.recoveries,
             "parameters": state.parameters,
             "batch_size": self.batch_size,
-            "horizon": None if run.replica.scheduler is None else self.horizon,
+            "horizon": None if state.replica.scheduler is None else self.horizon,
             "seed": options.seed,
             "out": str(options.out or ""),
         }

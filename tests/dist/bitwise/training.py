@@ -31,11 +31,15 @@ class Case:
 def bits(run: Run, case: Case) -> dict[str, Any]:
     """Train a case on this run's workers."""
     options = replace(
-        run.options, shards=case.shards, micro_batch=case.micro_batch, precision=case.precision, seed=5
+        run._engine.state.options,
+        shards=case.shards,
+        micro_batch=case.micro_batch,
+        precision=case.precision,
+        seed=5,
     )
     mine = Run(run.world, options)
     task: Task = getattr(tasks, case.task)(case.optimizer)
-    replica = mine.engine.preparation.prepare_replica(task.model(), task.optimizer)
+    replica = mine._engine.preparation.prepare_replica(task.model(), task.optimizer)
     reported = []
     for step in mine.steps(
         task.train_data(), batch_size=case.batch_size, steps=STEPS, max_grad_norm=case.max_grad_norm

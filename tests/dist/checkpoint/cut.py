@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.checkpoint import CheckpointMetadata
+from paceline.checkpoint.contents import CheckpointMetadata
 from paceline.state.chunks import ChunkBounds, LocalState, TensorChunk, TensorMeta
 
 WHOLE: dict[str, Tensor] = {

@@ -80,7 +80,9 @@ def group(run: paceline.Run, way: Way, function: Callable[..., Any], *arguments:
     said = None
     if comm is not None:
         world = replace(run.world, size=way.workers, comm=comm, mesh=Mesh(()))
-        options = replace(run.options, strategy=way.strategy, workers=way.workers, **way.options)
+        options = replace(
+            run._engine.state.options, strategy=way.strategy, workers=way.workers, **way.options
+        )
         said = function(world, options, *arguments)
     return list(all_gather_object(run.world.comm, said)[: way.workers])
 
@@ -101,7 +103,7 @@ def go_on(world: World, options: RunOptions, out: Path) -> tuple[bool, dict[str,
     before = load(out / "checkpoints" / f"step-{HALFWAY}").state
     moved = paceline.Run(world, options)
     trainer.Trainer(load_task(LONGER.spec().task, LONGER.settings), LONGER.spec(), moved).prepare()
-    state = moved.replica.state()
+    state = moved._engine.state.replica.state()
     equal = same(state, {key: before[key] for key in state})
     return equal, trainer.main(paceline.Run(world, options), LONGER.spec())
 

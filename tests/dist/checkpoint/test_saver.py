@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.checkpoint import Checkpoints, Fault, Saver, find_newest, load, planning, weights_sha256
+from paceline.checkpoint import load, planning, weights_sha256
 from paceline.checkpoint.compare import same
+from paceline.checkpoint.finding import find_newest
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.parts import StoredTensors
+from paceline.checkpoint.pending_checkpoint import Fault
+from paceline.checkpoint.saver import Saver
 from paceline.state.chunks import ChunkBounds, assemble
 from paceline.world import World, fault_points
+from tests.checkpoints import Checkpoints
 from tests.dist.checkpoint.cut import REST, held, moment, rows, whole
 from tests.workers import run_workers
 

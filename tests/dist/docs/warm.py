@@ -103,7 +103,7 @@ def main() -> None:
     die_with_parent()
     for name in LOADED:
         importlib.import_module(name)
-    from paceline.training.recorder import package_sha256
+    from paceline.training.description import package_sha256
 
     package_sha256()
     for finalizer in [*weakref.finalize._registry]:  # type: ignore[attr-defined]

@@ -109,7 +109,8 @@ from paceline.training.spec import TrainSpec
 def main(run, spec):
     trainer.main(run, spec)
     if run.world.rank == 0:
-        print(run.options.strategy, run.options.workers, run.options.keep, run.options.total_shards)
+        options = run._engine.state.options
+        print(options.strategy, options.workers, options.keep, options.total_shards)
 
 spec = TrainSpec(task="paceline.tasks.dense4096:Dense4096", name="it", steps=int(sys.argv[1]))
 begin = {"strategy": "single", "keep": 5, "shards": 4} if sys.argv[1] == "2" else {"resume": True}

@@ -136,7 +136,7 @@ def main(run):
         for (x,) in step:
             step.backward(model(x).flatten())
         step.apply()
-    return run.started_at
+    return run._engine.state.started_at
 
 
 print(paceline.launch(main, out="run", threads=1, device="cpu", save_every=2, {options}))

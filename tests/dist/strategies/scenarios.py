@@ -30,7 +30,7 @@ def work(run: paceline.Run, scenarios: Mapping[str, tuple[Scenario, dict[str, An
     """Run one after the other in the same world; an error of the user's input is an outcome."""
     outcomes: dict[str, Outcome] = {}
     for name, (scenario, options) in scenarios.items():
-        own = paceline.Run(run.world, replace(run.options, **options))
+        own = paceline.Run(run.world, replace(run._engine.state.options, **options))
         try:
             model = scenario(own)
         except PacelineError as error:

@@ -124,8 +124,8 @@ def loss(model: nn.Module, batch: list[Tensor]) -> Loss:
 
 def train(run: Run, training: Training) -> Outcome:
     options = {"shards": training.shards, "micro_batch": training.micro_batch, **training.options}
-    own = Run(run.world, replace(run.options, **options))
-    replica = own.engine.preparation.prepare_replica(
+    own = Run(run.world, replace(run._engine.state.options, **options))
+    replica = own._engine.preparation.prepare_replica(
         training.model,
         lambda model: torch.optim.AdamW(model.parameters(), lr=RATE, eps=RATE, weight_decay=0.1),
     )
@@ -150,7 +150,7 @@ def train(run: Run, training: Training) -> Outcome:
         measured,
         replica.local_state().bytes,
         getattr(replica, "notes", []),
-        str(own.engine.state.exactness),
+        str(own._engine.state.exactness),
     )
 
 

@@ -19,7 +19,7 @@ from paceline.strategies.base import Exactness, ShardWork, StepWork, StrategyInp
 from paceline.strategies.precision import Precision
 from paceline.strategies.replica import Replica
 from paceline.strategies.tuning import Tuning
-from paceline.training.preparing import structure_of
+from paceline.training.strategy_inputs import structure_of
 from paceline.world import World, seeds
 
 STEPS = 3

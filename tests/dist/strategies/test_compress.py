@@ -71,8 +71,8 @@ def steps(run: paceline.Run, compress: str, scale: float, count: int) -> dict[st
     def loss(model: nn.Module, batch: list[Tensor]) -> paceline.Loss:
         return paceline.Loss.mean(scale * (model(batch[0]) - batch[1]).square().flatten())
 
-    own = paceline.Run(run.world, replace(run.options, tuning=Tuning(compress=compress)))
-    replica = own.engine.preparation.prepare_replica(
+    own = paceline.Run(run.world, replace(run._engine.state.options, tuning=Tuning(compress=compress)))
+    replica = own._engine.preparation.prepare_replica(
         Wide, lambda made: torch.optim.SGD(made.parameters(), lr=0.01 / scale)
     )
     parameters = list(replica.model.parameters())
@@ -94,7 +94,7 @@ def steps(run: paceline.Run, compress: str, scale: float, count: int) -> dict[st
         "losses": losses,
         "sent": sent,
         "counted": getattr(replica.reducer.exchange, "sent", 0),
-        "exactness": str(own.engine.state.exactness),
+        "exactness": str(own._engine.state.exactness),
     }
 
 
@@ -210,7 +210,7 @@ def test_small_and_flat_tensors_are_not_worth_it() -> None:
 
 def reduced(run: paceline.Run) -> int:
     """Take three steps and count the exchanges of the last one."""
-    replica = run.engine.preparation.prepare_replica(
+    replica = run._engine.preparation.prepare_replica(
         Wide, lambda made: torch.optim.SGD(made.parameters(), lr=0.01)
     )
     keys: set[int] = set()

@@ -126,7 +126,7 @@ def train(run: paceline.Run, names: list[str]) -> dict[str, Any]:
     found = {}
     for name in names:
         make, losses = CASES[name]
-        own = paceline.Run(run.world, run.options)
+        own = paceline.Run(run.world, run._engine.state.options)
         torch.manual_seed(5)
         made = make()
         kept: dict[str, Any] = {"model": made}
@@ -142,7 +142,7 @@ def train(run: paceline.Run, names: list[str]) -> dict[str, Any]:
                     kept, model, batch, step.number
                 )
             )
-        found[name] = {**own.replica.state()["model"]}, set(THREADS)
+        found[name] = {**own._engine.state.replica.state()["model"]}, set(THREADS)
     return found
 
 

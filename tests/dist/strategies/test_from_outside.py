@@ -35,13 +35,13 @@ def train(run: paceline.Run, steps: int, killed: bool) -> tuple[bool, str]:
     torch.manual_seed(1)
     made = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
     model, _ = run.prepare(made, torch.optim.AdamW(made.parameters(), lr=0.01))
-    held = len(run.replica.local_state().chunks)
+    held = len(run._engine.state.replica.local_state().chunks)
     data = TensorDataset(torch.randn(40, 6, generator=torch.Generator().manual_seed(2)))
     for step in run.steps(data, batch_size=8, steps=steps):
         for (x,) in step:
             losses = model(x).square()
             step.backward(losses.sum(), len(losses))
-        if killed and step.number == 3 and run.world.rank == 1 and not run.recoveries:
+        if killed and step.number == 3 and run.world.rank == 1 and not run._engine.state.recoveries:
             os.kill(os.getpid(), signal.SIGKILL)
         step.apply()
     return held < len(made.state_dict()), run.weights_sha256()

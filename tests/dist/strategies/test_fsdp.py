@@ -15,7 +15,7 @@ from paceline.errors import InputError
 from paceline.strategies.base import ShardWork, StepWork
 from paceline.strategies.fsdp.strategy import Fsdp
 from paceline.strategies.tuning import Tuning
-from paceline.training.preparing import carried_inputs, new_parts
+from paceline.training.strategy_inputs import carried_inputs, new_parts
 from tests.dist.strategies import sharded_runs
 from tests.dist.strategies.sharded_runs import RATE, Model, Outcome, Partly, Shared, Training, train_all
 from tests.dist.strategies.test_special_models import train as train_special
@@ -133,7 +133,14 @@ def regroup(run: paceline.Run) -> tuple[dict[str, Any], dict[str, Any], bool]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     plain = {name: value.detach().clone() for name, value in model.state_dict().items()}
     parts = new_parts(
-        run.options, run.engine.state.exactness, run.world.device, model, optimizer, None, None, None
+        run._engine.state.options,
+        run._engine.state.exactness,
+        run.world.device,
+        model,
+        optimizer,
+        None,
+        None,
+        None,
     )
     first = Fsdp().prepare(parts, run.world)
     assert all(torch.equal(value, plain[name]) for name, value in first.state()["model"].items())
@@ -188,7 +195,7 @@ class Unknown(torch.optim.AdamW):
 
 
 def prepare(run: paceline.Run, model: type[nn.Module], optimizer: type[torch.optim.Optimizer]) -> None:
-    run.engine.preparation.prepare_replica(model, lambda made: optimizer(made.parameters(), lr=0.1))  # type: ignore[call-arg]
+    run._engine.preparation.prepare_replica(model, lambda made: optimizer(made.parameters(), lr=0.1))  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -75,12 +75,12 @@ def train(
     """Train; one rank dies once at a point of step 6, where `killed` names the file that says so."""
 
     def trap(reached: str) -> None:
-        if reached == point and run.world.rank == rank and run.engine.state.position.number == 6:
+        if reached == point and run.world.rank == rank and run._engine.state.position.number == 6:
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(str(killed), os.O_CREAT | os.O_EXCL))
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    run.engine.preparation.prepare_replica(Model, optimizer, scheduler)
+    run._engine.preparation.prepare_replica(Model, optimizer, scheduler)
     fault_points.set_fault(trap if killed is not None else None)
     losses, measured = [], []
     for step in run.steps(data(), batch_size=13, steps=steps, max_grad_norm=0.3):
@@ -88,7 +88,7 @@ def train(
         if step.number == 4 and not step.again:
             measured.append(run.evaluate(data(), measure, batch_size=13))
     fault_points.set_fault(None)
-    held, state = run.replica.local_state(), run.replica.state()
+    held, state = run._engine.state.replica.local_state(), run._engine.state.replica.state()
     slots = {
         f"{name}/{slot}": value
         for name, entry in state["optimizer"]["state"].items()
@@ -101,8 +101,8 @@ def train(
         "held": {key: chunk.bounds.numel for key, chunk in held.chunks.items() if key.startswith("model/")},
         "losses": losses,
         "measured": measured,
-        "samples": run.engine.journal.samples,
-        "recoveries": run.recoveries,
+        "samples": run._engine.journal.samples,
+        "recoveries": run._engine.state.recoveries,
         "workers": run.world.size,
     }
 
@@ -150,7 +150,7 @@ def count(run: paceline.Run, rows: int) -> Any:
         for people, tags, target in step:
             step.backward(F.mse_loss(model(people, tags), target, reduction="sum"), len(target))
         step.apply()
-    servers = getattr(run.replica.placement, "servers", None)
+    servers = getattr(run._engine.state.replica.placement, "servers", None)
     traffic = None if servers is None else servers.traffic
     return None if traffic is None else (
         traffic.looked_up,
@@ -198,7 +198,7 @@ def test_a_lost_server_comes_back_from_the_last_checkpoint(one: dict[str, Any], 
 
 
 def spoil(run: paceline.Run) -> None:
-    run.engine.preparation.prepare_replica(Model, optimizer)
+    run._engine.preparation.prepare_replica(Model, optimizer)
     for step in run.steps(data(), batch_size=13, steps=3):
         step.compute(lambda model, batch: paceline.Loss(loss(model, batch).total * float("nan"), 1))
 

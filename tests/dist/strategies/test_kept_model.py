@@ -72,9 +72,9 @@ def train(run: paceline.Run, kinds: list[str]) -> dict[str, Any]:
     """Train a model of each kind, one after the other."""
     made: dict[str, Any] = {}
     for kind in kinds:
-        own = paceline.Run(run.world, run.options)
+        own = paceline.Run(run.world, run._engine.state.options)
         made[kind] = _train_one(own, kind)
-        own.replica.abandon()
+        own._engine.state.replica.abandon()
     return made
 
 
@@ -102,7 +102,9 @@ def _train_one(run: paceline.Run, kind: str) -> Any:
         if step.number == 1 and "calls" not in kind:  # an evaluation counts on
             measured.append(run.evaluate(data, metrics, batch_size=16))
         assert net.training
-    return {name: value.clone() for name, value in run.replica.state()["model"].items()}, measured
+    return {
+        name: value.clone() for name, value in run._engine.state.replica.state()["model"].items()
+    }, measured
 
 
 def launched(strategy: str, workers: int, kinds: list[str]) -> dict[str, Any]:

@@ -53,8 +53,12 @@ def train(run: paceline.Run, cases: list[dict[str, Any]], killed: str | None = N
     for case in cases:
         known = {"tuning", "out", "resume", "save_every", "shards"}
         options = {name: value for name, value in case.items() if name in known}
-        own = run if killed is not None else paceline.Run(run.world, replace(run.options, **options))
-        replica = own.engine.preparation.prepare_replica(
+        own = (
+            run
+            if killed is not None
+            else paceline.Run(run.world, replace(run._engine.state.options, **options))
+        )
+        replica = own._engine.preparation.prepare_replica(
             partial(make, case.get("model", "plain")), partial(optimizer, case.get("optimizer", "sgd"))
         )
         losses = []
@@ -71,7 +75,7 @@ def train(run: paceline.Run, cases: list[dict[str, Any]], killed: str | None = N
                 replica.synchronize()
                 own.save()
         apart = [value.clone() for value in replica.model.parameters()]
-        state = own.replica.state()
+        state = own._engine.state.replica.state()
         made.append({"state": state, "losses": losses, "apart": apart, "sha": weights_sha256(state["model"])})
     return made
 
@@ -130,7 +134,7 @@ def diloco(run: paceline.Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Take two periods of three steps, and the same by hand with torch's own optimizer outside."""
     model, reference = make("plain"), make("plain")
     reference.load_state_dict(model.state_dict())
-    replica = run.engine.preparation.prepare_replica(model, lambda made: optimizer("sgd", made))
+    replica = run._engine.preparation.prepare_replica(model, lambda made: optimizer("sgd", made))
     outer = torch.optim.SGD(reference.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     inner = make("plain")
     inner.load_state_dict(reference.state_dict())

@@ -68,16 +68,16 @@ def train(
     """Train; one rank dies once at a point of step 6, where `killed` names the file that says so."""
 
     def trap(reached: str) -> None:
-        if reached == point and run.world.rank == rank and run.engine.state.position.number == 6:
+        if reached == point and run.world.rank == rank and run._engine.state.position.number == 6:
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(str(killed), os.O_CREAT | os.O_EXCL))
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    run.engine.preparation.prepare_replica(make, optimizer, scheduler)
+    run._engine.preparation.prepare_replica(make, optimizer, scheduler)
     fault_points.set_fault(trap if killed is not None else None)
     taken = [step.compute(loss) for step in run.steps(data(), batch_size=13, steps=steps, max_grad_norm=0.05)]
     fault_points.set_fault(None)
-    held, state = run.replica.local_state(), run.replica.state()
+    held, state = run._engine.state.replica.local_state(), run._engine.state.replica.state()
     slots = {
         f"{name}/{slot}": value
         for name, entry in state["optimizer"]["state"].items()
@@ -89,8 +89,8 @@ def train(
         "schedule": state["scheduler"]["last_epoch"],
         "held": sorted(held.chunks),
         "losses": [result.loss for result in taken if not result.again],
-        "samples": run.engine.journal.samples,
-        "recoveries": run.recoveries,
+        "samples": run._engine.journal.samples,
+        "recoveries": run._engine.state.recoveries,
         "workers": run.world.size,
     }
 
@@ -235,10 +235,10 @@ AHEAD, SLOW, TAKEN = 2, 1, 12
 
 def race(run: paceline.Run, log: str) -> int:
     """Train with one slow worker; each writes down when it begins a step. Gives how many updates a server made."""
-    run.engine.preparation.prepare_replica(make, optimizer, scheduler)
+    run._engine.preparation.prepare_replica(make, optimizer, scheduler)
 
     def noted(model: nn.Module, batch: list[Tensor]) -> paceline.Loss:
-        line = f"{run.world.rank} {run.engine.state.position.number}\n"
+        line = f"{run.world.rank} {run._engine.state.position.number}\n"
         descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(descriptor, line.encode())
         os.close(descriptor)
@@ -247,7 +247,7 @@ def race(run: paceline.Run, log: str) -> int:
 
     for step in run.steps(data(), batch_size=13, steps=TAKEN):
         step.compute(noted)
-    return getattr(run.replica.update, "updates", 0)
+    return getattr(run._engine.state.replica.update, "updates", 0)
 
 
 def test_a_trainer_is_ahead_of_the_slowest_by_what_was_allowed(tmp_path: Path) -> None:

@@ -72,10 +72,12 @@ def work(run: paceline.Run, specs: dict[str, TrainSpec]) -> Results:
     """Train one after the other; gives of each the result, the whole state, and what this worker holds of it."""
     made = {}
     for name, one in specs.items():
-        own = paceline.Run(run.world, run.options)
+        own = paceline.Run(run.world, run._engine.state.options)
         result = trainer.main(own, one)
-        held = {key: chunk.values.numel() for key, chunk in own.replica.local_state().chunks.items()}
-        made[name] = {"result": result, "state": own.replica.state(), "held": held}
+        held = {
+            key: chunk.values.numel() for key, chunk in own._engine.state.replica.local_state().chunks.items()
+        }
+        made[name] = {"result": result, "state": own._engine.state.replica.state(), "held": held}
     return made
 
 
@@ -162,17 +164,17 @@ def lose(run: paceline.Run, killed: str | None) -> dict[str, torch.Tensor]:
             killed is not None
             and run.world.rank == 1
             and not Path(killed).exists()
-            and run.engine.state.position.number == 3
+            and run._engine.state.position.number == 3
         ):
             Path(killed).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return paceline.Loss.mean(F.cross_entropy(model(batch[0]), batch[1], reduction="none"))
 
-    run.engine.preparation.prepare_replica(model, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
+    run._engine.preparation.prepare_replica(model, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
     for step in run.steps(data, batch_size=24, steps=6):
         step.compute(loss)
-    assert (killed is not None) == bool(run.recoveries)
-    state: dict[str, torch.Tensor] = run.replica.state()["model"]
+    assert (killed is not None) == bool(run._engine.state.recoveries)
+    state: dict[str, torch.Tensor] = run._engine.state.replica.state()["model"]
     return state
 
 

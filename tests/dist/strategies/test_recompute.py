@@ -73,8 +73,10 @@ def train(run: paceline.Run, tunings: list[dict[str, Any]], precision: str) -> l
     """Train with each tuning; gives the bits of the state, and how often blocks were computed."""
     made = []
     for tuning in tunings:
-        own = paceline.Run(run.world, replace(run.options, tuning=Tuning(**tuning), precision=precision))
-        replica = own.engine.preparation.prepare_replica(
+        own = paceline.Run(
+            run.world, replace(run._engine.state.options, tuning=Tuning(**tuning), precision=precision)
+        )
+        replica = own._engine.preparation.prepare_replica(
             Stack, lambda model: torch.optim.AdamW(model.parameters(), lr=0.01), buffers={"*.seen": "sum"}
         )
         counts = [0] * LAYERS
@@ -176,7 +178,7 @@ def auxiliary(run: paceline.Run) -> str:
         losses = F.cross_entropy(scores, batch[1], reduction="none")
         return paceline.Loss.mean(losses, size=paceline.Loss(0.1 * scores.square().sum(), scores.numel()))
 
-    replica = run.engine.preparation.prepare_replica(
+    replica = run._engine.preparation.prepare_replica(
         Stack, lambda model: torch.optim.SGD(model.parameters(), lr=0.1), buffers={"*.seen": "sum"}
     )
     for step in run.steps(data(), batch_size=9, steps=2):

@@ -143,13 +143,13 @@ def train_one(run: paceline.Run, kind: str, blocks: list[str] | None) -> dict[st
     for step in run.steps(data, batch_size=8, epochs=1):
         step.compute(lambda model, batch: Loss.mean((compute(kind, model, batch[0]) - 1).square().sum(1)))
         change(kind, model, optimizer, step.number)
-    return {name: value.clone() for name, value in run.replica.state()["model"].items()}
+    return {name: value.clone() for name, value in run._engine.state.replica.state()["model"].items()}
 
 
 def work(run: paceline.Run, kinds: list[str], blocks: list[str] | None = None) -> dict[str, Outcome]:
     made: dict[str, Outcome] = {}
     for kind in kinds:
-        own = paceline.Run(run.world, run.options)
+        own = paceline.Run(run.world, run._engine.state.options)
         try:
             made[kind] = train_one(own, kind, blocks)
         except paceline.InputError as error:

@@ -53,13 +53,15 @@ def train_one(run: paceline.Run, kind: str) -> None:
 def work(run: paceline.Run, kinds: list[str]) -> dict[str, Outcome]:
     made: dict[str, Outcome] = {}
     for kind in kinds:
-        own = paceline.Run(run.world, run.options)
+        own = paceline.Run(run.world, run._engine.state.options)
         try:
             train_one(own, kind)
         except paceline.InputError as error:
             made[kind] = str(error)
         else:
-            made[kind] = {key: value.clone() for key, value in own.replica.state()["model"].items()}
+            made[kind] = {
+                key: value.clone() for key, value in own._engine.state.replica.state()["model"].items()
+            }
     return made
 
 

@@ -147,15 +147,15 @@ def train(run: paceline.Run) -> dict[str, Any]:
     """Train all cases, one after the other, in one group of workers."""
     made: dict[str, Any] = {}
     for name, case in CASES.items():
-        if case.beside == run.options.strategy:
+        if case.beside == run._engine.state.options.strategy:
             continue
-        own = paceline.Run(run.world, run.options)
+        own = paceline.Run(run.world, run._engine.state.options)
         try:
             made[name] = _train_one(own, case)
         except InputError as error:
             made[name] = str(error)
-        if own.engine.state.replica_or_none is not None:
-            own.replica.abandon()
+        if own._engine.state.replica_or_none is not None:
+            own._engine.state.replica.abandon()
     return made
 
 
@@ -185,7 +185,9 @@ def _train_one(run: paceline.Run, case: Case) -> Any:
         case.behind(config, model, step.number)
         number += 1
     measured = run.evaluate(data, metrics, batch_size=16)
-    return {name: value.clone() for name, value in run.replica.state()["model"].items()}, measured
+    return {
+        name: value.clone() for name, value in run._engine.state.replica.state()["model"].items()
+    }, measured
 
 
 def launched(strategy: str, workers: int) -> dict[str, Any]:

@@ -20,7 +20,9 @@ STEPS = 8
 def work(run: paceline.Run, spec: TrainSpec) -> Trained:
     result = trainer.main(run, spec)
     return Trained(
-        {name: tensor.clone() for name, tensor in run.replica.state()["model"].items()}, result, 0.0
+        {name: tensor.clone() for name, tensor in run._engine.state.replica.state()["model"].items()},
+        result,
+        0.0,
     )
 
 

@@ -33,7 +33,7 @@ class Crossed(nn.Module):
 
 def train(run: Run, passes: int | None) -> tuple[list[list[str]], str]:
     """Train three steps; gives the layers in the order in which their sums left, step by step, and the weights."""
-    replica: Any = run.engine.preparation.prepare_replica(
+    replica: Any = run._engine.preparation.prepare_replica(
         lambda: Crossed(passes), lambda model: torch.optim.SGD(model.parameters(), lr=0.01)
     )
     names = {id(value): name for name, value in replica.model.named_parameters()}

@@ -31,7 +31,7 @@ def train(run: Run, batch_size: int = 24, killed: str | None = None) -> dict[str
     def loss(model: nn.Module, batch: Any) -> Loss:
         return Loss.mean(F.cross_entropy(model(batch[0]), batch[1], reduction="none"))
 
-    replica = run.engine.preparation.prepare_replica(
+    replica = run._engine.preparation.prepare_replica(
         model, lambda made: torch.optim.SGD(made.parameters(), lr=0.05, momentum=0.9)
     )
     for step in run.steps(data, batch_size=batch_size, steps=STEPS):
@@ -39,7 +39,9 @@ def train(run: Run, batch_size: int = 24, killed: str | None = None) -> dict[str
             Path(killed).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         step.compute(loss)
-    assert run.engine.state.exactness == ("numeric" if run.options.sync_batchnorm else "bitwise")
+    assert run._engine.state.exactness == (
+        "numeric" if run._engine.state.options.sync_batchnorm else "bitwise"
+    )
     return replica.state()["model"]
 
 
@@ -79,7 +81,7 @@ def far_from_zero(run: Run) -> float:
     values = 1000 + 0.01 * torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
     whole = nn.BatchNorm1d(3)(values.double().float())
     model = nn.Sequential(nn.BatchNorm1d(3))
-    run.engine.preparation.prepare_replica(model, lambda made: torch.optim.SGD(made.parameters(), lr=0.1))
+    run._engine.preparation.prepare_replica(model, lambda made: torch.optim.SGD(made.parameters(), lr=0.1))
     half = slice(32 * run.world.rank, 32 * (run.world.rank + 1))
     return float((model(values[half]) - whole[half]).abs().max())
 

@@ -15,9 +15,9 @@ from paceline.errors import InputError
 from paceline.state.chunks import TensorMeta, collect, split, survey
 from paceline.strategies.tuning import Tuning
 from paceline.training import trainer
-from paceline.training.preparing import carried_inputs, structure_of
 from paceline.training.reference import load_task
 from paceline.training.spec import TrainSpec
+from paceline.training.strategy_inputs import carried_inputs, structure_of
 from tests.contract.distance import bound, distance
 from tests.contract.tasks import ADAM_EPSILON, LEARNING_RATE
 from tests.dist.strategies.split_models import LENGTH, Reading
@@ -74,7 +74,7 @@ MESHES = {
 
 
 def open_run(run: paceline.Run, job: Job) -> paceline.Run:
-    return paceline.Run(run.world, replace(run.options, shards=job.shards, tuning=job.tuning))
+    return paceline.Run(run.world, replace(run._engine.state.options, shards=job.shards, tuning=job.tuning))
 
 
 def train(run: paceline.Run, job: Job) -> paceline.Run:
@@ -93,10 +93,14 @@ def work(run: paceline.Run, jobs: Mapping[str, Job]) -> dict[str, Done]:
         moved = None
         if job.given is not None:
             other = open_run(run, job)
-            other.engine.preparation.prepare_replica(task.model, task.optimizer, structure=structure_of(task))
-            other.replica.load(job.given)
-            moved = other.replica.state()
-        made[name] = Done(own.replica.state(), moved, metrics, own.replica.local_state().bytes)
+            other._engine.preparation.prepare_replica(
+                task.model, task.optimizer, structure=structure_of(task)
+            )
+            other._engine.state.replica.load(job.given)
+            moved = other._engine.state.replica.state()
+        made[name] = Done(
+            own._engine.state.replica.state(), moved, metrics, own._engine.state.replica.local_state().bytes
+        )
     return made
 
 
@@ -198,8 +202,8 @@ def own_loop(run: paceline.Run) -> tuple[State, list[float | None]]:
             loss = task.loss(model, batch)
             step.backward(loss.total, loss.weight)
         norms.append(step.apply(max_grad_norm=0.5).gradient_norm)
-    assert optimizer is run.replica.optimizer
-    return run.replica.state(), norms
+    assert optimizer is run._engine.state.replica.optimizer
+    return run._engine.state.replica.state(), norms
 
 
 def test_a_loop_of_the_users_own() -> None:
@@ -215,11 +219,11 @@ def test_a_loop_of_the_users_own() -> None:
 def regroup(run: paceline.Run, job: Job) -> tuple[State, State]:
     """Train, let go of the group, and hand the state over to a replica of the next one, as a recovery does."""
     own = train(run, job)
-    before = own.replica.state()
-    own.replica.abandon()
-    held = own.replica.local_state()
-    again = own.engine.state.strategy.prepare(
-        carried_inputs(own.engine.preparation.inputs, own.replica), own.world
+    before = own._engine.state.replica.state()
+    own._engine.state.replica.abandon()
+    held = own._engine.state.replica.local_state()
+    again = own._engine.state.strategy.prepare(
+        carried_inputs(own._engine.preparation.inputs, own._engine.state.replica), own.world
     )
     whole = dict(collect(own.world, held.chunks, survey(own.world, held.chunks)))
     metas = {key: TensorMeta(tuple(value.shape), value.dtype) for key, value in whole.items()}

@@ -191,14 +191,16 @@ TAUGHT = [name for name in JOBS if name.startswith("taught")]
 def work(run: paceline.Run, jobs: dict[str, tuple[str, dict[str, str]]]) -> dict[str, Outcome]:
     made: dict[str, Outcome] = {}
     for name, (task, settings) in jobs.items():
-        own = paceline.Run(run.world, run.options)
+        own = paceline.Run(run.world, run._engine.state.options)
         spec = TrainSpec(task=f"{__name__}:{task}", name=task, steps=5, settings=settings)
         try:
             trainer.main(own, spec)
         except paceline.InputError as error:
             made[name] = str(error)
         else:
-            made[name] = {key: value.clone() for key, value in own.replica.state()["model"].items()}
+            made[name] = {
+                key: value.clone() for key, value in own._engine.state.replica.state()["model"].items()
+            }
     return made
 
 
@@ -277,7 +279,7 @@ def look_on_the_way(run: paceline.Run, ranks: int) -> str:
         step.compute(lambda model, batch: paceline.Loss.mean(model(batch[0]).square()))
         if step.number == 1 and run.world.rank < ranks:
             model(values[:8])
-    return weights_sha256(run.replica.state()["model"])
+    return weights_sha256(run._engine.state.replica.state()["model"])
 
 
 def test_statistics_that_move_on_one_worker_between_two_steps_are_refused() -> None:

@@ -108,9 +108,9 @@ def train(run: paceline.Run, kinds: list[str]) -> dict[str, Any]:
     """Train a model of each kind, one after the other."""
     made: dict[str, Any] = {}
     for kind in kinds:
-        own = paceline.Run(run.world, run.options)
+        own = paceline.Run(run.world, run._engine.state.options)
         made[kind] = _train_one(own, kind)
-        own.replica.abandon()
+        own._engine.state.replica.abandon()
     return made
 
 
@@ -136,7 +136,9 @@ def _train_one(run: paceline.Run, kind: str) -> Any:
     measured = run.evaluate(
         data, lambda model, batch: {"apart": Mean(apart(model, batch).double().sum(), 1)}, batch_size=16
     )
-    return {name: value.clone() for name, value in run.replica.state()["model"].items()}, measured
+    return {
+        name: value.clone() for name, value in run._engine.state.replica.state()["model"].items()
+    }, measured
 
 
 def launched(strategy: str, workers: int, kinds: list[str]) -> dict[str, Any]:

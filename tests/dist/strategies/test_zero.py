@@ -70,21 +70,21 @@ def train(
     """
 
     def trap(reached: str) -> None:
-        if reached == point and run.world.rank == 1 and run.engine.state.position.number == 6:
+        if reached == point and run.world.rank == 1 and run._engine.state.position.number == 6:
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(str(killed), os.O_CREAT | os.O_EXCL))
                 os.kill(os.getpid(), signal.SIGKILL)
 
     model = make()
     if given:
-        run.engine.preparation.prepare_replica(model, optimizer(kind, model))
+        run._engine.preparation.prepare_replica(model, optimizer(kind, model))
     else:
-        run.engine.preparation.prepare_replica(make, lambda made: optimizer(kind, made))
+        run._engine.preparation.prepare_replica(make, lambda made: optimizer(kind, made))
     fault_points.set_fault(trap if killed is not None else None)
     for step in run.steps(data(), batch_size=12, steps=STEPS, max_grad_norm=0.5):
         step.compute(loss)
     fault_points.set_fault(None)
-    replica = run.replica
+    replica = run._engine.state.replica
     held = replica.local_state()
     state = replica.state()
     slots = {
@@ -106,7 +106,7 @@ def train(
         "held": sorted(held.chunks),
         "whole": replica.whole,
         "boxes": all(chunk.bounds == ChunkBounds.whole(chunk.meta.shape) for chunk in held.chunks.values()),
-        "recoveries": run.recoveries,
+        "recoveries": run._engine.state.recoveries,
     }
 
 

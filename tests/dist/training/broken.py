@@ -122,5 +122,5 @@ def caught(run: paceline.Run) -> tuple[str, bool, int]:
             step.apply()
     except NonFiniteLossError as error:
         untouched = all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-        return str(error), untouched, run.engine.state.position.number
+        return str(error), untouched, run._engine.state.position.number
     raise AssertionError("the loss should have been NaN")

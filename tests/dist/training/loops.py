@@ -38,7 +38,7 @@ def design(run: paceline.Run, max_grad_norm: float | None, steps: int) -> tuple[
             step.backward(losses.sum(), len(losses))
         result = step.apply(max_grad_norm=max_grad_norm)
     assert result is not None
-    return weights(model), result.loss, run.engine.state.position.number
+    return weights(model), result.loss, run._engine.state.position.number
 
 
 def measure(run: paceline.Run) -> dict[str, float]:

@@ -17,7 +17,7 @@ ROWS = [(torch.tensor([place % 5]), torch.ones(2) * place) for place in range(24
 def train(run: paceline.Run, bad: int, trainer: int | None) -> tuple[str, int]:
     """Leave at a step in which some trainers meet an error; gives why, and behind how many steps."""
     model, _ = run.prepare(
-        lambda: nn.Embedding(5, 2, sparse=run.engine.state.strategy.name == "hybrid"),
+        lambda: nn.Embedding(5, 2, sparse=run._engine.state.strategy.name == "hybrid"),
         lambda made: torch.optim.SGD(made.parameters(), lr=0.1),
     )
     try:
@@ -28,8 +28,8 @@ def train(run: paceline.Run, bad: int, trainer: int | None) -> tuple[str, int]:
                 step.backward(F.mse_loss(model(numbers).squeeze(1), targets, reduction="none").sum(1))
             step.apply()
     except paceline.InputError as error:
-        return str(error), run.engine.state.position.number
-    return "", run.engine.state.position.number
+        return str(error), run._engine.state.position.number
+    return "", run._engine.state.position.number
 
 
 @pytest.mark.parametrize(("strategy", "bad"), [("ps", 0), ("hybrid", 2)])

@@ -43,14 +43,14 @@ def habits(run: paceline.Run, names: list[str]) -> dict[str, Any]:
     """Train a model once for each habit, and return what was said, or the weights."""
     made: dict[str, Any] = {}
     for name in names:
-        own = paceline.Run(run.world, run.options)
+        own = paceline.Run(run.world, run._engine.state.options)
         try:
             made[name] = loop(own, name)
         except InputError as error:
             made[name] = str(error)
         # Whoever is in the step behind still waits for its server's answer: a server that goes takes it along.
         run.world.comm.barrier()
-        own.replica.abandon()
+        own._engine.state.replica.abandon()
     return made
 
 
@@ -75,7 +75,7 @@ def loop(run: paceline.Run, habit: str) -> dict[str, Tensor]:
         if late and habit in BEHIND:
             BEHIND[habit](model, optimizer)
         step.apply()
-    return {name: value.clone() for name, value in run.replica.state()["model"].items()}
+    return {name: value.clone() for name, value in run._engine.state.replica.state()["model"].items()}
 
 
 def said(strategy: str, names: list[str]) -> list[dict[str, Any]]:

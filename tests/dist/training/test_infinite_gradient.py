@@ -41,7 +41,7 @@ def steep(run: paceline.Run, max_grad_norm: float | None, steps: int) -> tuple[s
             raise
         words = str(error)
     finite = all(bool(parameter.isfinite().all()) for parameter in model.parameters())
-    return words, finite, run.engine.state.position.number
+    return words, finite, run._engine.state.position.number
 
 
 def train(strategy: str, workers: int, *arguments: Any, **options: Any) -> tuple[str, bool, int]:

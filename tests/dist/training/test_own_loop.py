@@ -127,7 +127,7 @@ def dawdle(run: paceline.Run) -> int:
     time.sleep(1.5)
     run.evaluate(data, lambda model, batch: {"mean": paceline.Mean(model(batch[0]).sum(), 4)})
     time.sleep(1.5)
-    return len(run.recoveries)
+    return len(run._engine.state.recoveries)
 
 
 def test_work_behind_the_steps_is_no_hang() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import paceline
-from paceline.checkpoint.durable import seal
+from paceline.checkpoint.durable import sync_and_hash
 from paceline.checkpoint.manifest import REST, Manifest
 from paceline.errors import InputError
 from paceline.training import trainer
@@ -80,7 +80,7 @@ def test_an_optimizer_that_does_not_take_what_was_saved(run: Path, tmp_path: Pat
     rest["optimizer"]["state"]["nowhere"] = {"count": 1}
     torch.save(rest, path / REST)
     manifest = Manifest.read(path)
-    dataclasses.replace(manifest, files=manifest.files | {REST: seal(path / REST)}).write(path)
+    dataclasses.replace(manifest, files=manifest.files | {REST: sync_and_hash(path / REST)}).write(path)
     with pytest.raises(InputError, match=r"step-6 cannot be used: its state was not taken \(\w+: ") as caught:
         train(out, resume=True)
     assert "\n" not in str(caught.value)
@@ -132,7 +132,7 @@ def fitted(run: paceline.Run, steps: int) -> tuple[Any, ...]:
         for (x,) in step:
             step.backward(model(x).square().sum(1))
         step.apply()
-    told, threads = run.options, torch.get_num_threads()
+    told, threads = run._engine.state.options, torch.get_num_threads()
     kept = (
         told.strategy,
         told.workers,

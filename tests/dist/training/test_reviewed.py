@@ -88,8 +88,8 @@ def two_calls(run: Run, leave_after: int | None) -> tuple[str, int]:
             seen["loss"] += step.result.loss if step.result is not None else 0.0
             if step.number == leave_after:
                 break
-    assert seen["steps"] == run.engine.state.position.number
-    return weights_sha256(model.state_dict()) + str(seen["loss"]), run.engine.state.position.number
+    assert seen["steps"] == run._engine.state.position.number
+    return weights_sha256(model.state_dict()) + str(seen["loss"]), run._engine.state.position.number
 
 
 def test_a_second_call_is_a_part_of_its_own_and_a_break_is_saved(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def stream(run: Run) -> int:
     prepared(run, nn.Linear(4, 1))
     for step in run.steps(Stream(), batch_size=8, epochs=1):
         step.compute(task_loss)
-    return run.engine.state.position.number
+    return run._engine.state.position.number
 
 
 def test_a_stream_may_end_on_a_saved_step(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def train(run: Run, kind: str, double: bool = False) -> tuple[str, dict[str, Ten
     plain = data()
     if double:
         model, plain = model.double(), TensorDataset(*(column.double() for column in plain.tensors))
-    replica = run.engine.preparation.prepare_replica(
+    replica = run._engine.preparation.prepare_replica(
         model, lambda made: torch.optim.SGD(made.parameters(), lr=0.05)
     )
     for step in run.steps(plain, batch_size=7, epochs=2):

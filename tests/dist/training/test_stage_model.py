@@ -131,7 +131,7 @@ def fail(run, kind, folder, times):
         if step.number == 1 and run.world.rank == 1 and marks < times:
             Path(folder, str(marks)).touch()
             raise KeyError("of the loop")
-    return run.weights_sha256(), len(run.recoveries)
+    return run.weights_sha256(), len(run._engine.state.recoveries)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,7 +18,7 @@ def travelled(run: paceline.Run, ways: dict[str, dict[str, Any]]) -> dict[str, s
     found = {}
     for name, options in ways.items():
         world = replace(run.world, transports=set())
-        own = paceline.Run(world, replace(run.options, out=None, **options))
+        own = paceline.Run(world, replace(run._engine.state.options, out=None, **options))
         found[name] = str(trainer.main(own, SPEC)["transport"])
     return found
 

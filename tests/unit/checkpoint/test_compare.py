@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.checkpoint import check_fits
-from paceline.checkpoint.compare import same
+from paceline.checkpoint.compare import check_fits, same
 from paceline.errors import CheckpointError
 
 

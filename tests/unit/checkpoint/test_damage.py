@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.checkpoint import Checkpoints, load
-from paceline.checkpoint.durable import seal
+from paceline.checkpoint import load
+from paceline.checkpoint.durable import sync_and_hash
 from paceline.checkpoint.exporting import export
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.stored import Stored, StoredChunk
@@ -22,6 +22,7 @@ from paceline.checkpoint.terms import check_tensors
 from paceline.cli.inspect import inspect
 from paceline.documents import DocumentError
 from paceline.errors import CheckpointError
+from tests.checkpoints import Checkpoints
 from tests.unit.checkpoint.states import MANIFEST, PART, REST, assert_same, run_state
 
 FILES = [PART, REST, MANIFEST]
@@ -123,7 +124,7 @@ def test_without_any_whole_one_there_is_none(folder: Path, damage: Callable[[Pat
 
 def reseal(path: Path, **changes: Any) -> None:
     """Write the manifest anew, as one who means harm would, so that every checksum fits."""
-    changes.setdefault("files", {name: seal(path / name) for name in (PART, REST)})
+    changes.setdefault("files", {name: sync_and_hash(path / name) for name in (PART, REST)})
     made = dataclasses.replace(Manifest.read(path), **changes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Manifest, "check", lambda _: None)

@@ -10,9 +10,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from paceline.checkpoint import Checkpoints, export
+from paceline.checkpoint import export
 from paceline.cli import export as command
 from paceline.errors import CheckpointError, InputError
+from tests.checkpoints import Checkpoints
 from tests.unit.checkpoint.states import PART, assert_same, run_state
 
 

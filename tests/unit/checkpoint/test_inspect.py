@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.checkpoint import Checkpoints, load, weights_sha256
+from paceline.checkpoint import load, weights_sha256
 from paceline.checkpoint.manifest import _digest
 from paceline.cli.inspect import inspect
 from paceline.errors import CheckpointError
+from tests.checkpoints import Checkpoints
 from tests.patience import HANG_S
 from tests.unit.checkpoint.states import MANIFEST, PART, REST, run_state
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.checkpoint import Checkpoints, export, load
+from paceline.checkpoint import export, load
 from paceline.errors import CheckpointError, DiskFaultError, InputError
+from tests.checkpoints import Checkpoints
 from tests.unit.checkpoint.states import MANIFEST, PART, REST, assert_same, refuse, run_state
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.checkpoint import Checkpoints, export
+from paceline.checkpoint import export
 from paceline.checkpoint.leftovers import UNTOUCHED_S, beside
+from tests.checkpoints import Checkpoints
 from tests.unit.checkpoint.states import PART, run_state
 
 OURS = re.fullmatch(r"\.x\.partial-([0-9a-f]{8})-(\d+)-(\d+)", beside(Path("x"), "partial").name)

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from paceline.checkpoint import Checkpoints, load
+from paceline.checkpoint import load
 from paceline.errors import CheckpointError
 from paceline.state.optimizer_state import optimizer_state
+from tests.checkpoints import Checkpoints
 from tests.unit.checkpoint.states import MANIFEST, PART, REST, assert_same, refuse, run_state
 
 DTYPES = [

@@ -20,8 +20,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint import Checkpoints
 from paceline.errors import CheckpointError
+from tests.checkpoints import Checkpoints
 from tests.unit.checkpoint.states import run_state
 
 KEEP = 2

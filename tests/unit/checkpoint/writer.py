@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from paceline.checkpoint import Checkpoints
+from tests.checkpoints import Checkpoints
 from tests.unit.checkpoint.states import run_state
 
 WIDTH = 160

@@ -166,11 +166,11 @@ def test_a_list_of_what_may_be_batches_is_named() -> None:
         [{"x": features, "y": labels}] * 4,
     ):
         with opened() as run:
-            run.engine.state.emit = lambda event: heard.append(getattr(event, "text", ""))  # type: ignore[method-assign]
+            run._engine.state.emit = lambda event: heard.append(getattr(event, "text", ""))  # type: ignore[method-assign]
             run.feed(batches, batch_size=2)
             run.feed(batches, batch_size=2)  # said once a run
     with opened() as run:
-        run.engine.state.emit = lambda event: heard.append(getattr(event, "text", ""))  # type: ignore[method-assign]
+        run._engine.state.emit = lambda event: heard.append(getattr(event, "text", ""))  # type: ignore[method-assign]
         assert len(heard) == 3
         assert all(
             "a list of 4 samples, the first of Tensor[16, 6], Tensor[16]. If that" in one for one in heard

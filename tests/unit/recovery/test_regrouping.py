@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from paceline.recovery.agreement import NEWCOMER, Member, OpenBody, RolledBackError, broken_body, check_intact
+from paceline.recovery.group_state import GroupState
 from paceline.recovery.handover import StateSource
 from paceline.recovery.membership import STEP
 from paceline.recovery.position import Position
 from paceline.recovery.recovery import Recovery
-from paceline.recovery.regrouping import Progress, Regrouping
+from paceline.recovery.regrouping import Regrouping
 from paceline.world.interruption import InterruptedWaitError, Interruption
 
 
@@ -37,12 +38,16 @@ def stand(change: Regrouping, number: int, mine: Member, *others: Member) -> tup
     """Take over the state of a step, and tell: missed something, operations finished, steps redone, gone back."""
     position = Position(number=number)
     change._stand(StateSource("workers", position), position, mine, [mine, *others], "what it came to")
-    return change.progress.missed, change.progress.finished, change.redone, change.went_back
+    return change.group.missed, change.group.finished, change.redone, change.went_back
+
+
+def group_state(world: Any = None, position: Position | None = None) -> GroupState:
+    return GroupState(world=world, position=position or Position(), strategy=None, emit=None, workers=0)  # type: ignore[arg-type]
 
 
 def regrouping(**parts: Any) -> Regrouping:
-    known: dict[str, Any] = {"group": None, "hooks": None, "options": None, "membership": None}
-    return Regrouping(kind=STEP, progress=Progress(finished=0), sharded=None, **(known | parts))  # type: ignore[arg-type]
+    known: dict[str, Any] = {"group": group_state(), "hooks": None, "options": None, "membership": None}
+    return Regrouping(kind=STEP, sharded=None, **(known | parts))  # type: ignore[arg-type]
 
 
 def made() -> tuple[Regrouping, list[Any]]:
@@ -119,11 +124,8 @@ def test_going_back_is_final_also_where_the_next_group_broke_meanwhile() -> None
     """What was put together belongs to another step than the one this worker stands at: nobody may be offered it."""
     interruption = Interruption()
     left: list[bool] = []
-    group = SimpleNamespace(
-        world=SimpleNamespace(interruption=interruption, pulse=SimpleNamespace(enter=lambda _: None)),
-        replica_or_none=None,
-        position=Position(number=12),
-    )
+    world = SimpleNamespace(interruption=interruption, pulse=SimpleNamespace(enter=lambda _: None))
+    group = group_state(world, Position(number=12))
     change = regrouping(
         group=group,
         hooks=SimpleNamespace(

@@ -26,7 +26,7 @@ def opened(**options: Any) -> Iterator[Run]:
     try:
         yield run
     finally:
-        run.close()
+        run._engine.close()
 
 
 def resumed(out: Path, **options: Any) -> Any:

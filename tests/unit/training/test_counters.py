@@ -62,8 +62,8 @@ def notes(task: paceline.Task, shards: int = 2) -> list[str]:
     """Train three steps and return what was noted."""
     with opened(shards=shards) as run:
         told: list[str] = []
-        emit = run.engine.state.emit
-        run.engine.state.emit = lambda event: (
+        emit = run._engine.state.emit
+        run._engine.state.emit = lambda event: (
             told.append(event.text) if isinstance(event, Note) else None,
             emit(event),
         )[1]  # type: ignore[method-assign]
@@ -123,9 +123,10 @@ class Reading(Small):
 
 
 def test_what_reads_data_sees_the_steps_after_a_resume_too(tmp_path: Path) -> None:
-    def trained(task: Small, steps: int, **options: Any) -> Any:
+    def trained(task: Small, steps: int, num_workers: int = 0, **options: Any) -> Any:
+        spec = TrainSpec(task="reading", name="reading", steps=steps, overrides={"num_workers": num_workers})
         with opened(shards=2, **options) as run:
-            return Trainer(task, TrainSpec(task="reading", name="reading", steps=steps), run).train()
+            return Trainer(task, spec, run).train()
 
     whole = trained(Reading(), 5)
     trained(Reading(), 2, out=tmp_path)

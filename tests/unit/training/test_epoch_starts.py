@@ -83,7 +83,7 @@ def train(run: Run, stream: Any, steps: int, **options: Any) -> Tensor:
         for batch in step:
             step.backward(losses(model, batch))
         step.apply()
-    run.engine.calls.finish()
+    run._engine.calls.finish()
     return torch.cat([one.detach().flatten() for one in model.parameters()])
 
 
@@ -146,7 +146,7 @@ def test_nor_where_it_was_resumed_and_saved_again_before_a_step(times: int, tmp_
                 step.backward(losses(model, batch))
             step.apply()
         run.save()
-        run.engine.calls.finish()
+        run._engine.calls.finish()
 
     with opened(out=tmp_path) as run:
         train_and_save(run, 8)
@@ -219,7 +219,7 @@ def test_one_that_begins_as_the_first_epoch_and_not_as_the_last_is_told_of(
         train(run, kind(), 8)
     heard: list[Any] = []
     with resumed(tmp_path) as run:
-        run.engine.state.emit = heard.append
+        run._engine.state.emit = heard.append
         train(run, kind(), 9)
     notes = [one.text for one in heard if isinstance(one, Note)]
     assert (
@@ -257,7 +257,7 @@ def test_one_that_begins_as_the_first_epoch_by_chance_is_resumed(kind: type, tmp
     asked = 0
     for steps in range(4, 41, 4):
         with opened(out=tmp_path, resume=steps > 4) as run:
-            starts = run.engine.state.epoch_starts
+            starts = run._engine.state.epoch_starts
             confirm = starts.confirm
 
             def counted(*args: Any, confirm: Any = confirm) -> None:
@@ -294,7 +294,7 @@ def test_one_whose_epochs_begin_alike_from_the_second_on_is_resumed(tmp_path: Pa
                 step.backward(losses(model, batch))
             step.apply()
             level["now"] = min(1, (step.number + 1) // 4)
-        run.engine.calls.finish()
+        run._engine.calls.finish()
         return torch.cat([one.detach().flatten() for one in model.parameters()])
 
     with opened() as run:
@@ -313,7 +313,7 @@ def test_the_second_call_has_a_first_epoch_of_its_own(tmp_path: Path) -> None:
                 for batch in step:
                     step.backward(losses(model, batch))
                 step.apply()
-        run.engine.calls.finish()
+        run._engine.calls.finish()
 
     with opened(out=tmp_path) as run:
         train_twice(run, 2)
@@ -343,7 +343,7 @@ def test_between_two_calls_it_is_said(kind: type[Shuffled], said: int, tmp_path:
     notes: list[str] = []
     for epochs in (2, 3):
         with opened(out=tmp_path, resume=epochs == 3) as run:
-            run.engine.state.emit = lambda event: notes.append(getattr(event, "text", ""))
+            run._engine.state.emit = lambda event: notes.append(getattr(event, "text", ""))
             model, _ = prepared(run)
             stream = kind()
             for _ in range(epochs):
@@ -351,7 +351,7 @@ def test_between_two_calls_it_is_said(kind: type[Shuffled], said: int, tmp_path:
                     for batch in step:
                         step.backward(losses(model, batch))
                     step.apply()
-            run.engine.calls.finish()
+            run._engine.calls.finish()
     assert sum("as the first epoch began" in note for note in notes) == said
 
 
@@ -406,7 +406,7 @@ def test_one_that_seeks_is_not_compared(tmp_path: Path) -> None:
 def test_a_checkpoint_that_says_nothing_of_its_stream_is_resumed(tmp_path: Path) -> None:
     with opened(out=tmp_path) as run:
         train(run, Shuffled(), 6)
-        run.engine.state.epoch_starts = EpochStarts()
+        run._engine.state.epoch_starts = EpochStarts()
         run.save()
     (rest,) = tmp_path.rglob(REST)
     assert "stream" not in torch.load(rest)
@@ -438,13 +438,13 @@ def test_it_is_said_once_that_items_cannot_be_compared(kept: bool, tmp_path: Pat
     )
     for steps in (6, 9)[: 1 + kept]:
         with opened(out=tmp_path if kept else None, resume=steps == 9) as run:
-            run.engine.state.emit = lambda event: notes.append(getattr(event, "text", ""))
+            run._engine.state.emit = lambda event: notes.append(getattr(event, "text", ""))
             model, _ = prepared(run)
             for step in run.steps(loader, steps=steps):
                 for batch in step:
                     step.backward(losses(model, batch))
                 step.apply()
-            run.engine.calls.finish()
+            run._engine.calls.finish()
     said = [text for text in notes if "nothing that can be compared" in text]
     assert len(said) == 2 * kept
     assert all(text.startswith("the items of the training stream hold ") for text in said)

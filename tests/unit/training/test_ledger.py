@@ -114,7 +114,7 @@ def test_others_read_what_was_recorded_while_it_is_open(tmp_path: Path) -> None:
     for step in range(2_000):
         book.step(step, 0, step, [shard(0, step)])
         assert len(ledger.read(book.path, step)) == 1
-    book.flush(durable=True)
+    book.flush()
     assert len(ledger.read(book.path)) == 2_000
     book.close()
     assert book.path.stat().st_size == len(ledger.MAGIC) + 2_000 * ledger.RECORD.itemsize

@@ -43,12 +43,12 @@ def go(run: Run, leave: int | None = None) -> Drawn:
             step.apply()
             drawn[f"applied {number}"] = draw()
             if leave == number:
-                run.engine.calls.finish()
+                run._engine.calls.finish()
                 return drawn
             if number == 4:
                 break
         drawn[f"behind call {call}"] = draw()
-    run.engine.calls.finish()
+    run._engine.calls.finish()
     return drawn
 
 

@@ -68,9 +68,9 @@ def plain_loop(run: Run, **states: Any) -> None:
     prepared(run)
     for name, value in states.items():
         run.register_state(name, value)
-    for step in run.steps(data(), batch_size=8, steps=run.engine.state.position.number + 1):
+    for step in run.steps(data(), batch_size=8, steps=run._engine.state.position.number + 1):
         for batch in step:
-            step.backward(losses(run.replica.model, batch))
+            step.backward(losses(run._engine.state.replica.model, batch))
         step.apply()
 
 

@@ -83,8 +83,8 @@ def test_marks_of_a_state_see_its_numbers_too() -> None:
 def test_a_state_that_has_grown_is_copied_no_more_and_marked_instead() -> None:
     registered, best = LoopState(), {"score": 0.0}
     registered.register("best", best)
-    assert registered.small_now() == {"states": {"best": {"score": 0.0}}}
+    assert registered.small_now() == {"best": {"score": 0.0}}
     assert not registered.large_marks()
     best["weights"] = torch.zeros(5_000)  # type: ignore[assignment]
-    assert registered.small_now() == {"states": {}}
+    assert registered.small_now() == {}
     assert list(registered.large_marks()) == ["best"]

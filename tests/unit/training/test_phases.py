@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from paceline import Mean, Run
-from paceline.checkpoint import Checkpoints
 from paceline.errors import InputError, NonFiniteLossError
 from paceline.training.user_loop.call_history import Outcomes
 from paceline.verify.receipts.audit import audit
+from tests.checkpoints import Checkpoints
 from tests.unit.training.own_runs import data, losses, opened, prepared, resumed
 
 
@@ -36,8 +36,8 @@ def go(run: Run, plan: list[tuple[int, dict[str, Any]]], *, leave: tuple[int, in
                 break
         if leave is not None and leave[0] == call:
             break
-    run.engine.calls.finish()
-    return model.state_dict(), seen, run.engine.state.position
+    run._engine.calls.finish()
+    return model.state_dict(), seen, run._engine.state.position
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
@@ -145,7 +145,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
                     step.backward(losses(model, batch))
                 taken += step.apply().size
             assert taken == 8 * (2 if "steps" in ends else 3)
-        assert type(run.engine.state.position.number) is int
+        assert type(run._engine.state.position.number) is int
 
 
 def test_loading_processes_end_with_what_they_loaded_for() -> None:
@@ -200,7 +200,7 @@ def test_a_run_that_promises_no_bits_says_so_when_it_is_resumed(
     heard: list[str] = []
     for steps in (2, 4):
         with opened(strategy=strategy, out=tmp_path, resume=steps > 2) as run:
-            run.engine.state.emit = lambda event: heard.append(getattr(event, "text", ""))  # type: ignore[method-assign]
+            run._engine.state.emit = lambda event: heard.append(getattr(event, "text", ""))  # type: ignore[method-assign]
             model, _ = prepared(run)
             for step in run.steps(data(), batch_size=4, steps=steps):
                 for batch in step:
@@ -414,7 +414,7 @@ def patient(run: Run, fail: int | None = None, *, odd: str = "") -> Any:
             break
         if odd == "ends" and large["seen"][0] > 7:  # too large to be kept for each call
             return None
-    run.engine.calls.finish()
+    run._engine.calls.finish()
     return model.state_dict(), dict(book), decided
 
 
@@ -462,7 +462,7 @@ def test_a_resumed_function_that_goes_by_the_place_it_was_saved_at_is_refused(tm
     with resumed(tmp_path / "in a call") as run:
         patient(run, odd="ends")
         with pytest.raises(InputError, match=r"saved in call 3 of run\.steps, .* ended behind call 1"):
-            run.engine.calls.finish()
+            run._engine.calls.finish()
 
 
 def growing(run: Run, leave: tuple[int, int] | None, kind: str) -> Any:
@@ -477,14 +477,18 @@ def growing(run: Run, leave: tuple[int, int] | None, kind: str) -> Any:
             optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.01})
             if kind == "saved":
                 run.save()
-                if leave is None and run.options.resume is False and run.options.out is not None:
+                if (
+                    leave is None
+                    and run._engine.state.options.resume is False
+                    and run._engine.state.options.out is not None
+                ):
                     return None
         for step in run.steps(data(24), batch_size=8, epochs=1):
             for batch in step:
                 step.backward(losses(model, batch))
             step.apply()
             if leave == (call, step.number):
-                run.engine.calls.finish()
+                run._engine.calls.finish()
                 return None
     return model.state_dict(), [(group["lr"], len(group["params"])) for group in optimizer.param_groups]
 
@@ -511,7 +515,7 @@ def test_an_iterator_with_a_name_is_left_when_it_is_closed() -> None:
 
     def measure() -> int:
         run.evaluate(data(8), lambda made, batch: {"mean": Mean(made(batch[0]).sum(), len(batch[0]))})
-        return [asked for _, asked, _ in run.engine.history.behind.state()].count("run.evaluate")
+        return [asked for _, asked, _ in run._engine.history.behind.state()].count("run.evaluate")
 
     with opened() as run:
         model, _ = prepared(run)
@@ -546,7 +550,7 @@ def test_a_step_left_before_it_was_applied_leaves_no_trace_in_a_checkpoint(
             if step.number == leave:
                 break
             step.apply()
-        run.engine.calls.finish()
+        run._engine.calls.finish()
         return model.state_dict()
 
     with opened(shards=shards) as run:

@@ -19,10 +19,11 @@ from torch.distributed import TCPStore
 from paceline.data import ShardedLoader
 from paceline.data.shards import owned_shards, shard_bounds
 from paceline.records import ledger
-from paceline.records.receipt import NAME, Receipt, Start
+from paceline.records.receipt import NAME, Receipt
 from paceline.recovery.position import Position
+from paceline.training.description import describe_start
 from paceline.training.options import RunOptions
-from paceline.training.recorder import Records, describe_start
+from paceline.training.recorder import Records
 from paceline.verify.receipts.audit import audit
 from paceline.world import Identity, World, alone, broadcast_object, connect
 
@@ -57,10 +58,10 @@ class Worker:
         self.feed = ShardedLoader(
             range(SAMPLES), batch_size=BATCH, shards=SHARDS, seed=SEED, owned=range(SHARDS), shuffle=True
         )
-        self.books = Records(folder, self.options, world)
+        self.books = Records(folder, world, resume=self.options.resume)
 
-    def describe(self) -> Start:
-        return describe_start(
+    def describe(self) -> Receipt:
+        start = describe_start(
             self.options,
             self.world,
             self.position,
@@ -69,13 +70,14 @@ class Worker:
             max_grad_norm=None,
             about={},
         )
+        return Receipt(name="books", seed=SEED, shards=SHARDS, batch_size=BATCH, history=(start,))
 
     def begin(self) -> None:
-        self.books.begin("books", SEED, BATCH, self.describe)
+        self.books.begin(self.describe)
 
     def regroup(self, world: World, owned: range) -> None:
         self.world, self.owned = world, owned
-        self.books.regroup(world, "books", SEED, BATCH, self.describe)
+        self.books.regroup(world, self.describe)
 
     def serve(self) -> None:
         """Record the step that comes next, without taking it."""
@@ -302,7 +304,7 @@ class Life:
             worker.regroup(world, owned)
         else:
             worker.world, worker.owned = world, owned
-            worker.books = Records(worker.folder, worker.options, world)
+            worker.books = Records(worker.folder, world, resume=worker.options.resume)
             worker.begin()
 
     def take(self, until: int, *, die_at: int | None = None) -> None:

@@ -42,7 +42,7 @@ def go(run: Run, epochs: int, behind: Behind, *, saves: bool = False) -> list[tu
             run.save()
         run.weights_sha256()
         told.append((epoch, run.replaying, behind(model, optimizer, epoch)))
-    run.engine.calls.finish()
+    run._engine.calls.finish()
     return told
 
 
@@ -150,7 +150,7 @@ def test_what_the_run_itself_reads_is_not_the_loops(tmp_path: Path) -> None:
                 run.evaluate(data(8), measured)
                 run.weights_sha256()
             run.save()
-        run.engine.calls.finish()
+        run._engine.calls.finish()
         return run.weights_sha256()
 
     with opened() as run:

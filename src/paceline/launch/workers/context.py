@@ -13,7 +13,7 @@ from paceline.recovery.membership import FixedMembership, Membership
 from paceline.training import folder
 from paceline.training.listeners import Listeners
 from paceline.training.options import RunOptions
-from paceline.training.run import Run
+from paceline.training.run import Run, engine_of
 from paceline.world import connect
 from paceline.world.env import Identity
 from paceline.world.status_page import NoStatusPage, Phase
@@ -55,22 +55,21 @@ def open_run(worker: Worker, options: Mapping[str, Any]) -> Iterator[Run]:
     if worker.launcher is not None:
         membership = MembershipClient(worker.launcher, newcomer=worker.newcomer, elastic=made.elastic)
     run = _join(worker, made, membership)
+    engine = engine_of(run)
     try:
         yield run
-        run.engine.calls.finish()
+        engine.calls.finish()
     except BaseException as error:
-        vars(error)[_STEP], vars(error)[UNFINISHED] = (
-            run.engine.state.position.number,
-            run.engine.state.in_training,
-        )
+        state = engine.state
+        vars(error)[_STEP], vars(error)[UNFINISHED] = state.position.number, state.in_training
         if run.world.size == 1 and isinstance(error, ValueError) and _NO_GROUP in str(error):
             error.add_note(_ALONE)
-        replica = run.engine.state.replica_or_none
+        replica = state.replica_or_none
         if isinstance(error, NameError) and replica is not None and not replica.placement.computes:
             error.add_note(_SERVES)
         raise
     finally:
-        run.close()
+        engine.close()
 
 
 def _join(worker: Worker, options: RunOptions, membership: Membership) -> Run:

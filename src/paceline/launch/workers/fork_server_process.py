@@ -67,7 +67,7 @@ def _preload() -> None:
     from paceline.launch.nodes import rendezvous_agent as _keeper  # noqa: F401
     from paceline.launch.workers import read_shards as _read_shards  # noqa: F401
     from paceline.launch.workers import worker as _worker  # noqa: F401
-    from paceline.training.recorder import package_sha256
+    from paceline.training.description import package_sha256
 
     dynamo.install()
     package_sha256()  # the workers' copies of this process have it

@@ -7,18 +7,21 @@ loop itself has put on its modules since then (train or eval mode, hooks, attrib
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import contextlib
+from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from paceline.compat import pytree
 from paceline.compat.modules import HOOK_TABLES, children_of
 from paceline.strategies.precision import Precision
 from paceline.strategies.replica import Replica
-from paceline.training.user_loop.autocast import autocast_forward
 
 Contents: TypeAlias = dict[str, dict[str, set[int]]]
 """Which attributes and hooks each module has, by the module's name."""
+_MARK = "_paceline_autocast"
 
 
 class Handle:
@@ -53,7 +56,7 @@ class Handle:
         """Have the model compute in the run's precision; return what is known of it with what that has put on it."""
         if self._precision.name != "fp32":
             before = _content(self.model)
-            autocast_forward(self.model, self._precision)
+            _autocast_forward(self.model, self._precision)
             for key, hooks in _content(self.model).items():
                 if key not in before or hooks:
                     known[""].setdefault(key, set()).update(hooks - before.get(key, set()))
@@ -83,3 +86,27 @@ def _become(one: object, other: object) -> None:
     """Have an object be another one from now on, its contents included."""
     one.__class__ = other.__class__
     object.__setattr__(one, "__dict__", vars(other))
+
+
+def _autocast_forward(model: nn.Module, precision: Precision) -> None:
+    """Make the model's forward pass compute in `precision` and hand out fp32, so that a loss outside stays exact."""
+    if vars(model).get(_MARK):
+        return
+    vars(model)[_MARK] = True  # beside the hooks: a module that gets other contents has neither
+    open_contexts: list[contextlib.AbstractContextManager[object]] = []
+
+    def enter(_: nn.Module, __: Any) -> None:
+        context = precision.autocast()
+        context.__enter__()
+        open_contexts.append(context)
+
+    def leave(_: nn.Module, __: Any, output: Any) -> Any:
+        open_contexts.pop().__exit__(None, None, None)
+        return pytree.tree_map_only(torch.Tensor, _widen, output)
+
+    model.register_forward_pre_hook(enter)
+    model.register_forward_hook(leave, always_call=True)
+
+
+def _widen(value: torch.Tensor) -> torch.Tensor:
+    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value

@@ -122,7 +122,7 @@ class LoopState:
                 )
             self._give(name, values[name])
 
-    def small(self) -> dict[str, Values]:
+    def small(self) -> Values:
         """Return copies of the states that cost next to nothing to keep for each call of `run.steps`: scores, counts, rates."""
         kept = {}
         for name in self._objects:
@@ -130,12 +130,11 @@ class LoopState:
                 value = self._value(name)
                 if _left(value, SMALL) >= 0:
                     kept[name] = copy.deepcopy(value)
-        return {"states": kept}
+        return kept
 
-    def small_now(self) -> dict[str, Values]:
+    def small_now(self) -> Values:
         """Return copies of the states that are small now: cheap enough for each step."""
-        small = [name for name in self._objects if not self._is_large(name)]
-        return {"states": {name: copy.deepcopy(self._value(name)) for name in small}}
+        return {name: copy.deepcopy(self._value(name)) for name in self._objects if not self._is_large(name)}
 
     def large_digests(self) -> dict[str, str]:
         """Return one number for each of the others."""
@@ -167,9 +166,9 @@ class LoopState:
         """Return what was registered."""
         return list(self._objects.values())
 
-    def give_known(self, then: Mapping[str, Any]) -> None:
+    def give_known(self, states: Values) -> None:
         """Load into the objects what `small` returned for them."""
-        for name, state in then["states"].items():
+        for name, state in states.items():
             if name in self._objects:
                 self._give(name, state)
 

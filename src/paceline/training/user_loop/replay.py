@@ -15,7 +15,6 @@ from typing import Any
 from torch.utils.hooks import RemovableHandle
 
 from paceline.errors import InputError
-from paceline.recovery.recovery import Recovery
 from paceline.training.state import RunState
 from paceline.training.user_loop.call_history import CallHistory
 
@@ -55,7 +54,6 @@ class Replay:
 
     state: RunState
     history: CallHistory
-    recovery: Recovery
     _refusal: _Refusal | None = field(default=None, init=False)
     _handles: list[RemovableHandle] = field(default_factory=list, init=False)
 
@@ -63,7 +61,7 @@ class Replay:
     def under_way(self) -> bool:
         """Whether the run is further than the user's function, which goes through what it did before."""
         state, history = self.state, self.history
-        if self.recovery.waits_to_join or history.elsewhere or history.resumed:
+        if state.waits_to_join or history.elsewhere or history.resumed:
             return True
         if state.replica_or_none is None:
             return state.options.resume

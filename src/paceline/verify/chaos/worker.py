@@ -12,7 +12,7 @@ from typing import Any
 from paceline.errors import InputError
 from paceline.launch.control import order
 from paceline.training import trainer
-from paceline.training.run import Run
+from paceline.training.run import Run, engine_of
 from paceline.training.spec import TrainSpec
 from paceline.verify.chaos.faults import DISK, JOIN, KILL, LEAVE, SLOW, STOP, Fault, Marks
 from paceline.verify.chaos.plan import Plan
@@ -39,7 +39,7 @@ class Trap:
 
     def __call__(self, point: str) -> None:
         """Set off what is due here."""
-        step = self._run.engine.state.position.number
+        step = engine_of(self._run).state.position.number
         if point == DATA:
             self._hold_back(step)
         waiting = self._waiting[point]
@@ -69,11 +69,12 @@ class Trap:
 
     def _resize(self, workers: int) -> None:
         """Ask the launcher for another number of workers, as `paceline resize` does."""
-        if self._run.options.out is None:
+        out = engine_of(self._run).state.options.out
+        if out is None:
             raise RuntimeError("a chaos run has a folder")
         for attempt in range(ORDER_ATTEMPTS):
             try:
-                order(self._run.options.out, {"do": "resize", "workers": workers})
+                order(out, {"do": "resize", "workers": workers})
             except InputError:
                 # A launcher that has just started all workers over may not have heard yet that they train.
                 if attempt + 1 == ORDER_ATTEMPTS:

@@ -82,7 +82,7 @@ def _main(path: str) -> None:
     request, search_path, arguments, answer, parent = pickle.loads(question.read_bytes())  # noqa: S301  (from our own launcher)
     die_with_parent(parent)
     sys.path[:], sys.argv[:] = search_path, arguments
-    from paceline.training.run import Run
+    from paceline.training.run import Run, engine_of
     from paceline.verify.proof import recording
     from paceline.world import alone
     from paceline.world.env import Identity
@@ -95,7 +95,7 @@ def _main(path: str) -> None:
     try:
         record = recording.main(run, request.spec, Watching(epochs=request.epochs))
     finally:
-        run.close()
+        engine_of(run).close()
     Path(answer).write_bytes(pickle.dumps(record))
 
 

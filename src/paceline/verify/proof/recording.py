@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from paceline.state.chunks import MODEL, TensorChunk, TensorMeta, collect, survey
 from paceline.strategies.replica import Replica
 from paceline.task import Loss
-from paceline.training.run import Run
+from paceline.training.run import Run, engine_of
 from paceline.training.spec import TrainSpec
 from paceline.training.step import Step
 from paceline.verify.proof import digests
@@ -44,7 +44,7 @@ def main(run: Run, spec: TrainSpec, wanted: Watching | None = None) -> Record:
     metrics, unchecked = harness.measure() if wanted.evaluate else ({}, "")
     return Record(
         rank=run.world.rank,
-        exactness=str(run.engine.state.exactness),
+        exactness=str(engine_of(run).state.exactness),
         precision=harness.options.precision,
         start=start,
         steps=watch.steps,

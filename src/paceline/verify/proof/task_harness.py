@@ -13,7 +13,7 @@ from paceline.strategies.replica import Replica
 from paceline.training.options import RunOptions
 from paceline.training.reference import load_task
 from paceline.training.run import Run
-from paceline.training.spec import OVERRIDES, TrainSpec
+from paceline.training.spec import TrainSpec
 from paceline.training.trainer import Trainer
 from paceline.world import seeds
 
@@ -22,10 +22,7 @@ class TaskHarness(Trainer):
     """A trainer whose schedule may be laid out for `epochs`, though it ends after the steps of its spec."""
 
     def __init__(self, run: Run, spec: TrainSpec, epochs: int | None = None) -> None:
-        task = load_task(spec.task, spec.settings)
-        run.engine.with_options(**{name: spec.overrides.get(name, getattr(task, name)) for name in OVERRIDES})
-        run.engine.state.name = spec.name
-        super().__init__(task, spec, run)
+        super().__init__(load_task(spec.task, spec.settings), spec, run)
         if epochs is not None and spec.horizon is None:
             self.epochs = epochs
             self.horizon = self._planned()
@@ -48,7 +45,7 @@ class TaskHarness(Trainer):
     def prepared(self) -> Replica:
         """Hand model, optimizer and schedule to the strategy, and return what it made of them."""
         self.prepare()
-        return self.run.replica
+        return self._state.replica
 
     def measure(self) -> tuple[dict[str, float], str]:
         """Evaluate as `paceline train` does at the end, on a few batches; gives what could not be evaluated and why."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.checkpoint import weights_sha256
-from paceline.training.run import Run
+from paceline.training.run import Run, engine_of
 from paceline.training.spec import TrainSpec
 from paceline.verify.proof.task_harness import TaskHarness
 
@@ -13,8 +13,9 @@ def main(run: Run, spec: TrainSpec, horizon: int | None, points: tuple[int, ...]
     trainer = TaskHarness(run, spec)
     trainer.horizon = horizon
     began_with = weights_sha256(trainer.prepared().state()["model"])
+    state = engine_of(run).state
     for step in run.steps(trainer.feed, steps=spec.steps, max_grad_norm=trainer.max_grad_norm):
         step.compute(trainer.task.loss)
-        if run.engine.state.position.number in points:
+        if state.position.number in points:
             run.save()
     return began_with

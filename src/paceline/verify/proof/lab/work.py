@@ -10,7 +10,7 @@ import torch
 
 from paceline.strategies.base import StepWork
 from paceline.strategies.replica import Replica
-from paceline.training.run import Run
+from paceline.training.run import Run, engine_of
 from paceline.training.spec import TrainSpec
 from paceline.verify.proof import digests
 from paceline.verify.proof.lab import experiments
@@ -24,12 +24,13 @@ _Result = TypeVar("_Result")
 
 def main(run: Run, spec: TrainSpec, step: int, epochs: int | None = None) -> Notes:
     """Make every experiment on step number `step`, and give the notes."""
-    own = Run(alone(run.world.device.type), replace(run.options, strategy="single", workers=1, exact=None))
+    options = replace(engine_of(run).state.options, strategy="single", workers=1, exact=None)
+    own = Run(alone(run.world.device.type), options)
     try:
         harness = TaskHarness(own, replace(spec, steps=step + 1), epochs)
         return _experiment(harness, run)
     finally:
-        own.close()
+        engine_of(own).close()
 
 
 def _experiment(harness: TaskHarness, run: Run) -> Notes:

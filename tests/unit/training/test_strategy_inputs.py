@@ -15,7 +15,7 @@ from paceline.checkpoint.tensors import is_writable
 from paceline.errors import InputError, PacelineError
 from paceline.strategies.base import Exactness
 from paceline.training.options import RunOptions
-from paceline.training.preparing import new_parts, renewed_scaler
+from paceline.training.strategy_inputs import new_parts, renewed_scaler
 from tests.unit.training.own_runs import opened
 
 

@@ -1,0 +1,26 @@
+"""What every part of a run's engine works on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.recovery.recovery import Recovery
+from paceline.training.feeds import Feeds
+from paceline.training.journal import Journal
+from paceline.training.recorder import NoRecords
+from paceline.training.state import RunState
+from paceline.training.user_loop.call_history import CallHistory
+from paceline.training.user_loop.loop import Loop
+
+
+@dataclass(kw_only=True)
+class EnginePart:
+    """A part of the engine of one run on one worker; all parts have these objects in common."""
+
+    state: RunState
+    loop: Loop
+    history: CallHistory
+    feeds: Feeds
+    journal: Journal
+    records: NoRecords
+    recovery: Recovery
