@@ -43,8 +43,6 @@ class Action:
 
 
 Program = tuple[Action, ...]
-_OUTPUT = (Kind.FORWARD,)
-_GRADIENT = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
 _TORCH = {
     "FORWARD": Kind.FORWARD,
     "FULL_BACKWARD": Kind.BACKWARD,
@@ -154,7 +152,7 @@ def _with_messages(computed: list[list[Action]], workers: int, stages: int) -> t
         for worker, action in finished:
             if action.kind is Kind.BACKWARD_WEIGHT:
                 continue
-            forward = action.kind in _OUTPUT
+            forward = action.kind is Kind.FORWARD
             done.add((forward, action.stage, action.micro))
             other = action.stage + (1 if forward else -1)
             if 0 <= other < stages:

@@ -95,11 +95,12 @@ class Stage:
         self.index, self.first, self.last = index, index == 0, index == count - 1
         self.body, self.names = body, names
         self.share = Share(body.root, sorted(names))
-        self.parameters: list[nn.Parameter] = [
-            parameter
+        self.trained: dict[str, nn.Parameter] = {
+            name: parameter
             for name, parameter in body.root.named_parameters()
             if name in names and parameter.requires_grad
-        ]
+        }
+        self.parameters = list(self.trained.values())
         self.buffers = Buffers(self.share, _own_rules(inputs, body.root, names), inputs.shards)
         self._precision, self._device = inputs.precision, device
         self._watch = Watch()

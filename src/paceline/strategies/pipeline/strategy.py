@@ -42,7 +42,7 @@ class Pipeline:
         world.note_transport()  # activations
         placement = StagePlacement(inputs, world)
         reducer = StageReducer(inputs, world, placement)
-        schedule = PipelineSchedule(inputs.tuning.schedule, world, placement, reducer)
+        schedule = PipelineSchedule(inputs.tuning.schedule, placement, reducer)
         return Replica(inputs, world, placement, reducer, schedule)
 
 
