@@ -87,6 +87,11 @@ def call_of(function: Function, batch: Any) -> tuple[tuple[Any, ...], dict[str, 
             function(StandIn(seen, training=True), copied(batch))
         except _Called as called:
             return called.call
-    raise InputError(
+    raise uncalled()
+
+
+def uncalled() -> InputError:
+    """Return the error for a loss that has not called the model."""
+    return InputError(
         "the loss returned without calling the model, so nothing would be learned. Call model(...)."
     )

@@ -20,7 +20,6 @@ from paceline.strategies.guards.absent import StageParameters, present
 from paceline.strategies.guards.partial_update import Scope, check_half
 from paceline.strategies.guards.refusals import refuse_sparse
 from paceline.strategies.guards.trained import HasParameters, Places, check_equal
-from paceline.strategies.pipeline.attributes import StageAttributes
 from paceline.strategies.pipeline.buffers import StageBuffers
 from paceline.strategies.pipeline.call import Function, call_of
 from paceline.strategies.pipeline.order import stages_per_worker
@@ -138,15 +137,10 @@ class StagePlacement(Placement):
         bodies = {
             stage: make_stage(self.model, chain, starts, stage, names) for stage, names in self._names.items()
         }
-        self.stages.update(
-            (
-                stage,
-                Stage(stage, self.stage_count, body, self._names[stage], self._inputs, self._world.device),
-            )
-            for stage, body in bodies.items()
-        )
-        for stage in self.stages.values():
-            stage.attributes = StageAttributes(stage.body, list(bodies.values()))
+        self.stages |= {
+            stage: Stage(stage, self.stage_count, bodies, names, self._inputs, self._world.device)
+            for stage, names in self._names.items()
+        }
         self._places = Places(self.model)
 
     # What is here.

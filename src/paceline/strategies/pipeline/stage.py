@@ -17,15 +17,14 @@ from torch import Tensor, nn
 
 from paceline.compat.autograd import run_engine
 from paceline.compat.pytree import tree_map
-from paceline.errors import InputError
 from paceline.reduce.tree import Gradients
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.buffers.buffers import Buffers, Versions
 from paceline.strategies.guards.second_order import check_transforms, refuse_second_order
 from paceline.strategies.pipeline.attributes import StageAttributes
-from paceline.strategies.pipeline.call import Function, StandIn
+from paceline.strategies.pipeline.call import Function, StandIn, uncalled
 from paceline.strategies.pipeline.inputs import Changed, Inputs, Received, Watch
-from paceline.strategies.pipeline.share import Layers, Passage, Reached, Share
+from paceline.strategies.pipeline.share import Arrival, Body, Reached, Share
 from paceline.strategies.pipeline.streams import Standing, Streams
 from paceline.task import Loss
 
@@ -87,13 +86,14 @@ class Stage:
         self,
         index: int,
         count: int,
-        body: Layers | Passage,
+        bodies: Mapping[int, Body],
         names: frozenset[str],
         inputs: StrategyInputs,
         device: torch.device,
     ) -> None:
+        """`bodies` run all stages of this worker, by number; `names` are the tensors of this stage."""
+        self.body = body = bodies[index]
         self.index, self.first, self.last = index, index == 0, index == count - 1
-        self.body, self.names = body, names
         self.share = Share(body.root, sorted(names))
         self.trained: dict[str, nn.Parameter] = {
             name: parameter
@@ -104,7 +104,7 @@ class Stage:
         self.buffers = Buffers(self.share, _own_rules(inputs, body.root, names), inputs.shards)
         self._precision, self._device = inputs.precision, device
         self._watch = Watch()
-        self.attributes = StageAttributes(body, [body])
+        self.attributes = StageAttributes(body, list(bodies.values()))
         self._saved: dict[int, _Saved] = {}
         self._original: dict[str, Tensor] = {}
         self._versions: dict[int, tuple[dict[str, Tensor], Versions]] = {}
@@ -114,14 +114,14 @@ class Stage:
     def forward(
         self, number: int, micro: Micro, function: Function, came: tuple[Handed, list[Tensor]] | None
     ) -> Any:
-        """Compute one micro-batch; gives (what is handed on, its tensors), or on the last stage what the function gave."""
+        """Compute one micro-batch; return (what is handed on, its tensors), or on the last stage what the function returned."""
         saved = _Saved([])
-        received: Any = None
-        changed: Any = {}
+        arrival: Arrival | None = None
+        changed: Changed = {}
         news = b"" if came is None else came[0].attributes
         handed_in: Inputs | Received = Received((), ())
         if came is not None:
-            received, changed = _unpacked(*came)
+            arrival, changed = _unpacked(*came)
             saved.inputs = [one for one in came[1] if one.requires_grad]
             handed_in = Received(came[1], came[0].of_inputs, self._watch)
 
@@ -132,9 +132,7 @@ class Stage:
             inputs = Inputs((args, kwargs), watch, objects=not self.body.replays)
             self.attributes.enter()
             try:
-                made = self.body.run(
-                    args, kwargs, received, streams, None if came is None else came[0].stream
-                )
+                made = self.body.run(args, kwargs, arrival, streams)
             except Reached:
                 news = self.attributes.hand_on(news)
                 if self.first:
@@ -157,15 +155,12 @@ class Stage:
             value = _packed(reached.value, streams.standing(), handed_in, changed, news)
             saved.outputs = [one for one in value[1] if one.requires_grad]
         except RuntimeError as error:
-            if "not have been used in the graph" in str(
-                error
-            ):  # the model's output begins a graph of its own here
+            # The model's output begins a graph of its own here.
+            if "not have been used in the graph" in str(error):
                 refuse_second_order("pp")
             raise
         if not stand_in.called:
-            raise InputError(
-                "the loss returned without calling the model, so nothing would be learned. Call model(...)."
-            )
+            raise uncalled()
         if self.last:
             self.attributes.end()
             saved.loss = value if isinstance(value, Loss) else None
@@ -309,14 +304,13 @@ def _packed(
     return Handed(value, [one.requires_grad for one in tensors], stream, shared, written, news), tensors
 
 
-def _unpacked(handed: Handed, tensors: Sequence[Tensor]) -> tuple[Any, Changed]:
+def _unpacked(handed: Handed, tensors: Sequence[Tensor]) -> tuple[Arrival, Changed]:
     if torch.is_grad_enabled():
         for tensor, trained in zip(tensors, handed.trained, strict=True):
             tensor.requires_grad_(trained)
+    value = tree_map(lambda leaf: tensors[leaf.index] if isinstance(leaf, _Place) else leaf, handed.value)
     changed = {number: (tensors[place.index], moved) for number, (place, moved) in handed.changed.items()}
-    return tree_map(
-        lambda leaf: tensors[leaf.index] if isinstance(leaf, _Place) else leaf, handed.value
-    ), changed
+    return Arrival(value, handed.stream), changed
 
 
 def _own_rules(inputs: StrategyInputs, root: nn.Module, names: frozenset[str]) -> Mapping[str, Any]:
