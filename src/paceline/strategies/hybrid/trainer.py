@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from paceline import remote
 from paceline.errors import RemoteError
 from paceline.reduce.tree import Gradients, Subtree, TreeSum
-from paceline.remote.grouping import open_group
+from paceline.remote.grouping import PATIENCE_S, open_group
 from paceline.state.optimizer_state import Options, options_to_tell
 from paceline.strategies import sparse
 from paceline.strategies.base import StepWork, StrategyInputs
@@ -74,9 +74,14 @@ class Servers:
         self._answers = Answers(world)
         self._session: remote.Session | None = open_group(world)
         names = self._session.workers("servers")
-        self._lookup = [remote.call(name, embedding_service.lookup) for name in names]
-        self._push = [remote.call(name, embedding_service.push) for name in names]
-        self._apply = [remote.call(name, embedding_service.apply) for name in names]
+        # Servers answer when they have come to the same turn: the session's own time-out is for workers that meet.
+        self._lookup = [
+            remote.call(name, embedding_service.lookup).options(timeout=PATIENCE_S) for name in names
+        ]
+        self._push = [remote.call(name, embedding_service.push).options(timeout=PATIENCE_S) for name in names]
+        self._apply = [
+            remote.call(name, embedding_service.apply).options(timeout=PATIENCE_S) for name in names
+        ]
         self._leave = [
             remote.call(name, embedding_service.leave).options(timeout=GOODBYE_S) for name in names
         ]
