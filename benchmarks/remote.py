@@ -356,11 +356,11 @@ def count_traffic(run: paceline.Run) -> dict[str, int] | None:
     )
     for step in run.steps(torch.utils.data.TensorDataset(ids, labels), batch_size=128, steps=20):
         step.compute(lambda model, batch: paceline.Loss.mean((model(batch[0]) - batch[1]).square().flatten()))
-    counted = getattr(run.replica, "traffic", None)
+    servers = getattr(run.replica.placement, "servers", None)  # which trainers have
     return (
         None
-        if counted is None
-        else {name: getattr(counted, name) for name in ("looked_up", "pushed", "dense")}
+        if servers is None
+        else {name: getattr(servers.traffic, name) for name in ("looked_up", "pushed", "dense")}
     )
 
 
