@@ -7,38 +7,18 @@ go of behind the last. Gradients are summed whole, as everywhere in a pipeline; 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from paceline.state.chunks import ChunkBounds, TensorMeta
 from paceline.strategies.guards.absent import hide, room_for, show
+from paceline.strategies.sharded import Part
 from paceline.world import World
-
-
-@dataclass(frozen=True)
-class Part:
-    """What this worker keeps of one parameter."""
-
-    values: nn.Parameter
-    bounds: ChunkBounds
-    meta: TensorMeta
-
-    @classmethod
-    def whole(cls, parameter: nn.Parameter) -> Part:
-        """Return a parameter that is not sharded."""
-        return cls(
-            parameter, ChunkBounds.whole(parameter.shape), TensorMeta(tuple(parameter.shape), parameter.dtype)
-        )
 
 
 class NoRows:
     """Where nobody shares the parameters: they are always whole."""
-
-    def parts(self) -> dict[str, Part]:
-        """Return nothing: nothing is sharded."""
-        return {}
 
     def gather(self) -> None:
         """Leave everything as it is."""
@@ -57,13 +37,10 @@ class CutRows(NoRows):
         """`place` holds the workers that share these parameters, which are whole until they are let go of."""
         self._place = place
         self._whole = dict(parameters)
-        self._parts = {name: _part(parameter, place) for name, parameter in parameters.items()}
+        self.parts = {name: _part(parameter, place) for name, parameter in parameters.items()}
+        """What the optimizer works on, by name."""
         self._strides = {name: parameter.stride() for name, parameter in parameters.items()}
         self._types = list(dict.fromkeys(parameter.dtype for parameter in self._whole.values()))
-
-    def parts(self) -> dict[str, Part]:
-        """Return what the optimizer works on, by name."""
-        return self._parts
 
     @torch.no_grad()
     def gather(self) -> None:
@@ -74,7 +51,7 @@ class CutRows(NoRows):
             lengths = [_chunk(self._whole[name], self._place.size) for name in names]
             mine = torch.zeros(sum(lengths), dtype=dtype, device=self._place.device)
             for name, room in zip(names, torch.split(mine, lengths), strict=True):
-                rows = self._parts[name].values.detach().reshape(-1)
+                rows = self.parts[name].values.detach().reshape(-1)
                 room[: rows.numel()] = rows
             everybody = [torch.split(part, lengths) for part in self._place.comm.all_gather(mine)]
             for place, name in enumerate(names):
@@ -95,7 +72,7 @@ class CutRows(NoRows):
     def hand_over(self) -> None:
         """Set this worker's rows of the gradients for the optimizer."""
         for name, parameter in self._whole.items():
-            part = self._parts[name]
+            part = self.parts[name]
             part.values.grad = None if parameter.grad is None else part.bounds.of(parameter.grad)
 
 
