@@ -6,15 +6,16 @@ names its turn and waits until the server has come to it, so no row is read befo
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from paceline import remote
 from paceline.reduce.tree import Subtree
 from paceline.state.optimizer_state import Options
+from paceline.strategies.parameter_server.connection import Service
 from paceline.strategies.sharded import Part
 from paceline.world.interruption import InterruptedWaitError, Interruption
 
@@ -24,7 +25,6 @@ Norms = list[Tensor | None]
 GRACE_S = 1.0
 """How long a server that has everything waits for the word to apply it, once the group is broken: the trainers that are left
 give it, if any of them has got so far."""
-_counter: EmbeddingService | None = None
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,20 @@ class Commit:
     """What servers update with: their loops have no batches, and not all weights to compute options from."""
 
 
-class EmbeddingService:
+class EmbeddingService(Service):
     """One server's side of the calls."""
 
+    current: ClassVar[EmbeddingService | None] = None
+
     def __init__(self, parts: Sequence[Part], trainers: int, interruption: Interruption) -> None:
-        global _counter  # noqa: PLW0603  (as torch's RPC, which is one a process)
+        super().__init__(interruption)
         self._parts, self._trainers = parts, trainers
         self._turn = 0
         self._brought: dict[int, Sent] = {}
         self._norms: Norms | None = None
         self._word: Commit | None = None
-        self._open = True
         self._missed = False
         """Whether the word did not come in time: it comes to nothing from then on."""
-        self._changed = threading.Condition()
-        self._interruption = interruption
-        _counter = self
-        interruption.on_raise(self.close)
 
     # On the server's own thread.
 
@@ -72,7 +69,7 @@ class EmbeddingService:
             return [self._brought[trainer] for trainer in range(self._trainers)]
 
     def confirm(self, norms: Norms) -> Commit:
-        """Return the trainers that everything is here, and wait for their word."""
+        """Tell the trainers that everything is here, and wait for their word."""
         with self._changed:
             self._norms = norms
             self._changed.notify_all()
@@ -82,12 +79,6 @@ class EmbeddingService:
             if self._word is None:
                 raise InterruptedWaitError("the group is broken: nobody said that this step is to be applied")
             return self._word
-
-    def close(self) -> None:
-        """Let everybody go: the group is broken."""
-        with self._changed:
-            self._open = False
-            self._changed.notify_all()
 
     # On the threads of calls; None is no answer, because the group is broken.
 
@@ -119,33 +110,24 @@ class EmbeddingService:
                 self._changed.notify_all()
             return True
 
-    def _wait(self, ready: Callable[[], bool]) -> None:
-        while self._open and not ready():
-            self._interruption.await_change(self._changed)
-        if not ready():
-            raise InterruptedWaitError("the group is broken: a trainer was lost, or has left")
-
 
 @remote.function
 def lookup(turn: int, table: int, rows: Tensor) -> Tensor | None:
     """Return rows of a table."""
-    return None if _counter is None else _counter.lookup(turn, table, rows)
+    return None if EmbeddingService.current is None else EmbeddingService.current.lookup(turn, table, rows)
 
 
 @remote.function
 def push(turn: int, trainer: int, sent: Sent) -> Norms | None:
     """Bring gradients."""
-    return None if _counter is None else _counter.push(turn, trainer, sent)
+    return None if EmbeddingService.current is None else EmbeddingService.current.push(turn, trainer, sent)
 
 
 @remote.function
 def apply(turn: int, factor: float, entry: Tensor, norm: Tensor | None, options: Options) -> bool | None:
     """Have a step applied."""
-    return None if _counter is None else _counter.apply(turn, Commit(factor, entry, norm, options))
-
-
-@remote.function
-def leave() -> None:
-    """Notify a server that a trainer leaves the group, which is broken by that."""
-    if _counter is not None:
-        _counter.close()
+    return (
+        None
+        if EmbeddingService.current is None
+        else EmbeddingService.current.apply(turn, Commit(factor, entry, norm, options))
+    )

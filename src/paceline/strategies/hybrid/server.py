@@ -8,10 +8,8 @@ from contextlib import contextmanager
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline import remote
 from paceline.errors import InputError
 from paceline.reduce.tree import Gradients, TreeSum
-from paceline.remote.grouping import open_group
 from paceline.state.chunks import LocalState
 from paceline.state.optimizer_state import set_options
 from paceline.strategies import gradients, sparse
@@ -41,6 +39,7 @@ class TablesPlacement(KeptPlacement):
         self.parts: list[Part] = []
         """This server's rows of each table."""
         self._remains: LocalState | None = None
+        """What this server held when its group broke."""
 
     def adopt(self, optimizer: Optimizer) -> None:
         """Keep this server's rows, and open the service that trainers ask."""
@@ -56,8 +55,7 @@ class TablesPlacement(KeptPlacement):
         self.kept.wire(optimizer)
         self._empty_model()
         self.service = EmbeddingService(self.parts, self.world.mesh.trainers, self.world.interruption)
-        self._session: remote.Session | None = open_group(self.world)
-        self._session.at_close(self.service.close)
+        self.service.serve(self.world)
 
     def _empty_model(self) -> None:
         """Release what this worker does not keep: the model here only says what there is."""
@@ -77,7 +75,7 @@ class TablesPlacement(KeptPlacement):
     @contextmanager
     def measuring(self) -> Iterator[None]:
         """Serve rows while the trainers measure."""
-        self.service.advance()
+        self.refresh()
         yield
 
     def local_state(self) -> LocalState:
@@ -87,12 +85,10 @@ class TablesPlacement(KeptPlacement):
     def abandon(self) -> None:
         """Release the group, and trainers that wait here; what this server holds stays."""
         self.service.close()
-        session, self._session = self._session, None
-        if session is None:
-            return
-        self._remains = self.local_state()
-        self.kept.unwire(self.optimizer)
-        session.abandon()
+        if self._remains is None:
+            self._remains = self.local_state()
+            self.kept.unwire(self.optimizer)
+        self.service.abandon()
 
 
 class TablesUpdate:

@@ -10,20 +10,20 @@ from torch import Tensor
 from paceline.reduce.packing import refuse_rows
 from paceline.reduce.tree import Gradients
 
-StageMessage = tuple[list[bool], list[Tensor]]
+Packed = tuple[list[bool], list[Tensor]]
 """Which tensors of a list there are, and their values: one flat tensor for each type, in host memory."""
 
 
 class Packing:
-    """How the tensors of a list lie in a packed: the same on both ends, in the memory layout of `like`."""
+    """Where each tensor of a list lies in the flat ones: the same on both ends, in the memory layout of `like`."""
 
     def __init__(self, like: Sequence[Tensor]) -> None:
         # A tensor of its own, because one that is a part of another may lie there with gaps.
         made = [torch.empty_like(one, device="meta") for one in like]
         self._forms = [(one.shape, one.stride(), one.numel(), one.dtype) for one in made]
 
-    def pack(self, held: Gradients) -> StageMessage:
-        """Put a list together; None stays None."""
+    def pack(self, held: Gradients) -> Packed:
+        """Return a list as flat tensors; None stays None."""
         refuse_rows(held, "ps")
         present = [one is not None for one in held]
         device = next((one.device for one in held if one is not None), torch.device("cpu"))
@@ -34,8 +34,8 @@ class Packing:
                 view.copy_(one)
         return present, [flat.cpu() for flat in flats.values()]
 
-    def unpack(self, packed: StageMessage, device: torch.device) -> Gradients:
-        """Take a packed apart: the tensors are parts of its memory where that is on the device."""
+    def unpack(self, packed: Packed, device: torch.device) -> Gradients:
+        """Return the list: its tensors are views of the flat ones where those are on the device."""
         present, values = packed
         flats = dict(zip(self._sizes(present), (one.to(device) for one in values), strict=True))
         return self._views(present, flats)
