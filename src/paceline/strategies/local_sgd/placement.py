@@ -36,7 +36,9 @@ class DriftingPlacement(Placement):
         self.model = inputs.model.to(world.device)
         self.world, self._tuning = world, inputs.tuning
         self.averaging = Averaging(world, inputs.transport)
-        self._inputs = inputs
+        self._in_sync = inputs.weights_in_sync
+        # Not the replica of the group before itself, which would be kept in memory.
+        self._before = {} if inputs.previous is None else inputs.previous.placement.carried
         self._across = Buffers(self.model, inputs.buffer_rules, world.size)
         self._versions: Versions | None = None
         """Where the buffers stood when the period began; None before it has."""
@@ -69,8 +71,7 @@ class DriftingPlacement(Placement):
         self._parameters = self.parameters()
         if self._tuning.outer_optimizer == "nesterov":
             self.outer = Nesterov(self._parameters, self._tuning)
-        before = self._inputs.previous.placement.carried if self._inputs.previous is not None else {}
-        mine: Progress = before.get("progress", (0, 0.0, False, 0))
+        mine: Progress = self._before.get("progress", (0, 0.0, False, 0))
         found: list[Progress] = all_gather_object(self.world.comm, mine)
         # Whoever has taken over another's state in between stands at the beginning of a period, like a newcomer.
         source = next((rank for rank, (steps, *_) in enumerate(found) if steps), None)
@@ -80,8 +81,8 @@ class DriftingPlacement(Placement):
             rank for rank, (steps, *_, taken) in enumerate(found) if not steps and taken == furthest > 0
         ]
         self._stirred = any(stirred for _, _, stirred, _ in found)
-        self.outer = before.get("outer") or self.outer
-        if not self._inputs.weights_in_sync:
+        self.outer = self._before.get("outer") or self.outer
+        if not self._in_sync:
             self.averaging.send_from(0, list(self.model.state_dict().values()))
         if source is not None and averaged:
             self.averaging.send_from(averaged[0], list(self.model.state_dict().values()))

@@ -7,18 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from paceline.strategies.base import StrategyInputs
 from paceline.strategies.data_parallel.zero import deal
 from paceline.world import World
 
 
 @torch.no_grad()
-def agree_on_weights(model: nn.Module, inputs: StrategyInputs, world: World) -> None:
-    """Begin with the first worker's weights, where nobody knows yet that all have the same."""
-    if not inputs.weights_in_sync:
-        for value in model.state_dict().values():
-            if isinstance(value, Tensor):
-                value.copy_(world.comm.broadcast(value, 0))
+def send_first_weights(model: nn.Module, world: World) -> None:
+    """Begin with the first worker's weights, on all workers."""
+    for value in model.state_dict().values():
+        if isinstance(value, Tensor):
+            value.copy_(world.comm.broadcast(value, 0))
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, ChunkBounds, Loca
 from paceline.state.optimizer_state import Options, load_optimizer_state, same_options, set_options
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.guards.partial_update import Scope
-from paceline.strategies.parameter_server.dealing import Dealing, agree_on_weights, named_tensors
+from paceline.strategies.parameter_server.dealing import Dealing, named_tensors, send_first_weights
 from paceline.strategies.parameter_server.packing import Packing
 from paceline.strategies.parameter_server.push_queue import Content, Push, PushQueue
 from paceline.strategies.placement import Optimize, Placement, whole_state
@@ -32,7 +32,7 @@ class ServerPlacement(Placement):
     def __init__(self, inputs: StrategyInputs, world: World) -> None:
         self.model = inputs.model.to(world.device)
         self.scope = Scope.PARAMETERS if world.mesh.servers > 1 else Scope.ELSEWHERE
-        self._inputs, self.world = inputs, world
+        self._in_sync, self.world = inputs.weights_in_sync, world
         self.peers = world.submesh("ddp")
         self.trainers = world.mesh.trainers
         self.staleness = inputs.tuning.staleness
@@ -44,7 +44,8 @@ class ServerPlacement(Placement):
     def adopt(self, optimizer: Optimizer) -> None:
         """Keep this server's part, and open the queue that trainers push to."""
         super().adopt(optimizer)
-        agree_on_weights(self.model, self._inputs, self.world)
+        if not self._in_sync:
+            send_first_weights(self.model, self.world)
         self.every = super().parameters()
         """All parameters that train, this server's and others'."""
         dealing = Dealing(self.model, self.every, self.world.mesh.servers)

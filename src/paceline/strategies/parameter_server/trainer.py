@@ -26,7 +26,7 @@ from paceline.strategies.guards.trained import check_equal
 from paceline.strategies.guards.writes import Writes
 from paceline.strategies.parameter_server import push_queue
 from paceline.strategies.parameter_server.connection import ServerCalls
-from paceline.strategies.parameter_server.dealing import Dealing, agree_on_weights, named_tensors
+from paceline.strategies.parameter_server.dealing import Dealing, named_tensors, send_first_weights
 from paceline.strategies.parameter_server.packing import Packing
 from paceline.strategies.placement import Placement, whole_state
 from paceline.strategies.reducer import Reducer, agree_on_terms
@@ -44,7 +44,7 @@ class ServedPlacement(Placement):
     def __init__(self, inputs: StrategyInputs, world: World) -> None:
         self.model = inputs.model.to(world.device)
         self.scope = Scope.PARAMETERS if world.mesh.servers > 1 else Scope.ELSEWHERE
-        self._inputs, self.world = inputs, world
+        self._in_sync, self.world = inputs.weights_in_sync, world
         self.peers = world.submesh("ddp")
         self.owned = owned_shards(self.peers.rank, self.peers.size, inputs.shards, world.shares)
         """The shards of this trainer."""
@@ -57,7 +57,8 @@ class ServedPlacement(Placement):
     def adopt(self, optimizer: Optimizer) -> None:
         """Meet the servers, with the first worker's weights."""
         super().adopt(optimizer)
-        agree_on_weights(self.model, self._inputs, self.world)
+        if not self._in_sync:
+            send_first_weights(self.model, self.world)
         parameters = self.parameters()
         self.dealing = Dealing(self.model, parameters, self.world.mesh.servers)
         self.parts = [[parameters[place] for place in places] for places in self.dealing.places]
