@@ -12,11 +12,10 @@ from torch.optim import Optimizer
 from paceline.state.chunks import OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read, assemble, split
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.buffers.buffers import Buffers, Versions, gather_rows
-from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.guards.writes import Writes
 from paceline.strategies.local_sgd.averaging import Averaging, wide
 from paceline.strategies.local_sgd.outer import Nesterov
-from paceline.strategies.placement import Optimize, Placement, load_whole_state, whole_state
+from paceline.strategies.placement import Optimize, WholePlacement, load_whole_state, whole_state
 from paceline.strategies.reducer import agreed_names
 from paceline.strategies.result import StepResult
 from paceline.world import World, all_gather_object
@@ -26,14 +25,11 @@ Progress = tuple[int, float, bool, int]
 """Steps since the last average, the weight of what they learned from, whether optimizers may differ, and the steps taken."""
 
 
-class DriftingPlacement(Placement):
+class DriftingPlacement(WholePlacement):
     """All of the state, as this worker has it."""
 
-    whole = True
-    scope = Scope.ALL
-
     def __init__(self, inputs: StrategyInputs, world: World) -> None:
-        self.model = inputs.model.to(world.device)
+        super().__init__(inputs, world, holds_all=False)
         self.world, self._tuning = world, inputs.tuning
         self.averaging = Averaging(world, inputs.transport)
         self._in_sync = inputs.weights_in_sync
@@ -187,10 +183,6 @@ class DriftingPlacement(Placement):
     def align(self) -> None:
         """Do the same; of a group that is broken the state is this worker's own."""
         self.synchronize()
-
-    def gathered(self, held: LocalState, world: World) -> dict[str, Any]:  # noqa: ARG002
-        """Return what this worker has: it is everything."""
-        return assemble({key: chunk.values for key, chunk in held.chunks.items()}, held.rest)
 
     def local_state(self) -> LocalState:
         """Return this worker's own state as it is."""
