@@ -29,7 +29,7 @@ give it, if any of them has got so far."""
 
 @dataclass(frozen=True)
 class Commit:
-    """What a trainer says when every server has everybody's gradients: apply them."""
+    """The commit of the two-phase update: every server has everybody's gradients, and is to apply them."""
 
     factor: float
     entry: Tensor
@@ -69,7 +69,7 @@ class EmbeddingService(Service):
             return [self._brought[trainer] for trainer in range(self._trainers)]
 
     def confirm(self, norms: Norms) -> Commit:
-        """Tell the trainers that everything is here, and wait for their word."""
+        """Tell the trainers that everything is here, and wait for their commit."""
         with self._changed:
             self._norms = norms
             self._changed.notify_all()
@@ -83,7 +83,7 @@ class EmbeddingService(Service):
     # On the threads of calls; None is no answer, because the group is broken.
 
     def lookup(self, turn: int, table: int, rows: Tensor) -> Tensor | None:
-        """Return rows of a table."""
+        """Return rows of a table, once the server has come to the turn."""
         with self._changed:
             self._changed.wait_for(lambda: self._turn >= turn or not self._open)
             if not self._open:
@@ -101,7 +101,7 @@ class EmbeddingService(Service):
             return self._norms
 
     def apply(self, turn: int, word: Commit) -> bool | None:
-        """Bring the word; several trainers say the same."""
+        """Commit the step; several trainers send the same."""
         with self._changed:
             if self._missed:
                 return None
@@ -125,7 +125,7 @@ def push(turn: int, trainer: int, sent: Sent) -> Norms | None:
 
 @remote.function
 def apply(turn: int, factor: float, entry: Tensor, norm: Tensor | None, options: Options) -> bool | None:
-    """Have a step applied."""
+    """Commit a step."""
     return (
         None
         if EmbeddingService.current is None

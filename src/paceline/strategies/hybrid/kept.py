@@ -51,7 +51,7 @@ class KeptState(ShardedTensors):
         return iter(self._standing.items())
 
     def wire(self, optimizer: Optimizer) -> None:
-        """Let an optimizer work on what is kept, and drop its state of the rest."""
+        """Make an optimizer work on what is kept, and drop its state of the rest."""
         known = dict(self._model.named_parameters())
         cut = {known[name]: part for name, part in self.by_name.items() if part.values is not known[name]}
         for parameter, part in cut.items():

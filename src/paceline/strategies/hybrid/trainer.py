@@ -120,7 +120,7 @@ class Servers:
         return [torch.cat(column).to(self._world.device) if column else None for column in columns]
 
     def apply(self, factor: float, entry: Tensor, norm: Tensor | None, options: Options) -> None:
-        """Have this step applied on all servers, with these options of the optimizer."""
+        """Commit this step on all servers, with these options of the optimizer."""
         word = factor, entry.cpu(), None if norm is None else norm.cpu(), options
         self._calls.outcomes([call.future(self.turn, *word) for call in self._apply])
 
@@ -168,7 +168,7 @@ class DensePlacement(KeptPlacement):
         yield
 
     def update(self, optimize: Optimize, result: StepResult) -> None:
-        """Give the servers the word, and update what is dense."""
+        """Commit the step on the servers, and update what is dense."""
         options = options_to_tell(self.optimizer)
         self.servers.apply(float(result.applied_factor), result.entry, result.norm, options)
         optimize()
@@ -221,7 +221,7 @@ class ServedRowsReducer(AroundReducer):
         return norm_of(measured) if wanted else None
 
     def refused(self, result: StepResult) -> None:
-        """Tell the servers, which find the same, and say so with everybody."""
+        """Tell the servers, which find the same and raise it too."""
         if not self._asked:
             self._placement.servers.norms()
         self._placement.servers.apply(1.0, result.entry, result.norm, [])

@@ -92,13 +92,13 @@ class Service:
         interruption.on_raise(self.close)
 
     def serve(self, world: World) -> None:
-        """Let calls in."""
+        """Open the session; calls arrive from now on."""
         Service.current = type(self).current = self
         self._session = open_group(world)
         self._session.at_close(self.close)
 
     def close(self) -> None:
-        """Let every call go: the group is broken."""
+        """End every call that waits: the group is broken."""
         with self._changed:
             self._open = False
             self._changed.notify_all()

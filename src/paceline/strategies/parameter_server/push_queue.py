@@ -1,6 +1,6 @@
 """Where a server meets its trainers: pushes come in on the threads of calls, and the server's own thread answers them.
 
-A call waits until its push is answered. When the group breaks every call is let go without an answer.
+A call waits until its push is answered, or ends without an answer when the group breaks.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PushQueue(Service):
         return sorted(taken, key=lambda push: push.trainer)
 
     def answer(self, pushes: Sequence[Push], content: Content) -> None:
-        """Let trainers go on with this."""
+        """Answer trainers, who go on with this."""
         with self._changed:
             for push in pushes:
                 push.answer = content

@@ -109,14 +109,14 @@ class ServerPlacement(Placement):
     # Steps.
 
     def refresh(self) -> None:
-        """Let the trainers fetch what is here first, in a new group or after loading."""
+        """Wait until the trainers have come to fetch what is here, in a new group or after loading."""
         if self._stale:
             self.world.comm.barrier()
             self._stale = False
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """Let the trainers fetch what is here; they measure."""
+        """Wait until the trainers have come to fetch what is here; they measure."""
         self._stale = self._stale or bool(self.staleness)
         self.refresh()
         yield
@@ -145,7 +145,7 @@ class ServerPlacement(Placement):
 
     @torch.no_grad()
     def keep_buffers(self, values: Mapping[str, Tensor]) -> None:
-        """Have the buffers that the trainers made."""
+        """Take over the buffers that the trainers made."""
         held = dict(self.model.named_buffers())
         for name, value in values.items():
             held[name].copy_(value)

@@ -248,7 +248,7 @@ def _changed_buffers(replica: Replica) -> dict[str, Tensor]:
 
 
 def _pass_over(replica: Replica) -> None:
-    """Have whoever looks on at the moment of the update do so on all workers together.
+    """Run the hooks of the optimizer at the moment of the update, on all workers together.
 
     The optimizer's own step is the servers' business: one that is not torch's may not bear to find no gradient.
     """

@@ -116,7 +116,7 @@ class Inputs(_Watched):
         return specs != self._specs or not all(map(_same, leaves, self._leaves))
 
     def write(self, changed: Changed) -> None:
-        """Have the arguments be what the first stage made of them."""
+        """Write into the arguments what the first stage has made of them."""
         with torch.no_grad():
             for place, (value, moved) in changed.items():
                 one = self._held[place]

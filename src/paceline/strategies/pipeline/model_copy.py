@@ -107,7 +107,7 @@ class ModelCopy:
         return f"a {type(one).__name__} of the model"
 
     def give(self) -> None:
-        """Have the copy's plain attributes be those of the original."""
+        """Set the copy's plain attributes to those of the original."""
         for (held, copied), given in zip(self._pairs, self._given, strict=True):
             for key, value in held.items():
                 if key in TABLES:
@@ -124,7 +124,7 @@ class ModelCopy:
                 copied.pop(key, None)
 
     def take(self) -> None:
-        """Have the original's plain attributes be what passes of the copy have made of them."""
+        """Set the original's plain attributes to what passes of the copy have made of them."""
         for (held, copied), given in zip(self._pairs, self._given, strict=True):
             for key, value in copied.items():
                 if key in TABLES or given.get(key, (None, _ABSENT))[1] is value:
@@ -139,7 +139,7 @@ class ModelCopy:
                 given[key] = back, value
 
     def give_one(self, module: nn.Module, key: str) -> None:
-        """Have one attribute of the copy be that of the original, or be gone."""
+        """Set one attribute of the copy to that of the original, or delete it where that has none."""
         for (held, copied), given in zip(self._pairs, self._given, strict=True):
             if held is vars(module):
                 value = held.get(key, _ABSENT)

@@ -112,7 +112,7 @@ class StagePlacement(Placement):
         self._cut(told[0])
 
     def _cut(self, chain: Chain) -> None:
-        """Keep this worker's stages and let go of the others."""
+        """Keep this worker's stages and release the others."""
         places = chain.places(chain.cut(self.stage_count))
         mine = range(self.pipe.rank, self.stage_count, self.pipe.size)
         self._names = {
@@ -159,7 +159,7 @@ class StagePlacement(Placement):
         return StageBuffers(self.model, self.stages) if self.is_cut else super().make_buffers(rules, shards)
 
     def refresh(self) -> None:
-        """Have the weights of this worker's stages whole."""
+        """Gather the weights of this worker's stages, where they are sharded."""
         if self.is_cut:
             self._places.check()
         self._rows.gather()
@@ -171,12 +171,12 @@ class StagePlacement(Placement):
         self._rows.release()
 
     def release(self) -> None:
-        """Free weights that others have, too."""
+        """Free the gathered weights; the shards stay."""
         self._rows.release()
 
     def abandon(self) -> None:
         """Free weights that were gathered for a step that broke."""
-        self._rows.release()
+        self.release()
 
     def check_reusable(self) -> None:
         """Raise from the cut on: this worker's module has its own stages alone."""

@@ -1,7 +1,7 @@
 """The parameters of a worker's stages sharded among the workers of `fsdp`: whole while a step is computed, rows in between.
 
-A pipeline goes through a stage many times in a step, so its weights are gathered once, before the first micro-batch, and let
-go of behind the last. Gradients are summed whole, as everywhere in a pipeline; the optimizer works on this worker's rows.
+A pipeline goes through a stage many times in a step, so its weights are gathered once, before the first micro-batch, and
+released after the last. Gradients are summed whole, as everywhere in a pipeline; the optimizer works on this worker's rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CutRows(NoRows):
     """This worker's rows of each parameter."""
 
     def __init__(self, place: World, parameters: Mapping[str, nn.Parameter]) -> None:
-        """`place` holds the workers that share these parameters, which are whole until they are let go of."""
+        """`place` holds the workers that share these parameters, which are whole until they are released."""
         self._place = place
         self._whole = dict(parameters)
         self.parts = {name: _part(parameter, place) for name, parameter in parameters.items()}

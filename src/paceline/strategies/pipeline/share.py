@@ -61,7 +61,7 @@ class Share(nn.Module):
         return (buffer for _, buffer in self.named_buffers())
 
     def put(self, buffers: Mapping[str, Tensor]) -> None:
-        """Have the stage work on these tensors from now on."""
+        """Put these tensors in the place of the stage's buffers."""
         for name, buffer in buffers.items():
             path, _, leaf = name.rpartition(".")
             setattr(self._root[0].get_submodule(path), leaf, buffer)
@@ -78,7 +78,7 @@ class Arrival:
 
 
 class Body(ABC):
-    """What runs one stage; by default with the whole model's own modules, which need nothing handed to and fro."""
+    """What runs one stage; by default with the whole model's own modules, between which attributes need no copying."""
 
     replays = False
     """Whether what stands before the stage in the forward pass is done here again, with the same objects for arguments."""
@@ -92,7 +92,7 @@ class Body(ABC):
         """Prepare for a step, or refuse a model that has got other modules or hooks since the cut."""
 
     def end(self) -> None:  # noqa: B027
-        """Let the whole model have what passes made of its plain attributes."""
+        """Write what passes made of plain attributes back to the whole model."""
 
     def give_one(self, name: str) -> None:  # noqa: B027
         """Take over one plain attribute that a loss has set on the whole model before its call."""
@@ -179,7 +179,7 @@ class Passage(Body):
         self._twin.give()
 
     def end(self) -> None:
-        """Let the whole model have what passes made of its plain attributes."""
+        """Write what passes made of plain attributes back to the whole model."""
         self._twin.take()
 
     def give_one(self, name: str) -> None:
@@ -283,39 +283,35 @@ class _Remembered:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return tensors without values, of the shapes that these arguments lead to."""
         leaves, spec = tree_flatten((args, kwargs))
-        forms = [_form(leaf) for leaf in leaves]
+        forms = [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         key = repr((spec, forms))
         if key in self._known and not self._tells:
-            return tree_map(_made, self._known[key])
+            return _made_anew(self._known[key])
         attributes, inputs = Attributes(self._module.named_modules()), Inputs((args, kwargs))
         attributes.begin()
         with seeds.preserved():  # as in every later call, in which it draws nothing
-            self._known[key] = tree_map(_form, self._forward(*args, **kwargs))
+            self._known[key] = on_meta(self._forward(*args, **kwargs))
         plain = [name for name in attributes.written() if not isinstance(self._value(name), Tensor)]
         self._tells = self._tells or bool(plain) or inputs.touched() or not all(map(is_transparent, leaves))
-        return tree_map(_made, self._known[key])
+        return _made_anew(self._known[key])
 
     def _value(self, name: str) -> Any:
         path, _, key = name.rpartition(".")
         return vars(self._module.get_submodule(path)).get(key)
 
 
-@dataclass(frozen=True)
-class _Form:
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-def _form(leaf: Any) -> Any:
-    return _Form(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
-
-
-def _made(leaf: Any) -> Any:
-    return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") if isinstance(leaf, _Form) else leaf
+def _made_anew(nest: Any) -> Any:
+    """Return a nest with other tensors of the same shapes."""
+    return tree_map(
+        lambda leaf: (
+            torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") if isinstance(leaf, Tensor) else leaf
+        ),
+        nest,
+    )
 
 
 def _remember(module: nn.Module, path: str, run: Sequence[str]) -> None:
-    """Have modules of other stages remember their shapes: the largest that hold nothing here, and none of which is `run`."""
+    """Have modules of other stages remember their shapes: the largest that hold nothing here and contain none of `run`."""
     tensors = [*module.parameters(), *module.buffers()]
     needed = not path or any(name == path or name.startswith(f"{path}.") for name in run)
     if tensors and all(tensor.is_meta for tensor in tensors) and not needed:

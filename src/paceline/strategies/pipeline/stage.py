@@ -174,7 +174,7 @@ class Stage:
     def starts(
         self, number: int, scale: Callable[[torch.dtype], Tensor], terms: Sequence[str]
     ) -> list[list[Tensor | None]]:
-        """Give, on the last stage, what the backward pass of each term begins from."""
+        """Return, on the last stage, what the backward pass of each term of the loss starts from."""
         loss = self._saved[number].loss
         if loss is None:
             raise RuntimeError("a backward pass begins behind a loss")
@@ -188,10 +188,10 @@ class Stage:
     def backward(
         self, number: int, came: Sequence[Sequence[Tensor | None]]
     ) -> tuple[list[list[Tensor | None]], list[Gradients]]:
-        """Give, for each term, the gradients of what was received and those of the parameters."""
+        """Return, for each term, the gradients of what was received and those of the parameters."""
         saved = self._saved.pop(number)
         wanted = [*saved.inputs, *self.parameters]
-        made = [_separate(saved.outputs, starts, wanted) for starts in came[:-1]]
+        made = [_run(saved.outputs, starts, wanted, retain=True, accumulate=False) for starts in came[:-1]]
         made.append(_accumulated(saved.outputs, came[-1], wanted, retain=False))
         count = len(saved.inputs)
         return [one[:count] for one in made], [one[count:] for one in made]
@@ -208,13 +208,13 @@ class Stage:
         return _accumulated(saved.outputs, saved.starts, self.parameters, retain=False)
 
     def forget(self) -> None:
-        """Let go of everything in flight."""
+        """Release what the micro-batches in flight have saved for their backward passes."""
         self._saved.clear()
 
     # Buffers: each shard changes tensors of its own, because another shard's backward pass may still need the old ones.
 
     def open_shard(self, micro: Micro) -> None:
-        """Have the stage work on the buffers of this micro-batch's shard."""
+        """Switch the stage to the buffers of this micro-batch's shard."""
         if not self.buffers.active:
             return
         if not self._original:
@@ -235,7 +235,7 @@ class Stage:
             self.buffers.close_shard(micro.shard, self.share, self._versions.pop(micro.shard)[1])
 
     def own_buffers(self) -> None:
-        """Have the stage work on its own buffers again."""
+        """Switch the stage back to its own buffers."""
         self.share.put(self._original)
         self._original, self._versions = {}, {}
 
@@ -243,19 +243,12 @@ class Stage:
 def _accumulated(
     outputs: Sequence[Tensor], starts: Sequence[Tensor | None], wanted: Sequence[Tensor], *, retain: bool
 ) -> list[Tensor | None]:
-    """Let gradients come to rest in `.grad`, as those of one process do, and take them from there."""
+    """Accumulate gradients in `.grad`, as one process does, and take them from there."""
     _run(outputs, starts, wanted, retain=retain, accumulate=True)
     made = [one.grad for one in wanted]
     for one in wanted:
         one.grad = None
     return made
-
-
-def _separate(
-    outputs: Sequence[Tensor], starts: Sequence[Tensor | None], wanted: Sequence[Tensor]
-) -> list[Tensor | None]:
-    """Return gradients that stay out of `.grad`; the graph stays for the next term."""
-    return _run(outputs, starts, wanted, retain=True, accumulate=False)
 
 
 def _run(
@@ -266,7 +259,10 @@ def _run(
     retain: bool,
     accumulate: bool,
 ) -> list[Tensor | None]:
-    """Go straight to torch's engine, past the checks before it, as `gradients.run_backward` does."""
+    """Go straight to torch's engine, past the checks before it, as `gradients.run_backward` does.
+
+    `retain` keeps the graph for another pass; the gradients are returned, unless they `accumulate` in `.grad`.
+    """
     pairs = [
         (output, start)
         for output, start in zip(outputs, starts, strict=True)
@@ -315,9 +311,9 @@ def _unpacked(handed: Handed, tensors: Sequence[Tensor]) -> tuple[Arrival, Chang
 
 def _own_rules(inputs: StrategyInputs, root: nn.Module, names: frozenset[str]) -> Mapping[str, Any]:
     """Return the rules for buffers by whole names, as far as they concern this stage; the whole model has checked them."""
-    found: dict[str, Any] = {}
-    for pattern, rule in inputs.buffer_rules.items():
-        found |= {
-            name: rule for name, _ in root.named_buffers() if name in names and fnmatchcase(name, pattern)
-        }
-    return found
+    return {
+        name: rule
+        for pattern, rule in inputs.buffer_rules.items()
+        for name, _ in root.named_buffers()
+        if name in names and fnmatchcase(name, pattern)
+    }

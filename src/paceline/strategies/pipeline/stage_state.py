@@ -72,7 +72,7 @@ class StageState(ShardedTensors):
         self._load_own(optimizer, saved)
 
     def _load_own(self, optimizer: Optimizer, saved: LocalState) -> None:
-        """Give the optimizer what this worker holds now of a state that it has held."""
+        """Load into the optimizer the part of a former state that belongs to what this worker holds now."""
         optimizer.state.clear()
         self._load_optimizer(
             optimizer,

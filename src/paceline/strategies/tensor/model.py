@@ -168,7 +168,7 @@ def _hold_parts(
     notes: Mapping[str, dict[str, Any]],
     guard: ReadGuard,
 ) -> None:
-    """Have a layer hold plain parameters, and DTensors of them while it computes."""
+    """Make a layer hold plain parameters, and DTensors of them while it computes."""
     layouts = {name: (value.device_mesh, value.placements) for name, value in held.items()}
     for name, value in held.items():
         part = nn.Parameter(value.to_local().detach().clone(), requires_grad=value.requires_grad)
@@ -215,7 +215,7 @@ def _contiguous(value: Any) -> Any:
 
 
 def adopt(optimizer: Optimizer, model: nn.Module, before: Mapping[str, nn.Parameter], cuts: Cuts) -> None:
-    """Have an optimizer that was made over the whole model update this worker's parts."""
+    """Make an optimizer that was made over the whole model update this worker's parts."""
     after = dict(model.named_parameters())
     parts = {id(value): name for name, value in before.items()}
     for group in optimizer.param_groups:

@@ -148,7 +148,7 @@ class SplitModel:
         return optimizer
 
     def close(self) -> None:
-        """Know that the optimizer has been given the parts: the whole model may go, and nobody else reads a part."""
+        """Release the whole model and begin to guard the parts: the optimizer has been given them."""
         self._before.clear()
         refuse_hooks(self.model, "tp")  # which the optimizer's maker may have put there
         if self.rows.size == 1:  # else fsdp has looked, and does so
@@ -276,7 +276,7 @@ def _check(inputs: StrategyInputs, rows: int) -> None:
 
 
 def _select_kernels(inputs: StrategyInputs, world: World) -> None:
-    """Have what every worker computes alike come out alike: else copies of the same weights would drift apart."""
+    """Choose deterministic kernels: else copies of the same weights would drift apart."""
     determinism.select_kernels(world.device, compiled=inputs.compile)
     if world.device.type == "cuda":
         # An operation that has no such kernel is no reason to stop here: no bits are promised.
