@@ -16,7 +16,7 @@ from paceline.state.optimizer_state import Options, load_optimizer_state, same_o
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.parameter_server.dealing import Dealing, named_tensors, send_first_weights
-from paceline.strategies.parameter_server.packing import Packing
+from paceline.strategies.parameter_server.packing import HostPacking
 from paceline.strategies.parameter_server.push_queue import Content, Push, PushQueue
 from paceline.strategies.placement import Optimize, Placement, whole_state
 from paceline.strategies.result import StepResult
@@ -52,7 +52,7 @@ class ServerPlacement(Placement):
         self.places = dealing.places[self.peers.rank]
         """Where this server's parameters are among them."""
         self._mine = {name for name, owner in dealing.owners.items() if owner == self.peers.rank}
-        self.packing = Packing(self.parameters())
+        self.packing = HostPacking(self.parameters())
         self._release()
         self.queue = PushQueue(self._weights, self.world.interruption)
         self.queue.serve(self.world)

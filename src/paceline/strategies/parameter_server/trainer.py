@@ -27,7 +27,7 @@ from paceline.strategies.guards.writes import Writes
 from paceline.strategies.parameter_server import push_queue
 from paceline.strategies.parameter_server.connection import ServerCalls
 from paceline.strategies.parameter_server.dealing import Dealing, named_tensors, send_first_weights
-from paceline.strategies.parameter_server.packing import Packing
+from paceline.strategies.parameter_server.packing import HostPacking
 from paceline.strategies.placement import Placement, whole_state
 from paceline.strategies.reducer import Reducer, agree_on_terms
 from paceline.strategies.replica import Replica
@@ -63,7 +63,7 @@ class ServedPlacement(Placement):
         self.dealing = Dealing(self.model, parameters, self.world.mesh.servers)
         self.parts = [[parameters[place] for place in places] for places in self.dealing.places]
         """The parameters of each server."""
-        self.packings = [Packing(part) for part in self.parts]
+        self.packings = [HostPacking(part) for part in self.parts]
         self.servers = ServerCalls(self.world)
         self.push = self.servers.to_each(push_queue.push)
         self._pull = self.servers.to_each(push_queue.pull)
@@ -126,7 +126,7 @@ class ServedUpdate:
 
     def __init__(self, placement: ServedPlacement) -> None:
         self._placement = placement
-        self._packings: list[Packing] = []
+        self._packings: list[HostPacking] = []
         """How the sums for each server travel."""
 
     def apply(self, replica: Replica, max_grad_norm: float | None) -> StepResult:
@@ -171,7 +171,7 @@ class ServedUpdate:
         nodes = [held for held, _ in Combination(step.tree, None, placement.owned, step.shards).nodes]
         if not self._packings:
             times = len(step.auxiliary.names) + 1
-            self._packings = [Packing([*part, step.loss_stats] * times) for part in placement.parts]
+            self._packings = [HostPacking([*part, step.loss_stats] * times) for part in placement.parts]
         replica.reducer.combine_buffers(replica.buffers)
         contents: list[push_queue.Content] = []
         for places, packing in zip(placement.dealing.places, self._packings, strict=True):
