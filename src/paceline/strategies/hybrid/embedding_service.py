@@ -1,4 +1,4 @@
-"""Where a server's calls come in: rows are given out, gradients and the word to apply them are taken.
+"""Where a server's calls come in: rows are given out, gradients and the commit of a step are taken.
 
 Trainers and servers count the same turns: one when a step begins, one when it is applied, one for each evaluation. A call
 names its turn and waits until the server has come to it, so no row is read before all that came earlier is in it.
@@ -23,7 +23,7 @@ Sent = list[tuple[Subtree, list[tuple[Tensor, Tensor] | None]]]
 """A trainer's subtrees with, for each table, row numbers and values; None where the table had no part in it."""
 Norms = list[Tensor | None]
 GRACE_S = 1.0
-"""How long a server that has everything waits for the word to apply it, once the group is broken: the trainers that are left
+"""How long a server that has everything waits for the commit of a step, once the group is broken: the trainers that are left
 give it, if any of them has got so far."""
 
 
@@ -49,9 +49,9 @@ class EmbeddingService(Service):
         self._turn = 0
         self._brought: dict[int, Sent] = {}
         self._norms: Norms | None = None
-        self._word: Commit | None = None
+        self._commit: Commit | None = None
         self._missed = False
-        """Whether the word did not come in time: it comes to nothing from then on."""
+        """Whether the commit did not come in time: it comes to nothing from then on."""
 
     # On the server's own thread.
 
@@ -59,7 +59,7 @@ class EmbeddingService(Service):
         """Come to the next turn."""
         with self._changed:
             self._turn += 1
-            self._brought, self._norms, self._word = {}, None, None
+            self._brought, self._norms, self._commit = {}, None, None
             self._changed.notify_all()
 
     def collect(self) -> list[Sent]:
@@ -73,12 +73,12 @@ class EmbeddingService(Service):
         with self._changed:
             self._norms = norms
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._word is not None or not self._open)
-            self._changed.wait_for(lambda: self._word is not None, timeout=GRACE_S)
-            self._missed = self._word is None
-            if self._word is None:
+            self._changed.wait_for(lambda: self._commit is not None or not self._open)
+            self._changed.wait_for(lambda: self._commit is not None, timeout=GRACE_S)
+            self._missed = self._commit is None
+            if self._commit is None:
                 raise InterruptedWaitError("the group is broken: nobody said that this step is to be applied")
-            return self._word
+            return self._commit
 
     # On the threads of calls; None is no answer, because the group is broken.
 
@@ -100,13 +100,13 @@ class EmbeddingService(Service):
             self._changed.wait_for(lambda: self._norms is not None or not self._open)
             return self._norms
 
-    def apply(self, turn: int, word: Commit) -> bool | None:
+    def apply(self, turn: int, commit: Commit) -> bool | None:
         """Commit the step; several trainers send the same."""
         with self._changed:
             if self._missed:
                 return None
             if turn == self._turn:
-                self._word = word
+                self._commit = commit
                 self._changed.notify_all()
             return True
 

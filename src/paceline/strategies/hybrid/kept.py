@@ -116,8 +116,8 @@ def check_slots(optimizer: Optimizer, parts: Sequence[Part]) -> None:
                 )
 
 
-def check_optimizer(optimizer: Optimizer) -> None:
-    """Raise for an optimizer that takes no gradients of a few rows."""
+def checked(optimizer: Optimizer) -> Optimizer:
+    """Return an optimizer; raise for one that takes no gradients of a few rows."""
     known = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam)
     if not isinstance(optimizer, known) and not getattr(optimizer, "elementwise", False):
         name = type(optimizer).__name__
@@ -125,6 +125,7 @@ def check_optimizer(optimizer: Optimizer) -> None:
             f"--strategy hybrid cuts tables up by rows, and {name} takes no sparse gradients or may look across rows. "
             f"Use Adagrad or SGD; if {name} does neither, say so in its class: elementwise = True."
         )
+    return optimizer
 
 
 def _cut(value: Tensor, part: Part) -> Tensor:

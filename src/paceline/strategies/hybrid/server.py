@@ -102,19 +102,19 @@ class TablesUpdate:
         step, placement, world = replica.step_state, self._placement, replica.world
         before = world.pulse.enter(Phase.COMMUNICATION)
         summed = self._add_up(placement.service.collect(), step.shards)
-        word = placement.service.confirm(_norms(summed))
+        commit = placement.service.confirm(_norms(summed))
         world.pulse.enter(before)
-        result = StepResult(step.work.number, step.work.size, word.entry.to(world.device), {})
+        result = StepResult(step.work.number, step.work.size, commit.entry.to(world.device), {})
         if result.on_cpu:
             result.check()
-        result.norm = word.norm
+        result.norm = commit.norm
         result.check_norm()  # on the CPU in any case: the trainers sent it
         replica.partial_update.check()
         hit(OPTIMIZER_POINT)
         for part, gradient in zip(placement.parts, summed, strict=False):
             part.values.grad = gradient
-        gradients.scale([one.values() for one in summed if one is not None], word.factor)
-        set_options(replica.optimizer, word.options)
+        gradients.scale([one.values() for one in summed if one is not None], commit.factor)
+        set_options(replica.optimizer, commit.options)
         replica.optimizer.step()
         if replica.scheduler is not None:
             replica.scheduler.step()

@@ -1,7 +1,7 @@
 """A trainer of hybrid: computes with rows that come from the servers, and sends the gradients of those rows back.
 
 What is dense goes through ddp. A step is applied when every server has everybody's rows: the servers then say so to all
-trainers, and every trainer gives all servers the word, so that none of them stands in another step than the rest when
+trainers, and every trainer sends all servers the commit, so that none of them stands in another step than the rest when
 one is lost in between.
 """
 
@@ -121,8 +121,8 @@ class Servers:
 
     def apply(self, factor: float, entry: Tensor, norm: Tensor | None, options: Options) -> None:
         """Commit this step on all servers, with these options of the optimizer."""
-        word = factor, entry.cpu(), None if norm is None else norm.cpu(), options
-        self._calls.outcomes([call.future(self.turn, *word) for call in self._apply])
+        commit = factor, entry.cpu(), None if norm is None else norm.cpu(), options
+        self._calls.outcomes([call.future(self.turn, *commit) for call in self._apply])
 
     def close(self) -> None:
         """Release them; some may still wait for this trainer."""
