@@ -231,7 +231,7 @@ class StageBuffers(Buffers):
             stage.buffers.end_step()
 
     def put_back(self) -> None:
-        """Undo what an unfinished step did to them, and let go of its passes."""
+        """Undo what an unfinished step did to them, and release its passes."""
         for stage in self._stages.values():
             stage.own_buffers()
             stage.forget()

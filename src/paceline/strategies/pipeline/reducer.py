@@ -38,7 +38,7 @@ class StageReducer(Reducer):
     def __init__(self, inputs: StrategyInputs, world: World, placement: StagePlacement) -> None:
         super().__init__(placement.data)
         self._everybody, self._placement = world, placement
-        self._late = PostBackwardReduce(placement.data, inputs.shards, inputs.transport)
+        self._post_backward = PostBackwardReduce(placement.data, inputs.shards, inputs.transport)
 
     def wire(self, step: StepState) -> None:
         """Take hold of what this worker's stages train."""
@@ -122,7 +122,7 @@ class StageReducer(Reducer):
         step, stride = self.step, self._stride
         agree_on_terms(self._everybody, step)
         like = [one.detach() for one in step.tracked]
-        total = self._late.sum(step.tree, like * (1 + len(self.terms)))
+        total = self._post_backward.sum(step.tree, like * (1 + len(self.terms)))
         nothing = torch.zeros_like(like[-1])
         mine = torch.stack([nothing if one is None else one for one in total[stride - 1 :: stride]])
         total[stride - 1 :: stride] = self._placement.pipe.comm.broadcast(mine, self._placement.last).unbind(
@@ -155,4 +155,4 @@ class StageReducer(Reducer):
 
     def abandon(self) -> None:
         """Release the group: it is broken."""
-        vars(self).pop("_late", None)
+        vars(self).pop("_post_backward", None)

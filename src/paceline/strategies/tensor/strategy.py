@@ -85,7 +85,7 @@ class TensorParallel:
         split = SplitModel(inputs, world, data)
         part = replace(
             inputs,
-            # A model that was whole in the group before is made anew as well; its state comes by `take`.
+            # A model that was whole in the group before is made anew as well; its state comes by `load_local_state`.
             make_model=lambda: split.model,
             make_optimizer=lambda model: split.adopted(inputs.make_optimizer(model)),
             previous=None,
