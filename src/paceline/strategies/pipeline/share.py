@@ -18,19 +18,12 @@ from torch import Tensor, nn
 from paceline.compat.modules import buffers_of
 from paceline.compat.pytree import tree_flatten, tree_leaves, tree_map
 from paceline.errors import InputError
+from paceline.strategies.pipeline.call import Reached
 from paceline.strategies.pipeline.inputs import Inputs, is_transparent
 from paceline.strategies.pipeline.model_copy import Attributes, ModelCopy, structure
 from paceline.strategies.pipeline.stages import Chain, members, on_meta, stand_ins
 from paceline.strategies.pipeline.streams import Standing, Streams
 from paceline.world import seeds
-
-
-class Reached(BaseException):
-    """The end of a stage, with what it hands on. No `Exception`: the user's code must not catch it."""
-
-    def __init__(self, value: Any) -> None:
-        super().__init__()
-        self.value = value
 
 
 class Share(nn.Module):
@@ -108,7 +101,7 @@ class Body(ABC):
     def run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], came: Arrival | None, streams: Streams
     ) -> Any:
-        """Compute the stage; raise `Reached` at the end of all but the last. Nothing came to the first."""
+        """Compute the stage; raise `Reached` with what is handed on at the end of all but the last. Nothing came to the first."""
 
 
 class Layers(Body):

@@ -22,9 +22,9 @@ from paceline.strategies.base import StrategyInputs
 from paceline.strategies.buffers.buffers import Buffers, Versions
 from paceline.strategies.guards.second_order import check_transforms, refuse_second_order
 from paceline.strategies.pipeline.attributes import StageAttributes
-from paceline.strategies.pipeline.call import Function, StandIn, uncalled
+from paceline.strategies.pipeline.call import Function, Reached, StandIn, uncalled
 from paceline.strategies.pipeline.inputs import Changed, Inputs, Received, Watch
-from paceline.strategies.pipeline.share import Arrival, Body, Reached, Share
+from paceline.strategies.pipeline.share import Arrival, Body, Share
 from paceline.strategies.pipeline.streams import Standing, Streams
 from paceline.task import Loss
 

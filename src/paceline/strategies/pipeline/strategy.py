@@ -35,7 +35,7 @@ class Pipeline:
     def prepare(self, inputs: StrategyInputs, world: World) -> Replica:
         """Make one worker's end of a pipeline; a pipeline of one worker is none."""
         if world.mesh.size("pp") == 1:
-            from paceline.strategies.fsdp.strategy import Fsdp  # which loads DTensor: 0.8 s
+            from paceline.strategies.fsdp.strategy import Fsdp  # which loads torch.distributed.fsdp
 
             return Fsdp().prepare(inputs, world)  # which is ddp where nobody shares parameters
         _check(inputs, world)
