@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.utils.data import TensorDataset
 import paceline
 from paceline.checkpoint import weights_sha256
 from paceline.errors import InputError, WorkerFailedError
+from paceline.remote.session import current
 from paceline.strategies.hybrid.tables import check
 from paceline.world import fault_points
 
@@ -167,6 +169,27 @@ def test_only_touched_rows_travel() -> None:
     for (looked_up, pushed, dense), _ in results[:2]:
         assert 0 < pushed < looked_up
         assert looked_up + pushed < dense / 1000
+
+
+def wait_for_a_slow_server(run: paceline.Run) -> tuple[str, list[Any]]:
+    """Train with a session whose own time-out is far shorter than what the loop of a server takes between two steps."""
+    torch.manual_seed(3)
+    made = Model()
+    model, _ = run.prepare(made, torch.optim.SGD(made.parameters(), lr=0.1))
+    if run.world.mesh.servers:
+        current().timeout_s = 0.5
+    for step in run.steps(data(), batch_size=13, steps=2):
+        if run.world.serves:
+            time.sleep(1.5)
+        for people, tags, target in step:
+            step.backward(F.mse_loss(model(people, tags), target, reduction="sum"), len(target))
+        step.apply()
+    return run.weights_sha256(), run.recoveries
+
+
+def test_a_slow_server_is_waited_for() -> None:
+    (expected,) = launch("single", 1, function=wait_for_a_slow_server)
+    assert launch("hybrid", 2, function=wait_for_a_slow_server) == (expected,) * 3
 
 
 def test_a_checkpoint_moves_to_servers_and_back(one: dict[str, Any], tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import weakref
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,9 +19,14 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.checkpoint import weights_sha256
+from paceline.strategies.base import StrategyInputs
+from paceline.strategies.local_sgd import LocalSgd
 from paceline.strategies.local_sgd.outer import SLOT
+from paceline.strategies.precision import Precision
+from paceline.strategies.tuning import Tuning
 from paceline.training import trainer
 from paceline.training.spec import TrainSpec
+from paceline.world import alone as one_process
 
 FEATURES, CLASSES, STEPS = 6, 3, 12
 RATE = 0.05
@@ -251,3 +258,21 @@ def test_digits_reaches_its_accuracy() -> None:
 def test_more_than_statistical_is_refused() -> None:
     with pytest.raises(paceline.InputError, match="numeric' is more than strategy='local-sgd' can give"):
         paceline.launch(digits, strategy="local-sgd", workers=2, shards=2, exact="numeric", device="cpu")
+
+
+def test_the_replica_of_a_group_before_is_not_kept() -> None:
+    given = StrategyInputs(
+        make_model=partial(make, "plain"),
+        make_optimizer=partial(optimizer, "sgd"),
+        make_scheduler=lambda _: None,
+        precision=Precision("fp32", torch.device("cpu")),
+        shards=1,
+        tuning=Tuning(outer_optimizer="nesterov"),
+    )
+    before = LocalSgd().prepare(given, one_process())
+    gone = weakref.ref(before)
+    after = LocalSgd().prepare(replace(given, previous=before, weights_in_sync=True), one_process())
+    del before
+    gc.collect()
+    assert gone() is None
+    assert after.placement.carried["outer"] is not None

@@ -1,4 +1,4 @@
-"""Where a server's calls come in: rows are given out, gradients and the word to apply them are taken.
+"""Where a server's calls come in: rows are given out, gradients and the commit of a step are taken.
 
 Trainers and servers count the same turns: one when a step begins, one when it is applied, one for each evaluation. A call
 names its turn and waits until the server has come to it, so no row is read before all that came earlier is in it.
@@ -6,15 +6,16 @@ names its turn and waits until the server has come to it, so no row is read befo
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from paceline import remote
 from paceline.reduce.tree import Subtree
 from paceline.state.optimizer_state import Options
+from paceline.strategies.parameter_server.connection import Service
 from paceline.strategies.sharded import Part
 from paceline.world.interruption import InterruptedWaitError, Interruption
 
@@ -22,14 +23,13 @@ Sent = list[tuple[Subtree, list[tuple[Tensor, Tensor] | None]]]
 """A trainer's subtrees with, for each table, row numbers and values; None where the table had no part in it."""
 Norms = list[Tensor | None]
 GRACE_S = 1.0
-"""How long a server that has everything waits for the word to apply it, once the group is broken: the trainers that are left
+"""How long a server that has everything waits for the commit of a step, once the group is broken: the trainers that are left
 give it, if any of them has got so far."""
-_counter: EmbeddingService | None = None
 
 
 @dataclass(frozen=True)
 class Commit:
-    """What a trainer says when every server has everybody's gradients: apply them."""
+    """The commit of the two-phase update: every server has everybody's gradients, and is to apply them."""
 
     factor: float
     entry: Tensor
@@ -38,23 +38,20 @@ class Commit:
     """What servers update with: their loops have no batches, and not all weights to compute options from."""
 
 
-class EmbeddingService:
+class EmbeddingService(Service):
     """One server's side of the calls."""
 
+    current: ClassVar[EmbeddingService | None] = None
+
     def __init__(self, parts: Sequence[Part], trainers: int, interruption: Interruption) -> None:
-        global _counter  # noqa: PLW0603  (as torch's RPC, which is one a process)
+        super().__init__(interruption)
         self._parts, self._trainers = parts, trainers
         self._turn = 0
         self._brought: dict[int, Sent] = {}
         self._norms: Norms | None = None
-        self._word: Commit | None = None
-        self._open = True
+        self._commit: Commit | None = None
         self._missed = False
-        """Whether the word did not come in time: it comes to nothing from then on."""
-        self._changed = threading.Condition()
-        self._interruption = interruption
-        _counter = self
-        interruption.on_raise(self.close)
+        """Whether the commit did not come in time: it comes to nothing from then on."""
 
     # On the server's own thread.
 
@@ -62,7 +59,7 @@ class EmbeddingService:
         """Come to the next turn."""
         with self._changed:
             self._turn += 1
-            self._brought, self._norms, self._word = {}, None, None
+            self._brought, self._norms, self._commit = {}, None, None
             self._changed.notify_all()
 
     def collect(self) -> list[Sent]:
@@ -72,27 +69,21 @@ class EmbeddingService:
             return [self._brought[trainer] for trainer in range(self._trainers)]
 
     def confirm(self, norms: Norms) -> Commit:
-        """Return the trainers that everything is here, and wait for their word."""
+        """Tell the trainers that everything is here, and wait for their commit."""
         with self._changed:
             self._norms = norms
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._word is not None or not self._open)
-            self._changed.wait_for(lambda: self._word is not None, timeout=GRACE_S)
-            self._missed = self._word is None
-            if self._word is None:
+            self._changed.wait_for(lambda: self._commit is not None or not self._open)
+            self._changed.wait_for(lambda: self._commit is not None, timeout=GRACE_S)
+            self._missed = self._commit is None
+            if self._commit is None:
                 raise InterruptedWaitError("the group is broken: nobody said that this step is to be applied")
-            return self._word
-
-    def close(self) -> None:
-        """Let everybody go: the group is broken."""
-        with self._changed:
-            self._open = False
-            self._changed.notify_all()
+            return self._commit
 
     # On the threads of calls; None is no answer, because the group is broken.
 
     def lookup(self, turn: int, table: int, rows: Tensor) -> Tensor | None:
-        """Return rows of a table."""
+        """Return rows of a table, once the server has come to the turn."""
         with self._changed:
             self._changed.wait_for(lambda: self._turn >= turn or not self._open)
             if not self._open:
@@ -109,43 +100,34 @@ class EmbeddingService:
             self._changed.wait_for(lambda: self._norms is not None or not self._open)
             return self._norms
 
-    def apply(self, turn: int, word: Commit) -> bool | None:
-        """Bring the word; several trainers say the same."""
+    def apply(self, turn: int, commit: Commit) -> bool | None:
+        """Commit the step; several trainers send the same."""
         with self._changed:
             if self._missed:
                 return None
             if turn == self._turn:
-                self._word = word
+                self._commit = commit
                 self._changed.notify_all()
             return True
-
-    def _wait(self, ready: Callable[[], bool]) -> None:
-        while self._open and not ready():
-            self._interruption.await_change(self._changed)
-        if not ready():
-            raise InterruptedWaitError("the group is broken: a trainer was lost, or has left")
 
 
 @remote.function
 def lookup(turn: int, table: int, rows: Tensor) -> Tensor | None:
     """Return rows of a table."""
-    return None if _counter is None else _counter.lookup(turn, table, rows)
+    return None if EmbeddingService.current is None else EmbeddingService.current.lookup(turn, table, rows)
 
 
 @remote.function
 def push(turn: int, trainer: int, sent: Sent) -> Norms | None:
     """Bring gradients."""
-    return None if _counter is None else _counter.push(turn, trainer, sent)
+    return None if EmbeddingService.current is None else EmbeddingService.current.push(turn, trainer, sent)
 
 
 @remote.function
 def apply(turn: int, factor: float, entry: Tensor, norm: Tensor | None, options: Options) -> bool | None:
-    """Have a step applied."""
-    return None if _counter is None else _counter.apply(turn, Commit(factor, entry, norm, options))
-
-
-@remote.function
-def leave() -> None:
-    """Notify a server that a trainer leaves the group, which is broken by that."""
-    if _counter is not None:
-        _counter.close()
+    """Commit a step."""
+    return (
+        None
+        if EmbeddingService.current is None
+        else EmbeddingService.current.apply(turn, Commit(factor, entry, norm, options))
+    )

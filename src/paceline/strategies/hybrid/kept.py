@@ -51,7 +51,7 @@ class KeptState(ShardedTensors):
         return iter(self._standing.items())
 
     def wire(self, optimizer: Optimizer) -> None:
-        """Let an optimizer work on what is kept, and drop its state of the rest."""
+        """Make an optimizer work on what is kept, and drop its state of the rest."""
         known = dict(self._model.named_parameters())
         cut = {known[name]: part for name, part in self.by_name.items() if part.values is not known[name]}
         for parameter, part in cut.items():
@@ -116,8 +116,8 @@ def check_slots(optimizer: Optimizer, parts: Sequence[Part]) -> None:
                 )
 
 
-def check_optimizer(optimizer: Optimizer) -> None:
-    """Raise for an optimizer that takes no gradients of a few rows."""
+def checked(optimizer: Optimizer) -> Optimizer:
+    """Return an optimizer; raise for one that takes no gradients of a few rows."""
     known = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam)
     if not isinstance(optimizer, known) and not getattr(optimizer, "elementwise", False):
         name = type(optimizer).__name__
@@ -125,6 +125,7 @@ def check_optimizer(optimizer: Optimizer) -> None:
             f"--strategy hybrid cuts tables up by rows, and {name} takes no sparse gradients or may look across rows. "
             f"Use Adagrad or SGD; if {name} does neither, say so in its class: elementwise = True."
         )
+    return optimizer
 
 
 def _cut(value: Tensor, part: Part) -> Tensor:

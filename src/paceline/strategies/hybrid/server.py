@@ -8,10 +8,8 @@ from contextlib import contextmanager
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline import remote
 from paceline.errors import InputError
 from paceline.reduce.tree import Gradients, TreeSum
-from paceline.remote.grouping import open_group
 from paceline.state.chunks import LocalState
 from paceline.state.optimizer_state import set_options
 from paceline.strategies import gradients, sparse
@@ -41,6 +39,7 @@ class TablesPlacement(KeptPlacement):
         self.parts: list[Part] = []
         """This server's rows of each table."""
         self._remains: LocalState | None = None
+        """What this server held when its group broke."""
 
     def adopt(self, optimizer: Optimizer) -> None:
         """Keep this server's rows, and open the service that trainers ask."""
@@ -56,8 +55,7 @@ class TablesPlacement(KeptPlacement):
         self.kept.wire(optimizer)
         self._empty_model()
         self.service = EmbeddingService(self.parts, self.world.mesh.trainers, self.world.interruption)
-        self._session: remote.Session | None = open_group(self.world)
-        self._session.at_close(self.service.close)
+        self.service.serve(self.world)
 
     def _empty_model(self) -> None:
         """Release what this worker does not keep: the model here only says what there is."""
@@ -77,7 +75,7 @@ class TablesPlacement(KeptPlacement):
     @contextmanager
     def measuring(self) -> Iterator[None]:
         """Serve rows while the trainers measure."""
-        self.service.advance()
+        self.refresh()
         yield
 
     def local_state(self) -> LocalState:
@@ -87,12 +85,10 @@ class TablesPlacement(KeptPlacement):
     def abandon(self) -> None:
         """Release the group, and trainers that wait here; what this server holds stays."""
         self.service.close()
-        session, self._session = self._session, None
-        if session is None:
-            return
-        self._remains = self.local_state()
-        self.kept.unwire(self.optimizer)
-        session.abandon()
+        if self._remains is None:
+            self._remains = self.local_state()
+            self.kept.unwire(self.optimizer)
+        self.service.abandon()
 
 
 class TablesUpdate:
@@ -106,19 +102,19 @@ class TablesUpdate:
         step, placement, world = replica.step_state, self._placement, replica.world
         before = world.pulse.enter(Phase.COMMUNICATION)
         summed = self._add_up(placement.service.collect(), step.shards)
-        word = placement.service.confirm(_norms(summed))
+        commit = placement.service.confirm(_norms(summed))
         world.pulse.enter(before)
-        result = StepResult(step.work.number, step.work.size, word.entry.to(world.device), {})
+        result = StepResult(step.work.number, step.work.size, commit.entry.to(world.device), {})
         if result.on_cpu:
             result.check()
-        result.norm = word.norm
+        result.norm = commit.norm
         result.check_norm()  # on the CPU in any case: the trainers sent it
         replica.partial_update.check()
         hit(OPTIMIZER_POINT)
         for part, gradient in zip(placement.parts, summed, strict=False):
             part.values.grad = gradient
-        gradients.scale([one.values() for one in summed if one is not None], word.factor)
-        set_options(replica.optimizer, word.options)
+        gradients.scale([one.values() for one in summed if one is not None], commit.factor)
+        set_options(replica.optimizer, commit.options)
         replica.optimizer.step()
         if replica.scheduler is not None:
             replica.scheduler.step()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch.optim import Optimizer
-
 from paceline.errors import InputError
 from paceline.strategies import sparse
 from paceline.strategies.base import Exactness, StrategyInputs
 from paceline.strategies.buffers.batchnorm import synchronise
 from paceline.strategies.data_parallel.ddp_reducer import DdpReducer
 from paceline.strategies.data_parallel.strategy import Ddp
-from paceline.strategies.hybrid.kept import check_optimizer
+from paceline.strategies.hybrid.kept import checked
 from paceline.strategies.hybrid.server import TablesPlacement, TablesUpdate
 from paceline.strategies.hybrid.tables import bring_back, check
 from paceline.strategies.hybrid.trainer import DensePlacement, PushedRows, ServedRowsReducer
@@ -52,15 +50,10 @@ class Hybrid:
                 parameter.data.copy_(world.comm.broadcast(parameter.data.to(world.device)))
         if world.serves:
             tables = TablesPlacement(inputs, world)
-            checked = replace(inputs, make_optimizer=lambda model: _checked(inputs.make_optimizer(model)))
-            return Replica(checked, world, tables, update=TablesUpdate(tables))
+            served = replace(inputs, make_optimizer=lambda model: checked(inputs.make_optimizer(model)))
+            return Replica(served, world, tables, update=TablesUpdate(tables))
         if inputs.sync_batchnorm:
             synchronise(inputs.model, group.comm, inputs.shards)
         dense = DensePlacement(inputs, world, group)
         inner = DdpReducer(inputs, group, PushedRows(dense)) if group.size > 1 else Reducer(group)
         return Replica(inputs, world, dense, ServedRowsReducer(dense, inner))
-
-
-def _checked(optimizer: Optimizer) -> Optimizer:
-    check_optimizer(optimizer)
-    return optimizer

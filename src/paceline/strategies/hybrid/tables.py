@@ -19,7 +19,7 @@ from paceline.strategies import sparse
 from paceline.strategies.memory.offload import without_memory
 
 Fetch = Callable[[Tensor], Tensor]
-"""Gives rows by their numbers, which are in order and each there once."""
+"""Returns rows by their numbers, which are sorted and unique."""
 
 
 class _Fetched(torch.autograd.Function):
@@ -149,7 +149,7 @@ def check(model: nn.Module) -> None:
 
 
 def send_away(table: nn.Embedding | nn.EmbeddingBag, fetch: Fetch, device: torch.device) -> None:
-    """Let a table's rows be elsewhere from now on."""
+    """Replace a table by one whose rows are fetched from servers."""
     table.__class__ = _FAR.get(type(table), type(table))
     table.fetch = fetch  # type: ignore[assignment]
     stand_in = without_memory(table.weight.shape, table.weight.dtype, device)
@@ -161,7 +161,7 @@ def send_away(table: nn.Embedding | nn.EmbeddingBag, fetch: Fetch, device: torch
 
 
 def bring_back(model: nn.Module) -> None:
-    """Let the tables be here again, without their values: those are loaded next."""
+    """Make ordinary tables of them again, without their values: those are loaded next."""
     for table in sparse.tables(model).values():
         if type(table) in _NEAR:
             table.__class__ = _NEAR[type(table)]

@@ -1,7 +1,7 @@
 """A trainer of hybrid: computes with rows that come from the servers, and sends the gradients of those rows back.
 
 What is dense goes through ddp. A step is applied when every server has everybody's rows: the servers then say so to all
-trainers, and every trainer gives all servers the word, so that none of them stands in another step than the rest when
+trainers, and every trainer sends all servers the commit, so that none of them stands in another step than the rest when
 one is lost in between.
 """
 
@@ -10,16 +10,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline import remote
-from paceline.errors import RemoteError
 from paceline.reduce.tree import Gradients, Subtree, TreeSum
-from paceline.remote.grouping import open_group
 from paceline.state.optimizer_state import Options, options_to_tell
 from paceline.strategies import sparse
 from paceline.strategies.base import StepWork, StrategyInputs
@@ -27,18 +24,14 @@ from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.hybrid import embedding_service
 from paceline.strategies.hybrid.embedding_service import Norms
 from paceline.strategies.hybrid.kept import KeptPlacement, KeptState, bounds
-from paceline.strategies.hybrid.tables import send_away
-from paceline.strategies.parameter_server.answers import Answers
+from paceline.strategies.hybrid.tables import Fetch, send_away
+from paceline.strategies.parameter_server.connection import ServerCalls
 from paceline.strategies.placement import Optimize
 from paceline.strategies.reducer import AroundReducer, Reducer, norm_of
 from paceline.strategies.result import StepResult
 from paceline.strategies.step_state import StepState
 from paceline.world import World
 from paceline.world.fault_points import REDUCTION, hit
-
-Answer = TypeVar("Answer")
-GOODBYE_S = 1.0
-"""How long a server may take to hear that this trainer leaves."""
 
 
 @dataclass
@@ -49,11 +42,6 @@ class Traffic:
     pushed: int = 0
     steps: int = 0
     table_bytes: int = 0
-
-    @property
-    def sparse(self) -> int:
-        """What travelled: row numbers, rows, and gradients of rows."""
-        return self.looked_up + self.pushed
 
     @property
     def dense(self) -> int:
@@ -71,15 +59,10 @@ class Servers:
         self._edges = [torch.tensor(bounds(len(one), world.mesh.servers)) for one in weights]
         self._widths = [one.shape[1] for one in weights]
         self._types = [one.dtype for one in weights]
-        self._answers = Answers(world)
-        self._session: remote.Session | None = open_group(world)
-        names = self._session.workers("servers")
-        self._lookup = [remote.call(name, embedding_service.lookup) for name in names]
-        self._push = [remote.call(name, embedding_service.push) for name in names]
-        self._apply = [remote.call(name, embedding_service.apply) for name in names]
-        self._leave = [
-            remote.call(name, embedding_service.leave).options(timeout=GOODBYE_S) for name in names
-        ]
+        self._calls = ServerCalls(world)
+        self._lookup = self._calls.to_each(embedding_service.lookup)
+        self._push = self._calls.to_each(embedding_service.push)
+        self._apply = self._calls.to_each(embedding_service.apply)
         self._pushed: list[remote.Future[Norms | None]] = []
 
     def lookup(self, table: int, numbers: Tensor) -> Tensor:
@@ -100,7 +83,7 @@ class Servers:
             for server, (call, start, stop) in enumerate(zip(self._lookup, cuts, cuts[1:], strict=False))
             if stop > start
         ]
-        got = self._answers.wait(calls)
+        got = self._calls.wait(calls)
         empty = torch.empty(0, self._widths[table], dtype=self._types[table])
         return torch.cat(got) if got else empty
 
@@ -131,29 +114,19 @@ class Servers:
 
     def norms(self) -> Gradients:
         """Return the norms of all touched rows of each table, in the order of the rows, when all have pushed theirs."""
-        answers = self._outcomes(self._pushed)
+        answers = self._calls.outcomes(self._pushed)  # not `wait`: it may be they that apply the step already
         self._pushed = []
         columns = [[one for one in column if one is not None] for column in zip(*answers, strict=True)]
         return [torch.cat(column).to(self._world.device) if column else None for column in columns]
 
     def apply(self, factor: float, entry: Tensor, norm: Tensor | None, options: Options) -> None:
-        """Have this step applied on all servers, with these options of the optimizer."""
-        word = factor, entry.cpu(), None if norm is None else norm.cpu(), options
-        self._outcomes([call.future(self.turn, *word) for call in self._apply])
-
-    def _outcomes(self, futures: Sequence[remote.Future[Answer | None]]) -> list[Answer]:
-        """Return the servers' answers even if the group breaks meanwhile: it may be they that apply the step already."""
-        return self._answers.outcomes(futures)
+        """Commit this step on all servers, with these options of the optimizer."""
+        commit = factor, entry.cpu(), None if norm is None else norm.cpu(), options
+        self._calls.outcomes([call.future(self.turn, *commit) for call in self._apply])
 
     def close(self) -> None:
-        """Let go of them; some may still wait for this trainer."""
-        session, self._session = self._session, None
-        if session is None:
-            return
-        for one in self._leave:
-            with contextlib.suppress(RemoteError, RuntimeError):  # it may be what was lost
-                one()
-        session.abandon()
+        """Release them; some may still wait for this trainer."""
+        self._calls.close()
 
 
 class DensePlacement(KeptPlacement):
@@ -191,11 +164,11 @@ class DensePlacement(KeptPlacement):
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
         """Begin a turn with the servers."""
-        self.servers.turn += 1
+        self.refresh()
         yield
 
     def update(self, optimize: Optimize, result: StepResult) -> None:
-        """Give the servers the word, and update what is dense."""
+        """Commit the step on the servers, and update what is dense."""
         options = options_to_tell(self.optimizer)
         self.servers.apply(float(result.applied_factor), result.entry, result.norm, options)
         optimize()
@@ -248,13 +221,14 @@ class ServedRowsReducer(AroundReducer):
         return norm_of(measured) if wanted else None
 
     def refused(self, result: StepResult) -> None:
-        """Tell the servers, which find the same, and say so with everybody."""
+        """Tell the servers, which find the same and raise it too."""
         if not self._asked:
             self._placement.servers.norms()
         self._placement.servers.apply(1.0, result.entry, result.norm, [])
 
 
-def _fetch(servers: Servers, table: int) -> Any:
+def _fetch(servers: Servers, table: int) -> Fetch:
+    # A function, because a copy of the model shares it: the servers that a partial holds would be copied with it.
     return lambda numbers: servers.lookup(table, numbers)
 
 

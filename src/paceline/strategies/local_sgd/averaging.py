@@ -25,7 +25,7 @@ class Averaging:
     def __init__(self, world: World, transport: str) -> None:
         self.world = replace(world, shares=None)
         """The workers as equals, however many shards each carries."""
-        self._late = PostBackwardReduce(self.world, world.size, transport)
+        self._post_backward = PostBackwardReduce(self.world, world.size, transport)
         # Beside the other, which reads back what has come: that would keep a GPU waiting in every step.
         self._exchange = open_exchange(self.world, world.size, transport) if world.size > 1 else None
 
@@ -46,7 +46,7 @@ class Averaging:
         rank = self.world.rank
         tree = TreeSum(self.world.size)
         tree.add((rank, rank + 1), list(shares))
-        summed = self._late.sum(tree, shares)
+        summed = self._post_backward.sum(tree, shares)
         return [mine if total is None else total for mine, total in zip(shares, summed, strict=True)]
 
     @torch.no_grad()

@@ -12,11 +12,10 @@ from torch.optim import Optimizer
 from paceline.state.chunks import OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read, assemble, split
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.buffers.buffers import Buffers, Versions, gather_rows
-from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.guards.writes import Writes
 from paceline.strategies.local_sgd.averaging import Averaging, wide
 from paceline.strategies.local_sgd.outer import Nesterov
-from paceline.strategies.placement import Optimize, Placement, load_whole_state, whole_state
+from paceline.strategies.placement import Optimize, WholePlacement, load_whole_state, whole_state
 from paceline.strategies.reducer import agreed_names
 from paceline.strategies.result import StepResult
 from paceline.world import World, all_gather_object
@@ -26,17 +25,16 @@ Progress = tuple[int, float, bool, int]
 """Steps since the last average, the weight of what they learned from, whether optimizers may differ, and the steps taken."""
 
 
-class DriftingPlacement(Placement):
+class DriftingPlacement(WholePlacement):
     """All of the state, as this worker has it."""
 
-    whole = True
-    scope = Scope.ALL
-
     def __init__(self, inputs: StrategyInputs, world: World) -> None:
-        self.model = inputs.model.to(world.device)
+        super().__init__(inputs, world, holds_all=False)
         self.world, self._tuning = world, inputs.tuning
         self.averaging = Averaging(world, inputs.transport)
-        self._inputs = inputs
+        self._in_sync = inputs.weights_in_sync
+        # Not the replica of the group before itself, which would be kept in memory.
+        self._before = {} if inputs.previous is None else inputs.previous.placement.carried
         self._across = Buffers(self.model, inputs.buffer_rules, world.size)
         self._versions: Versions | None = None
         """Where the buffers stood when the period began; None before it has."""
@@ -69,8 +67,7 @@ class DriftingPlacement(Placement):
         self._parameters = self.parameters()
         if self._tuning.outer_optimizer == "nesterov":
             self.outer = Nesterov(self._parameters, self._tuning)
-        before = self._inputs.previous.placement.carried if self._inputs.previous is not None else {}
-        mine: Progress = before.get("progress", (0, 0.0, False, 0))
+        mine: Progress = self._before.get("progress", (0, 0.0, False, 0))
         found: list[Progress] = all_gather_object(self.world.comm, mine)
         # Whoever has taken over another's state in between stands at the beginning of a period, like a newcomer.
         source = next((rank for rank, (steps, *_) in enumerate(found) if steps), None)
@@ -80,8 +77,8 @@ class DriftingPlacement(Placement):
             rank for rank, (steps, *_, taken) in enumerate(found) if not steps and taken == furthest > 0
         ]
         self._stirred = any(stirred for _, _, stirred, _ in found)
-        self.outer = before.get("outer") or self.outer
-        if not self._inputs.weights_in_sync:
+        self.outer = self._before.get("outer") or self.outer
+        if not self._in_sync:
             self.averaging.send_from(0, list(self.model.state_dict().values()))
         if source is not None and averaged:
             self.averaging.send_from(averaged[0], list(self.model.state_dict().values()))
@@ -186,10 +183,6 @@ class DriftingPlacement(Placement):
     def align(self) -> None:
         """Do the same; of a group that is broken the state is this worker's own."""
         self.synchronize()
-
-    def gathered(self, held: LocalState, world: World) -> dict[str, Any]:  # noqa: ARG002
-        """Return what this worker has: it is everything."""
-        return assemble({key: chunk.values for key, chunk in held.chunks.items()}, held.rest)
 
     def local_state(self) -> LocalState:
         """Return this worker's own state as it is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from paceline.reduce.post_backward import PostBackwardReduce
 from paceline.reduce.tree import add
 from paceline.strategies.base import StepWork, StrategyInputs
-from paceline.strategies.buffers.buffers import Buffers, gather_rows
+from paceline.strategies.buffers.buffers import Buffers
 from paceline.strategies.local_sgd.placement import DriftingPlacement
 from paceline.strategies.reducer import Reducer, agree_on_terms, agreed_names, norm_of
 from paceline.strategies.result import StepResult, check_norm
@@ -53,10 +54,7 @@ class OwnReducer(Reducer):
             step.give(self._sums.sum(step.tree, like))
             self._own = None
         else:
-            (_, total), *others = step.tree.nodes
-            for _, more in others:
-                total = add(total, more)
-            step.give(total)
+            step.give(functools.reduce(add, (held for _, held in step.tree.nodes)))
             self._own = step.loss_stats.grad
         self._placement.has_learned = self._own is not None
         if step.loss_stats.grad is None:
@@ -98,10 +96,7 @@ class OwnReducer(Reducer):
 
     def combine_buffers(self, buffers: Buffers) -> None:
         """Make one value of what this worker's shards made of each buffer; everybody's where the step is taken together."""
-        world, shards = self.world, self.step.shards
-        buffers.combine(
-            lambda names: agreed_names(world, names, buffers),
-            (lambda rows: gather_rows(rows, buffers.like(), world, shards))
-            if self._together
-            else lambda rows: rows,
-        )
+        if self._together:
+            super().combine_buffers(buffers)
+        else:
+            buffers.combine(lambda names: agreed_names(self.world, names, buffers), lambda rows: rows)

@@ -79,7 +79,7 @@ class AsyncUpdate:
         self.updates += 1
 
     def _complete(self, replica: Replica, number: int) -> None:
-        """Let the schedule go on from this step, and the buffers become what the trainers made of them in it."""
+        """Step the schedule, and set the buffers to what the trainers made of them in this step."""
         first = self._entries[number][min(self._entries[number])]
         self._placement.take_options([first])  # others may be further
         if replica.scheduler is not None:

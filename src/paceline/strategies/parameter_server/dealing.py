@@ -1,16 +1,34 @@
-"""Which server holds what of a model: the largest parameters first, each to the server that has least so far."""
+"""What trainers and servers begin with: the same weights, and which server holds what of the model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from paceline.strategies.data_parallel.zero import deal
+from paceline.world import World
+
+
+@torch.no_grad()
+def send_first_weights(model: nn.Module, world: World) -> None:
+    """Begin with the first worker's weights, on all workers."""
+    for value in model.state_dict().values():
+        if isinstance(value, Tensor):
+            value.copy_(world.comm.broadcast(value, 0))
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a model, those that are shared under every name that they have."""
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
 
 
 class Dealing:
-    """The part of each server, the same on all workers."""
+    """The part of each server, the same on all workers: the largest parameters first, each to whoever has least so far."""
 
     def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], servers: int) -> None:
         owners = deal([one.numel() * one.element_size() for one in parameters], servers)
@@ -19,10 +37,6 @@ class Dealing:
         ]
         """For each server, where its parameters are in the list of all that are trained."""
         of = {id(one): owner for one, owner in zip(parameters, owners, strict=True)}
-        # Under every name that a shared parameter has; what is not trained, buffers first of all, is with the first server.
-        named = {
-            **dict(model.named_parameters(remove_duplicate=False)),
-            **dict(model.named_buffers(remove_duplicate=False)),
-        }
-        self.owners = {name: of.get(id(value), 0) for name, value in named.items()}
+        # What is not trained, buffers first of all, is with the first server.
+        self.owners = {name: of.get(id(value), 0) for name, value in named_tensors(model).items()}
         """The server of everything that the model holds, by name."""

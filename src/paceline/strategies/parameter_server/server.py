@@ -10,17 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline import remote
 from paceline.errors import InputError
-from paceline.remote.grouping import open_group
 from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read, assemble, split
 from paceline.state.optimizer_state import Options, load_optimizer_state, same_options, set_options
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.guards.partial_update import Scope
-from paceline.strategies.parameter_server.dealing import Dealing
-from paceline.strategies.parameter_server.packing import Packing
+from paceline.strategies.parameter_server.dealing import Dealing, named_tensors, send_first_weights
+from paceline.strategies.parameter_server.packing import HostPacking
 from paceline.strategies.parameter_server.push_queue import Content, Push, PushQueue
-from paceline.strategies.parameter_server.state import agree_on_weights, check_slots
 from paceline.strategies.placement import Optimize, Placement, whole_state
 from paceline.strategies.result import StepResult
 from paceline.world import World
@@ -35,7 +32,7 @@ class ServerPlacement(Placement):
     def __init__(self, inputs: StrategyInputs, world: World) -> None:
         self.model = inputs.model.to(world.device)
         self.scope = Scope.PARAMETERS if world.mesh.servers > 1 else Scope.ELSEWHERE
-        self._inputs, self.world = inputs, world
+        self._in_sync, self.world = inputs.weights_in_sync, world
         self.peers = world.submesh("ddp")
         self.trainers = world.mesh.trainers
         self.staleness = inputs.tuning.staleness
@@ -47,18 +44,18 @@ class ServerPlacement(Placement):
     def adopt(self, optimizer: Optimizer) -> None:
         """Keep this server's part, and open the queue that trainers push to."""
         super().adopt(optimizer)
-        agree_on_weights(self.model, self._inputs, self.world)
+        if not self._in_sync:
+            send_first_weights(self.model, self.world)
         self.every = super().parameters()
         """All parameters that train, this server's and others'."""
         dealing = Dealing(self.model, self.every, self.world.mesh.servers)
         self.places = dealing.places[self.peers.rank]
         """Where this server's parameters are among them."""
         self._mine = {name for name, owner in dealing.owners.items() if owner == self.peers.rank}
-        self.packing = Packing(self.parameters())
+        self.packing = HostPacking(self.parameters())
         self._release()
         self.queue = PushQueue(self._weights, self.world.interruption)
-        self._session: remote.Session | None = open_group(self.world)
-        self._session.at_close(self.queue.close)
+        self.queue.serve(self.world)
 
     def parameters(self) -> list[nn.Parameter]:
         """Return this server's."""
@@ -68,11 +65,8 @@ class ServerPlacement(Placement):
 
     def _weights(self) -> dict[str, Tensor]:
         """Return all that this server holds of the model."""
-        held = {
-            **dict(self.model.named_parameters(remove_duplicate=False)),
-            **dict(self.model.named_buffers(remove_duplicate=False)),
-        }
-        return {name: value.detach().cpu() for name, value in held.items() if name in self._mine}
+        held = named_tensors(self.model).items()
+        return {name: value.detach().cpu() for name, value in held if name in self._mine}
 
     def receive(self, count: int) -> list[Push]:
         """Wait for so many pushes."""
@@ -115,14 +109,14 @@ class ServerPlacement(Placement):
     # Steps.
 
     def refresh(self) -> None:
-        """Let the trainers fetch what is here first, in a new group or after loading."""
+        """Wait until the trainers have come to fetch what is here, in a new group or after loading."""
         if self._stale:
             self.world.comm.barrier()
             self._stale = False
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """Let the trainers fetch what is here; they measure."""
+        """Wait until the trainers have come to fetch what is here; they measure."""
         self._stale = self._stale or bool(self.staleness)
         self.refresh()
         yield
@@ -138,14 +132,20 @@ class ServerPlacement(Placement):
 
     def check_slots(self) -> None:
         """Refuse an optimizer whose state cannot be gathered again."""
-        if not self._checked and self.optimizer.state:
-            self._checked = True
-            slots = whole_state(self.model, self.optimizer)[OPTIMIZER]["state"]
-            check_slots(slots, type(self.optimizer).__name__)
+        if self._checked or not self.optimizer.state:
+            return
+        self._checked = True
+        for name, held in whole_state(self.model, self.optimizer)[OPTIMIZER]["state"].items():
+            for slot, value in held.items():
+                if not isinstance(value, Tensor):
+                    raise InputError(
+                        f"--strategy ps keeps tensors on its servers, but {type(self.optimizer).__name__} keeps "
+                        f"{slot} = {value!r:.40} for {name}. Use --strategy ddp."
+                    )
 
     @torch.no_grad()
     def keep_buffers(self, values: Mapping[str, Tensor]) -> None:
-        """Have the buffers that the trainers made."""
+        """Take over the buffers that the trainers made."""
         held = dict(self.model.named_buffers())
         for name, value in values.items():
             held[name].copy_(value)
@@ -183,7 +183,4 @@ class ServerPlacement(Placement):
 
     def abandon(self) -> None:
         """Release the group, and trainers that wait here."""
-        self.queue.close()
-        session, self._session = self._session, None
-        if session is not None:
-            session.abandon()
+        self.queue.abandon()

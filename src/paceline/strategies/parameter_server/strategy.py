@@ -18,6 +18,10 @@ from __future__ import annotations
 from paceline.errors import InputError
 from paceline.strategies.base import Exactness, StrategyInputs
 from paceline.strategies.guards.refusals import refuse_sparse
+from paceline.strategies.parameter_server.async_server import AsyncUpdate
+from paceline.strategies.parameter_server.server import ServerPlacement
+from paceline.strategies.parameter_server.sync_server import SyncReducer
+from paceline.strategies.parameter_server.trainer import ServedPlacement, ServedReducer, ServedUpdate
 from paceline.strategies.placement import WholePlacement
 from paceline.strategies.replica import Replica
 from paceline.strategies.tuning import Tuning
@@ -52,21 +56,9 @@ class ParameterServer:
         refuse_sparse(inputs.model, "ps")
         world.note_transport(RPC)
         if not world.serves:
-            from paceline.strategies.parameter_server.trainer import (
-                ServedPlacement,
-                ServedReducer,
-                ServedUpdate,
-            )
-
             served = ServedPlacement(inputs, world)
             return Replica(inputs, world, served, ServedReducer(served.peers), update=ServedUpdate(served))
-        from paceline.strategies.parameter_server.server import ServerPlacement
-
         placement = ServerPlacement(inputs, world)
         if inputs.tuning.staleness:
-            from paceline.strategies.parameter_server.async_server import AsyncUpdate
-
             return Replica(inputs, world, placement, update=AsyncUpdate(placement))
-        from paceline.strategies.parameter_server.sync_server import SyncReducer
-
         return Replica(inputs, world, placement, SyncReducer(inputs, world, placement))

@@ -13,7 +13,7 @@ from paceline.reduce.norms import total_norm
 from paceline.reduce.tree import TreeSum, cover
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.buffers.buffers import Buffers
-from paceline.strategies.parameter_server.packing import Packing
+from paceline.strategies.parameter_server.packing import HostPacking
 from paceline.strategies.parameter_server.server import ServerPlacement
 from paceline.strategies.reducer import Reducer
 from paceline.strategies.result import StepResult
@@ -32,7 +32,7 @@ class SyncReducer(Reducer):
         carried = [owned_shards(rank, len(trainers), inputs.shards, world.shares) for rank in trainers]
         self._nodes = [cover(owned.start, owned.stop, inputs.shards) for owned in carried]
         """The subtrees that each trainer brings, from left to right."""
-        self._brought: list[Packing] = []
+        self._brought: list[HostPacking] = []
 
     def finish(self) -> None:
         """Wait for all trainers, and make `.grad` the sum over all shards, along the tree."""
@@ -42,7 +42,7 @@ class SyncReducer(Reducer):
         names = placement.pushes[0].content["names"]
         step.auxiliary.names = names
         if not self._brought:
-            self._brought = [Packing([*step.parameters, step.loss_stats] * (len(names) + 1))]
+            self._brought = [HostPacking([*step.parameters, step.loss_stats] * (len(names) + 1))]
         tree = TreeSum(step.shards)
         for push, nodes in zip(placement.pushes, self._nodes, strict=True):
             for node, packed in zip(nodes, push.content["packed"], strict=True):

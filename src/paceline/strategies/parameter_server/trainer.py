@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,14 +12,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline import remote
 from paceline.compat import foreach, optim
 from paceline.data import owned_shards
-from paceline.errors import InputError, PacelineError, RemoteError
+from paceline.errors import InputError, PacelineError
 from paceline.reduce.combination import Combination
 from paceline.reduce.tree import Gradients, add
-from paceline.remote.grouping import PATIENCE_S, open_group
-from paceline.state.chunks import OPTIMIZER, Catalogue, LocalState, Read
+from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, LocalState, Read
 from paceline.state.optimizer_state import load_optimizer_state, options_to_tell
 from paceline.strategies import gradients
 from paceline.strategies.base import StepWork, StrategyInputs
@@ -26,10 +25,9 @@ from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.guards.trained import check_equal
 from paceline.strategies.guards.writes import Writes
 from paceline.strategies.parameter_server import push_queue
-from paceline.strategies.parameter_server.answers import Answers
-from paceline.strategies.parameter_server.dealing import Dealing
-from paceline.strategies.parameter_server.packing import Packing
-from paceline.strategies.parameter_server.state import agree_on_weights, rest_of
+from paceline.strategies.parameter_server.connection import ServerCalls
+from paceline.strategies.parameter_server.dealing import Dealing, named_tensors, send_first_weights
+from paceline.strategies.parameter_server.packing import HostPacking
 from paceline.strategies.placement import Placement, whole_state
 from paceline.strategies.reducer import Reducer, agree_on_terms
 from paceline.strategies.replica import Replica
@@ -39,9 +37,6 @@ from paceline.world import World
 from paceline.world.fault_points import OPTIMIZER as OPTIMIZER_POINT
 from paceline.world.fault_points import REDUCTION, hit
 
-GOODBYE_S = 1.0
-"""How long a server may take to hear that this trainer leaves."""
-
 
 class ServedPlacement(Placement):
     """A model whose weights come from the servers before each step; none of the state is this worker's."""
@@ -49,29 +44,29 @@ class ServedPlacement(Placement):
     def __init__(self, inputs: StrategyInputs, world: World) -> None:
         self.model = inputs.model.to(world.device)
         self.scope = Scope.PARAMETERS if world.mesh.servers > 1 else Scope.ELSEWHERE
-        self._inputs, self.world = inputs, world
+        self._in_sync, self.world = inputs.weights_in_sync, world
         self.peers = world.submesh("ddp")
         self.owned = owned_shards(self.peers.rank, self.peers.size, inputs.shards, world.shares)
         """The shards of this trainer."""
         self.staleness = inputs.tuning.staleness
-        self.answers = Answers(world)
         self._writes = Writes(self.model.named_parameters())
+        self.number = 0
+        """The step that was taken last."""
         self._stale = True
 
     def adopt(self, optimizer: Optimizer) -> None:
         """Meet the servers, with the first worker's weights."""
         super().adopt(optimizer)
-        agree_on_weights(self.model, self._inputs, self.world)
+        if not self._in_sync:
+            send_first_weights(self.model, self.world)
         parameters = self.parameters()
         self.dealing = Dealing(self.model, parameters, self.world.mesh.servers)
         self.parts = [[parameters[place] for place in places] for places in self.dealing.places]
         """The parameters of each server."""
-        self.packings = [Packing(part) for part in self.parts]
-        self._session: remote.Session | None = open_group(self.world)
-        servers = self._session.workers("servers")
-        self.push = [remote.call(name, push_queue.push).options(timeout=PATIENCE_S) for name in servers]
-        self._pull = [remote.call(name, push_queue.pull).options(timeout=PATIENCE_S) for name in servers]
-        self._leave = [remote.call(name, push_queue.leave).options(timeout=GOODBYE_S) for name in servers]
+        self.packings = [HostPacking(part) for part in self.parts]
+        self.servers = ServerCalls(self.world)
+        self.push = self.servers.to_each(push_queue.push)
+        self._pull = self.servers.to_each(push_queue.pull)
 
     def refresh(self) -> None:
         """Begin a step in a new group, or after loading, with the weights that the servers have."""
@@ -82,11 +77,8 @@ class ServedPlacement(Placement):
     def _fetch(self) -> None:
         """Fetch all that the servers hold, once everybody is here and so has nothing in flight."""
         self.world.comm.barrier()
-        own = {
-            **dict(self.model.named_parameters(remove_duplicate=False)),
-            **dict(self.model.named_buffers(remove_duplicate=False)),
-        }
-        for held in self.answers.wait([one.future() for one in self._pull]):
+        own = named_tensors(self.model)
+        for held in self.servers.wait([one.future() for one in self._pull]):
             for name, value in held.items():
                 own[name].copy_(value)
         self._stale = False
@@ -100,9 +92,6 @@ class ServedPlacement(Placement):
         yield
         self._writes.check(self.number)
 
-    number = 0
-    """The step that was taken last."""
-
     def synchronize(self) -> None:
         """Refuse to save or report buffers in which trainers have parted that go through every step together."""
         if not self.staleness:
@@ -110,7 +99,9 @@ class ServedPlacement(Placement):
 
     def local_state(self) -> LocalState:
         """Return no tensor: the servers hold them."""
-        return LocalState({}, rest_of(whole_state(self.model, self.optimizer)))
+        state = whole_state(self.model, self.optimizer)
+        rest = {key: value for key, value in state.items() if key != MODEL}
+        return LocalState({}, {**rest, OPTIMIZER: {**state[OPTIMIZER], "state": {}}})
 
     def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Take over the optimizer's groups; the weights come from the servers."""
@@ -120,13 +111,7 @@ class ServedPlacement(Placement):
 
     def abandon(self) -> None:
         """Release the servers, some of which may still wait for this trainer."""
-        session, self._session = self._session, None
-        if session is None:
-            return
-        for one in self._leave:
-            with contextlib.suppress(RemoteError, RuntimeError):  # it may be what was lost
-                one()
-        session.abandon()
+        self.servers.close()
 
 
 class ServedReducer(Reducer):
@@ -141,7 +126,7 @@ class ServedUpdate:
 
     def __init__(self, placement: ServedPlacement) -> None:
         self._placement = placement
-        self._packings: list[Packing] = []
+        self._packings: list[HostPacking] = []
         """How the sums for each server travel."""
 
     def apply(self, replica: Replica, max_grad_norm: float | None) -> StepResult:
@@ -163,7 +148,7 @@ class ServedUpdate:
             for one, content in zip(placement.push, contents, strict=True)
         ]
         _pass_over(replica)
-        answers = placement.answers.wait(pushed)
+        answers = placement.servers.wait(pushed)
         entry, terms = answers[0]["entry"], answers[0]["terms"]
         if entry is None:
             raise InputError(
@@ -186,7 +171,7 @@ class ServedUpdate:
         nodes = [held for held, _ in Combination(step.tree, None, placement.owned, step.shards).nodes]
         if not self._packings:
             times = len(step.auxiliary.names) + 1
-            self._packings = [Packing([*part, step.loss_stats] * times) for part in placement.parts]
+            self._packings = [HostPacking([*part, step.loss_stats] * times) for part in placement.parts]
         replica.reducer.combine_buffers(replica.buffers)
         contents: list[push_queue.Content] = []
         for places, packing in zip(placement.dealing.places, self._packings, strict=True):
@@ -201,10 +186,7 @@ class ServedUpdate:
     ) -> tuple[list[push_queue.Content], Tensor | None]:
         """Return for each server the mean gradient of this trainer's share, clipped by its own norm."""
         step, placement = replica.step_state, self._placement
-        (_, total), *others = step.tree.nodes
-        for _, more in others:
-            total = add(total, more)
-        step.give(total)
+        step.give(functools.reduce(add, (held for _, held in step.tree.nodes)))
         replica.buffers.combine(lambda names: names, lambda rows: rows)
         entry, terms = step.loss_stats.grad, step.auxiliary.entries()
         norm, weight = None, 0.0 if entry is None else float(entry[1])
@@ -266,7 +248,7 @@ def _changed_buffers(replica: Replica) -> dict[str, Tensor]:
 
 
 def _pass_over(replica: Replica) -> None:
-    """Have whoever looks on at the moment of the update do so on all workers together.
+    """Run the hooks of the optimizer at the moment of the update, on all workers together.
 
     The optimizer's own step is the servers' business: one that is not torch's may not bear to find no gradient.
     """

@@ -8,54 +8,14 @@ fails with one line.
 from __future__ import annotations
 
 import zlib
-from collections import deque
-from collections.abc import Collection, Iterable
-from typing import Any, NoReturn, Protocol
+from collections.abc import Collection
+from typing import Any, NoReturn
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.errors import InputError
-from paceline.strategies.pipeline.model_copy import TABLES, equal
-
-_LONGEST = 1000
-"""Longer lists and dicts, vocabularies say, are not compared by what they hold."""
-
-
-class Attributes:
-    """The plain attributes of some modules, compared between two moments."""
-
-    def __init__(self, named: Iterable[tuple[str, nn.Module]]) -> None:
-        self._tables = {name: vars(module) for name, module in named}
-        self._before: list[dict[str, Any]] = []
-        self._containers = [
-            (f"{name}.{key}".lstrip("."), value)
-            for name, table in self._tables.items()
-            for key, value in table.items()
-            if key not in TABLES and isinstance(value, list | dict | set | deque) and len(value) <= _LONGEST
-        ]
-        self._contents: list[list[Any]] = []
-
-    def begin(self) -> None:
-        """Note what they are now."""
-        self._before = [table.copy() for table in self._tables.values()]
-        self._contents = [_content(one) for _, one in self._containers]
-
-    def written(self) -> list[str]:
-        """Return the names of those that are something else than when it began, or hold something else."""
-        found = [
-            f"{name}.{key}".lstrip(".")
-            for (name, table), before in zip(self._tables.items(), self._before, strict=True)
-            for key in {**before, **table}
-            if key not in TABLES
-            and key != "training"
-            and (key not in table or key not in before or not equal(table[key], before[key]))
-        ]
-        for (name, one), content in zip(self._containers, self._contents, strict=True):
-            now = _content(one)
-            if len(now) != len(content) or not all(map(equal, now, content)):
-                found.append(name)
-        self._before, self._contents = [], []
-        return found
+from paceline.strategies.pipeline.model_copy import Attributes
+from paceline.strategies.pipeline.share import Body
 
 
 class Elsewhere:
@@ -87,61 +47,15 @@ def _refuse_read(one: Elsewhere, *_: Any) -> NoReturn:
 
 
 _ARITHMETIC = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "and",
-    "or",
-    "xor",
-    "lshift",
-    "rshift",
-    "divmod",
-)
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift", "divmod",
+)  # fmt: skip
 _CONVERSIONS = (
-    "neg",
-    "pos",
-    "abs",
-    "invert",
-    "bool",
-    "int",
-    "float",
-    "complex",
-    "index",
-    "hash",
-    "format",
-    "str",
-)
+    "neg", "pos", "abs", "invert", "bool", "int", "float", "complex", "index", "hash", "format", "str",
+)  # fmt: skip
 _MEMBERS = ("len", "iter", "next", "contains", "getitem", "setitem", "delitem", "call")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 for _one in (*_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), *_CONVERSIONS, *_MEMBERS, *_COMPARISONS):
     setattr(Elsewhere, f"__{_one}__", _refuse_read)
-
-
-class Body(Protocol):
-    """What runs a stage, as far as this concerns it."""
-
-    root: nn.Module
-
-    @property
-    def original(self) -> nn.Module:
-        """The whole model."""
-
-    def modules(self) -> list[nn.Module]:
-        """Return the modules that run."""
-
-    def give_one(self, name: str) -> None:
-        """Let them have one attribute of the whole model."""
-
-    def end(self) -> None:
-        """Let the whole model have theirs."""
-
-    def keep_apart(self, kind: type) -> None:
-        """Never let them have what the whole model has now of this kind."""
 
 
 class StageAttributes:
@@ -203,7 +117,3 @@ class StageAttributes:
 
 def _unpacked(names: bytes) -> list[str]:
     return zlib.decompress(names).decode().split("\n") if names else []
-
-
-def _content(one: Any) -> list[Any]:
-    return [*one, *one.values()] if isinstance(one, dict) else list(one)

@@ -68,25 +68,31 @@ class StandIn:
         return self._calls > 0
 
 
-class _Called(BaseException):
-    """Carries the arguments of the model's call out of a loss."""
+class Reached(BaseException):
+    """Ends a loss where its purpose is reached, with what it has come to. No `Exception`: the user's code must not catch it."""
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, value: Any) -> None:
         super().__init__()
-        self.call = args, kwargs
+        self.value = value
 
 
 def call_of(function: Function, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments with which a loss calls the model; the batch stays as it is, for it is yet to be learned from."""
 
     def seen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
-        raise _Called(args, kwargs)
+        raise Reached((args, kwargs))
 
     with torch.no_grad(), seeds.preserved():
         try:
             function(StandIn(seen, training=True), copied(batch))
-        except _Called as called:
-            return called.call
-    raise InputError(
+        except Reached as reached:
+            args, kwargs = reached.value
+            return args, kwargs
+    raise uncalled()
+
+
+def uncalled() -> InputError:
+    """Return the error for a loss that has not called the model."""
+    return InputError(
         "the loss returned without calling the model, so nothing would be learned. Call model(...)."
     )

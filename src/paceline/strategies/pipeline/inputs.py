@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -43,111 +43,100 @@ class Watch:
         return self.always or self.passes & (self.passes - 1) == 0
 
 
-class Inputs:
+class _Watched:
+    """Tensors in the memory of the model's arguments, as they were at one moment."""
+
+    def __init__(self, held: Sequence[Tensor], watch: Watch | None) -> None:
+        """`watch` has values compared, too."""
+        self._held, self._watch = held, watch
+        self._forms = [_form(one) for one in held]
+        # Kept, so that none of it is given out again meanwhile.
+        self._memory = [one.untyped_storage() for one in held if one.layout is torch.strided]
+        looks = watch is not None and watch.begin()
+        self._before = {
+            place: [part.clone() for part in _parts(one)]
+            for place, one in enumerate(held)
+            if watch is not None and (looks or one.device.type == "cpu")
+        }
+
+    def written(self) -> dict[int, bool]:
+        """Return the places of those that were written to, and whether each lies in other memory now."""
+        found: dict[int, bool] = {}
+        for place, (one, (counted, *form)) in enumerate(zip(self._held, self._forms, strict=True)):
+            now, *formed = _form(one)
+            if now != counted or formed != form:
+                found[place] = formed != form
+        silent = [place for place in self._before if place not in found]
+        parts = [(place, part) for place in silent for part in _parts(self._held[place])]
+        before = [part for place in silent for part in self._before[place]]
+        for number in differing_bits([part for _, part in parts], before):
+            found[parts[number][0]] = False
+            if self._watch is not None:
+                self._watch.always = True
+        return found
+
+    def touched(self) -> bool:
+        """Return whether anything was written to at all."""
+        return bool(self.written())
+
+    def check(self) -> None:
+        """Raise where a stage behind the first has written to them."""
+        if self.touched():
+            _refuse("writes into its own arguments behind a cut of the pipeline,")
+
+    def shared_with(self, tensors: Sequence[Tensor]) -> list[bool]:
+        """Return which of some tensors lie in the same memory."""
+        memory = {_memory(one) for one in self._held}
+        return [_memory(one) in memory for one in tensors]
+
+
+class Inputs(_Watched):
     """The arguments of one call of the model, as they were when it began."""
 
     def __init__(self, call: Any, watch: Watch | None = None, *, objects: bool = False) -> None:
         """`watch` has values compared, too; `objects` has objects looked into that torch's trees take for leaves."""
-        self._call, self._objects, self._watch = call, objects, watch
+        self._call, self._objects = call, objects
         self._leaves, self._specs = _flattened(call, objects)
-        self._tensors = _Tensors([leaf for leaf in self._leaves if isinstance(leaf, Tensor)], watch)
+        super().__init__([leaf for leaf in self._leaves if isinstance(leaf, Tensor)], watch)
 
     def changed(self) -> dict[int, tuple[Tensor, bool]]:
         """Return the tensors that were written to since; containers that hold anything else are refused."""
-        if self.rearranged():
+        if self._rearranged():
             _refuse("puts other values into the batch that it is given, or takes some out,")
-        found = self._tensors.written()
-        tensors = self._tensors.held
+        found, tensors = self.written(), self._held
         if any(tensors[place].requires_grad for place in found):
             _refuse("writes into an argument that takes a gradient,")
         if any(tensors[place].layout is not torch.strided for place in found):
             _refuse("writes into a sparse argument,")
         return {place: (tensors[place].detach(), moved) for place, moved in found.items()}
 
-    def rearranged(self) -> bool:
+    def _rearranged(self) -> bool:
         """Return whether containers and objects among the arguments hold something else now."""
         leaves, specs = _flattened(self._call, self._objects)
         return specs != self._specs or not all(map(_same, leaves, self._leaves))
 
     def write(self, changed: Changed) -> None:
-        """Have the arguments be what the first stage made of them."""
+        """Write into the arguments what the first stage has made of them."""
         with torch.no_grad():
             for place, (value, moved) in changed.items():
-                one = self._tensors.held[place]
+                one = self._held[place]
                 if moved:
                     one.data = value
                 else:
                     one.copy_(value)
 
-    def check(self) -> None:
-        """Raise where a stage behind the first has written to what stands in for its arguments."""
-        if self.touched():
-            _refuse("writes into its own arguments behind a cut of the pipeline,")
-
     def touched(self) -> bool:
-        """Return whether anything was written to at all."""
-        return self.rearranged() or bool(self._tensors.written())
-
-    def shared_with(self, tensors: Sequence[Tensor]) -> list[bool]:
-        """Return which of some tensors lie in the memory of the arguments."""
-        return in_memory_of(self._tensors.held, tensors)
+        """Return whether anything was written to at all, containers included."""
+        return self._rearranged() or super().touched()
 
 
-class Received:
-    """What came from the stage before, and which of it lies in the memory of the model's own arguments."""
+class Received(_Watched):
+    """What came from the stage before, as far as it lies in the memory of the model's own arguments."""
 
     def __init__(
         self, tensors: Sequence[Tensor], of_inputs: Sequence[bool], watch: Watch | None = None
     ) -> None:
-        found = [one for one, is_input in zip(tensors, of_inputs, strict=True) if is_input]
-        self._tensors = _Tensors(found, watch)
-
-    def check(self) -> None:
-        """Raise where an argument of the model was written to under another name."""
-        if self._tensors.written():
-            _refuse("writes into its own arguments behind a cut of the pipeline,")
-
-    def shared_with(self, tensors: Sequence[Tensor]) -> list[bool]:
-        """Return which of some tensors lie in the memory of the arguments."""
-        return in_memory_of(self._tensors.held, tensors)
-
-
-@dataclass
-class _Tensors:
-    """Tensors as they were at one moment."""
-
-    held: list[Tensor]
-    watch: Watch | None
-    _forms: list[Any] = field(init=False)
-    _memory: list[Any] = field(init=False)
-    """Kept, so that none of it is given out again meanwhile."""
-    _before: dict[int, list[Tensor]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._forms = [_form(one) for one in self.held]
-        self._memory = [one.untyped_storage() for one in self.held if one.layout is torch.strided]
-        looks = self.watch is not None and self.watch.begin()
-        self._before = {
-            place: [part.clone() for part in _parts(one)]
-            for place, one in enumerate(self.held)
-            if self.watch is not None and (looks or one.device.type == "cpu")
-        }
-
-    def written(self) -> dict[int, bool]:
-        """Return the places of those that were written to, and whether each lies in other memory now."""
-        found: dict[int, bool] = {}
-        for place, (one, (counted, *form)) in enumerate(zip(self.held, self._forms, strict=True)):
-            now, *formed = _form(one)
-            if now != counted or formed != form:
-                found[place] = formed != form
-        silent = [place for place in self._before if place not in found]
-        parts = [(place, part) for place in silent for part in _parts(self.held[place])]
-        before = [part for place in silent for part in self._before[place]]
-        for number in differing_bits([part for _, part in parts], before):
-            found[parts[number][0]] = False
-            if self.watch is not None:
-                self.watch.always = True
-        return found
+        super().__init__([one for one, is_input in zip(tensors, of_inputs, strict=True) if is_input], watch)
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
@@ -199,12 +188,6 @@ def _same(one: Any, other: Any) -> bool:
 def is_transparent(leaf: Any) -> bool:
     """Return whether a leaf is nothing that could be written to unseen."""
     return isinstance(leaf, _WHOLE)
-
-
-def in_memory_of(owners: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[bool]:
-    """Return which tensors share memory with an owner."""
-    held = {_memory(one) for one in owners}
-    return [_memory(one) in held for one in tensors]
 
 
 def _memory(tensor: Tensor) -> int:

@@ -12,6 +12,7 @@ import gc
 import logging
 import types
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, repeat
 from operator import is_
@@ -35,6 +36,8 @@ _LEAVES = (
     logging.Logger,
 )
 _ABSENT: Any = object()
+_LONGEST = 1000
+"""Longer lists and dicts, vocabularies say, are not compared by what they hold."""
 
 
 class ModelCopy:
@@ -48,7 +51,8 @@ class ModelCopy:
         self._copies = {address: memo[address] for address in self._own if address in memo}
         self._originals = {id(memo[address]): self._own[address] for address in self._copies}
         self._structure = structure(original)
-        self._original = original
+        self.original = original
+        """What it is a copy of."""
         pairs = [*zip(original.modules(), self.model.modules(), strict=True)]
         # What leads to the model's parts has to be copied with them, a config that knows its model say: kept the same likewise.
         pairs += [(one, memo[id(one)]) for one in copied if memo.get(id(one), one) is not one]
@@ -74,7 +78,7 @@ class ModelCopy:
 
     def changed(self) -> str | None:
         """Return the name of a module that has got other members or hooks, or of an attribute that leads to other modules."""
-        now = structure(self._original)
+        now = structure(self.original)
         if now.keys() != self._structure.keys():
             return next(iter(now.keys() ^ self._structure.keys()))
         for name, held in now.items():
@@ -96,14 +100,14 @@ class ModelCopy:
 
     def _name_of(self, one: Any) -> str:
         """Return the attribute that holds an object, or leads to it."""
-        for name, module in self._original.named_modules():
+        for name, module in self.original.named_modules():
             for key, value in vars(module).items():
                 if key not in TABLES and any(found is one for found in _reached([value], self._own)):
                     return f"{name}.{key}".lstrip(".")
         return f"a {type(one).__name__} of the model"
 
     def give(self) -> None:
-        """Have the copy's plain attributes be those of the original."""
+        """Set the copy's plain attributes to those of the original."""
         for (held, copied), given in zip(self._pairs, self._given, strict=True):
             for key, value in held.items():
                 if key in TABLES:
@@ -120,7 +124,7 @@ class ModelCopy:
                 copied.pop(key, None)
 
     def take(self) -> None:
-        """Have the original's plain attributes be what passes of the copy have made of them."""
+        """Set the original's plain attributes to what passes of the copy have made of them."""
         for (held, copied), given in zip(self._pairs, self._given, strict=True):
             for key, value in copied.items():
                 if key in TABLES or given.get(key, (None, _ABSENT))[1] is value:
@@ -135,7 +139,7 @@ class ModelCopy:
                 given[key] = back, value
 
     def give_one(self, module: nn.Module, key: str) -> None:
-        """Have one attribute of the copy be that of the original, or be gone."""
+        """Set one attribute of the copy to that of the original, or delete it where that has none."""
         for (held, copied), given in zip(self._pairs, self._given, strict=True):
             if held is vars(module):
                 value = held.get(key, _ABSENT)
@@ -151,20 +155,56 @@ class ModelCopy:
                 if isinstance(value, kind):
                     given[key] = value, copied.get(key, _ABSENT)
 
-    @property
-    def original(self) -> nn.Module:
-        """What it is a copy of."""
-        return self._original
-
     def _home(self) -> Any:
         """Return the device of the original; of what lies on another one it keeps what it had."""
-        return next((one.device for one in self._original.parameters()), None)
+        return next((one.device for one in self.original.parameters()), None)
 
     def _leads_inside(self, value: Any, parts: Mapping[int, Any] | None = None) -> bool:
         parts = self._own if parts is None else parts
         if type(value) in _ATOMS or id(value) in parts:
             return False
         return any(id(child) in parts for one in _reached([value], parts) for child in _children(one))
+
+
+class Attributes:
+    """The plain attributes of some modules, compared between two moments."""
+
+    def __init__(self, named: Iterable[tuple[str, nn.Module]]) -> None:
+        self._tables = {name: vars(module) for name, module in named}
+        self._before: list[dict[str, Any]] = []
+        self._containers = [
+            (f"{name}.{key}".lstrip("."), value)
+            for name, table in self._tables.items()
+            for key, value in table.items()
+            if key not in TABLES and isinstance(value, list | dict | set | deque) and len(value) <= _LONGEST
+        ]
+        self._contents: list[list[Any]] = []
+
+    def begin(self) -> None:
+        """Note what they are now."""
+        self._before = [table.copy() for table in self._tables.values()]
+        self._contents = [_content(one) for _, one in self._containers]
+
+    def written(self) -> list[str]:
+        """Return the names of those that are something else than when it began, or hold something else."""
+        found = [
+            f"{name}.{key}".lstrip(".")
+            for (name, table), before in zip(self._tables.items(), self._before, strict=True)
+            for key in {**before, **table}
+            if key not in TABLES
+            and key != "training"
+            and (key not in table or key not in before or not _equal(table[key], before[key]))
+        ]
+        for (name, one), content in zip(self._containers, self._contents, strict=True):
+            now = _content(one)
+            if len(now) != len(content) or not all(map(_equal, now, content)):
+                found.append(name)
+        self._before, self._contents = [], []
+        return found
+
+
+def _content(one: Any) -> list[Any]:
+    return [*one, *one.values()] if isinstance(one, dict) else list(one)
 
 
 def structure(model: nn.Module) -> dict[str, list[Any]]:
@@ -209,7 +249,7 @@ def _place(one: Any) -> Any:
     return getattr(one, "__dict__", None) if not isinstance(one, _LEAVES) else None
 
 
-def equal(one: Any, other: Any) -> bool:
+def _equal(one: Any, other: Any) -> bool:
     """Return whether two values are one object, or plain values that are alike."""
     return one is other or (type(one) is type(other) and type(one) in _ATOMS and one == other)
 

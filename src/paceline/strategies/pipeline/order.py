@@ -43,8 +43,6 @@ class Action:
 
 
 Program = tuple[Action, ...]
-_OUTPUT = (Kind.FORWARD,)
-_GRADIENT = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
 _TORCH = {
     "FORWARD": Kind.FORWARD,
     "FULL_BACKWARD": Kind.BACKWARD,
@@ -73,18 +71,8 @@ def programs(schedule: str, workers: int, stages: int, micros: int) -> tuple[Pro
 @lru_cache(maxsize=64)
 def forward_programs(workers: int, stages: int, micros: int) -> tuple[Program, ...]:
     """Return each worker's program for a pass without gradients."""
-    return _with_messages(
-        [
-            [
-                Action(Kind.FORWARD, stage, micro)
-                for stage in range(worker, stages, workers)
-                for micro in range(micros)
-            ]
-            for worker in range(workers)
-        ],
-        workers,
-        stages,
-    )
+    computed = [_forward(range(worker, stages, workers), micros) for worker in range(workers)]
+    return _with_messages(computed, workers, stages)
 
 
 def _computed(schedule: str, workers: int, stages: int, micros: int) -> list[list[Action]]:
@@ -95,11 +83,13 @@ def _computed(schedule: str, workers: int, stages: int, micros: int) -> list[lis
     return _of_torch(schedule, workers, stages, -(-micros // workers) * workers)
 
 
+def _forward(held: range, micros: int) -> list[Action]:
+    return [Action(Kind.FORWARD, stage, micro) for stage in held for micro in range(micros)]
+
+
 def _all_then_all(held: range, micros: int) -> list[Action]:
-    forward = [Action(Kind.FORWARD, stage, micro) for stage in held for micro in range(micros)]
-    return forward + [
-        Action(Kind.BACKWARD, stage, micro) for stage in reversed(held) for micro in range(micros)
-    ]
+    backward = [Action(Kind.BACKWARD, stage, micro) for stage in reversed(held) for micro in range(micros)]
+    return _forward(held, micros) + backward
 
 
 def _one_and_one(stage: int, stages: int, micros: int) -> list[Action]:
@@ -154,7 +144,7 @@ def _with_messages(computed: list[list[Action]], workers: int, stages: int) -> t
         for worker, action in finished:
             if action.kind is Kind.BACKWARD_WEIGHT:
                 continue
-            forward = action.kind in _OUTPUT
+            forward = action.kind is Kind.FORWARD
             done.add((forward, action.stage, action.micro))
             other = action.stage + (1 if forward else -1)
             if 0 <= other < stages:

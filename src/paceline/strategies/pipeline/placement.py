@@ -9,19 +9,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.errors import InputError
-from paceline.state.chunks import Catalogue, LocalState, Read
+from paceline.state.chunks import OPTIMIZER, Catalogue, LocalState, Read
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.buffers.buffers import Buffers, Rule
 from paceline.strategies.guards.absent import StageParameters, present
 from paceline.strategies.guards.partial_update import Scope, check_half
 from paceline.strategies.guards.refusals import refuse_sparse
 from paceline.strategies.guards.trained import HasParameters, Places, check_equal
-from paceline.strategies.pipeline.attributes import StageAttributes
-from paceline.strategies.pipeline.buffers import StageBuffers
 from paceline.strategies.pipeline.call import Function, call_of
 from paceline.strategies.pipeline.order import stages_per_worker
 from paceline.strategies.pipeline.rows import CutRows, NoRows
@@ -60,7 +58,7 @@ class StagePlacement(Placement):
         self._chain: Chain | None = None
         self._names: dict[int, frozenset[str]] = {}
         """The tensors of each stage of this worker."""
-        self._rows = NoRows()
+        self._rows: NoRows = NoRows()
         self._kept = None if inputs.previous is None else inputs.previous.placement.carried.get("chain")
         self._inputs = replace(inputs, previous=None)  # which would be kept in memory else
 
@@ -72,7 +70,8 @@ class StagePlacement(Placement):
     @model.setter
     def model(self, model: nn.Module) -> None:
         """Work with the modules that a loop holds: they have become the ones that were made for this group."""
-        self._model = self._state.model = model
+        self._model = model
+        self._state.work_with(model)
         if self._chain is not None:
             self._make_stages(self._chain)
 
@@ -113,19 +112,17 @@ class StagePlacement(Placement):
         self._cut(told[0])
 
     def _cut(self, chain: Chain) -> None:
-        """Keep this worker's stages and let go of the others."""
+        """Keep this worker's stages and release the others."""
         places = chain.places(chain.cut(self.stage_count))
         mine = range(self.pipe.rank, self.stage_count, self.pipe.size)
         self._names = {
             stage: frozenset(name for name, place in places.items() if place == stage) for stage in mine
         }
-        kept, device = self._held_names(), self._world.device
-        self._state.move(kept, device)
-        self._state.keep(kept, device)
+        self._state.keep(self._held_names(), self.optimizer, self._world.device)
         if self._rows_among.size > 1:
-            self._rows = CutRows(self._rows_among, dict(present(self.model.named_parameters())))
-            self._state.cut_up(self._rows)
-            self._rows.release()
+            self._rows = rows = CutRows(self._rows_among, dict(present(self.model.named_parameters())))
+            self._state.keep_rows(rows.parts, self.optimizer)
+            rows.release()
         self._make_stages(chain)
         self._chain, self.carried = chain, {"chain": chain}
 
@@ -138,15 +135,10 @@ class StagePlacement(Placement):
         bodies = {
             stage: make_stage(self.model, chain, starts, stage, names) for stage, names in self._names.items()
         }
-        self.stages.update(
-            (
-                stage,
-                Stage(stage, self.stage_count, body, self._names[stage], self._inputs, self._world.device),
-            )
-            for stage, body in bodies.items()
-        )
-        for stage in self.stages.values():
-            stage.attributes = StageAttributes(stage.body, list(bodies.values()))
+        self.stages |= {
+            stage: Stage(stage, self.stage_count, bodies, names, self._inputs, self._world.device)
+            for stage, names in self._names.items()
+        }
         self._places = Places(self.model)
 
     # What is here.
@@ -167,7 +159,7 @@ class StagePlacement(Placement):
         return StageBuffers(self.model, self.stages) if self.is_cut else super().make_buffers(rules, shards)
 
     def refresh(self) -> None:
-        """Have the weights of this worker's stages whole."""
+        """Gather the weights of this worker's stages, where they are sharded."""
         if self.is_cut:
             self._places.check()
         self._rows.gather()
@@ -179,12 +171,12 @@ class StagePlacement(Placement):
         self._rows.release()
 
     def release(self) -> None:
-        """Free weights that others have, too."""
+        """Free the gathered weights; the shards stay."""
         self._rows.release()
 
     def abandon(self) -> None:
         """Free weights that were gathered for a step that broke."""
-        self._rows.release()
+        self.release()
 
     def check_reusable(self) -> None:
         """Raise from the cut on: this worker's module has its own stages alone."""
@@ -200,11 +192,11 @@ class StagePlacement(Placement):
         """Return the tensors of this worker's stages."""
         if self.is_cut:
             self._places.check()
-        return self._state.local_state()
+        return self._state.local_state(self.optimizer, {})
 
     def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over this worker's part of a whole state."""
-        self._state.load_local_state(catalogue, read, rest)
+        self._state.load_local_state(self.optimizer, catalogue, read, rest[OPTIMIZER])
 
     def gathered(self, held: LocalState, world: World) -> dict[str, Any]:
         """Put a whole state together of what everybody holds, in the order in which one process has it."""
@@ -219,3 +211,32 @@ class StagePlacement(Placement):
                 for name, value in stage.buffers.model.named_buffers()
             }
             check_equal(named.items(), self.data)
+
+
+class StageBuffers(Buffers):
+    """Those of all stages here; each combines its own over the shards."""
+
+    def __init__(self, model: nn.Module, stages: Mapping[int, Stage]) -> None:
+        super().__init__(model, {}, shards=1)
+        self._stages = stages
+
+    def begin(self) -> None:
+        """Note where every shard of this step starts from."""
+        for stage in self._stages.values():
+            stage.buffers.begin()
+
+    def end_step(self) -> None:
+        """Forget where the step started from."""
+        for stage in self._stages.values():
+            stage.buffers.end_step()
+
+    def put_back(self) -> None:
+        """Undo what an unfinished step did to them, and release its passes."""
+        for stage in self._stages.values():
+            stage.own_buffers()
+            stage.forget()
+            stage.buffers.put_back()
+
+    def known(self) -> list[Tensor]:
+        """Return all of them: a loop never holds them while a step is in flight."""
+        return list(self.model.buffers())

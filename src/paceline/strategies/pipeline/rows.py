@@ -1,44 +1,24 @@
 """The parameters of a worker's stages sharded among the workers of `fsdp`: whole while a step is computed, rows in between.
 
-A pipeline goes through a stage many times in a step, so its weights are gathered once, before the first micro-batch, and let
-go of behind the last. Gradients are summed whole, as everywhere in a pipeline; the optimizer works on this worker's rows.
+A pipeline goes through a stage many times in a step, so its weights are gathered once, before the first micro-batch, and
+released after the last. Gradients are summed whole, as everywhere in a pipeline; the optimizer works on this worker's rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from paceline.state.chunks import ChunkBounds, TensorMeta
 from paceline.strategies.guards.absent import hide, room_for, show
+from paceline.strategies.sharded import Part
 from paceline.world import World
-
-
-@dataclass(frozen=True)
-class Part:
-    """What this worker keeps of one parameter."""
-
-    values: nn.Parameter
-    bounds: ChunkBounds
-    meta: TensorMeta
-
-    @classmethod
-    def whole(cls, parameter: nn.Parameter) -> Part:
-        """Return a parameter that is not sharded."""
-        return cls(
-            parameter, ChunkBounds.whole(parameter.shape), TensorMeta(tuple(parameter.shape), parameter.dtype)
-        )
 
 
 class NoRows:
     """Where nobody shares the parameters: they are always whole."""
-
-    def parts(self) -> dict[str, Part]:
-        """Return nothing: nothing is sharded."""
-        return {}
 
     def gather(self) -> None:
         """Leave everything as it is."""
@@ -54,16 +34,13 @@ class CutRows(NoRows):
     """This worker's rows of each parameter."""
 
     def __init__(self, place: World, parameters: Mapping[str, nn.Parameter]) -> None:
-        """`place` holds the workers that share these parameters, which are whole until they are let go of."""
+        """`place` holds the workers that share these parameters, which are whole until they are released."""
         self._place = place
         self._whole = dict(parameters)
-        self._parts = {name: _part(parameter, place) for name, parameter in parameters.items()}
+        self.parts = {name: _part(parameter, place) for name, parameter in parameters.items()}
+        """What the optimizer works on, by name."""
         self._strides = {name: parameter.stride() for name, parameter in parameters.items()}
         self._types = list(dict.fromkeys(parameter.dtype for parameter in self._whole.values()))
-
-    def parts(self) -> dict[str, Part]:
-        """Return what the optimizer works on, by name."""
-        return self._parts
 
     @torch.no_grad()
     def gather(self) -> None:
@@ -74,7 +51,7 @@ class CutRows(NoRows):
             lengths = [_chunk(self._whole[name], self._place.size) for name in names]
             mine = torch.zeros(sum(lengths), dtype=dtype, device=self._place.device)
             for name, room in zip(names, torch.split(mine, lengths), strict=True):
-                rows = self._parts[name].values.detach().reshape(-1)
+                rows = self.parts[name].values.detach().reshape(-1)
                 room[: rows.numel()] = rows
             everybody = [torch.split(part, lengths) for part in self._place.comm.all_gather(mine)]
             for place, name in enumerate(names):
@@ -95,7 +72,7 @@ class CutRows(NoRows):
     def hand_over(self) -> None:
         """Set this worker's rows of the gradients for the optimizer."""
         for name, parameter in self._whole.items():
-            part = self._parts[name]
+            part = self.parts[name]
             part.values.grad = None if parameter.grad is None else part.bounds.of(parameter.grad)
 
 

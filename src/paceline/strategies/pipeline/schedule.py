@@ -15,8 +15,8 @@ from paceline.strategies.pipeline.runtime import PipelineRuntime
 from paceline.strategies.pipeline.stage import Micro
 from paceline.strategies.pipeline.streams import Standing
 from paceline.strategies.schedule import Passes, Schedule, evaluating
-from paceline.world import World, broadcast_object
-from paceline.world.fault_points import BACKWARD, FORWARD, hit
+from paceline.world import broadcast_object
+from paceline.world.fault_points import BACKWARD, hit
 
 
 class PipelineSchedule(Schedule):
@@ -24,21 +24,9 @@ class PipelineSchedule(Schedule):
 
     stepwise = False
 
-    def __init__(self, name: str, world: World, placement: StagePlacement, reducer: StageReducer) -> None:
+    def __init__(self, name: str, placement: StagePlacement, reducer: StageReducer) -> None:
         """`name` is that of the order: gpipe, 1f1b, interleaved or zero-bubble."""
-        self._name, self._world, self._placement, self._reducer = name, world, placement, reducer
-        self._made: PipelineRuntime | None = None
-
-    @property
-    def _runtime(self) -> PipelineRuntime:
-        """What takes micro-batches through this worker's stages, once the model is cut."""
-        if self._made is None:
-            self._made = PipelineRuntime(self._placement.pipe, self._placement.stages, self._on_batch)
-        return self._made
-
-    def _on_batch(self) -> None:
-        hit(FORWARD)
-        self._world.pulse.batch()
+        self._name, self._placement, self._reducer = name, placement, reducer
 
     # The cut.
 
@@ -69,7 +57,7 @@ class PipelineSchedule(Schedule):
         for micros in self._rounds(passes, work):
             program = programs(self._name, pipe.size, placement.stage_count, len(micros))[pipe.rank]
             hit(BACKWARD)
-            self._runtime.train(program, micros, loss, self._reducer.sums)
+            PipelineRuntime(placement, micros).train(program, loss, self._reducer)
         for stage in placement.stages.values():
             stage.body.end()
             stage.own_buffers()
@@ -120,7 +108,7 @@ class PipelineSchedule(Schedule):
                 for work in chained(seen, works):
                     for micros in self._rounds(passes, work):
                         order = forward_programs(pipe.size, placement.stage_count, len(micros))[pipe.rank]
-                        made = self._runtime.measure(order, micros, metrics, restore)
+                        made = PipelineRuntime(placement, micros).measure(order, metrics, restore)
                         rows |= {
                             (work.number, micros[place].shard, micros[place].part): row
                             for place, row in made.items()
@@ -128,7 +116,3 @@ class PipelineSchedule(Schedule):
         finally:
             placement.release()
         return rows
-
-    def abandon(self) -> None:
-        """Release the group: it is broken."""
-        self._made = None

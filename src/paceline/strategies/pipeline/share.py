@@ -7,9 +7,9 @@ called; that one gets what came from the stage before, and the call of the next 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -18,20 +18,12 @@ from torch import Tensor, nn
 from paceline.compat.modules import buffers_of
 from paceline.compat.pytree import tree_flatten, tree_leaves, tree_map
 from paceline.errors import InputError
-from paceline.strategies.pipeline.attributes import Attributes
+from paceline.strategies.pipeline.call import Reached
 from paceline.strategies.pipeline.inputs import Inputs, is_transparent
-from paceline.strategies.pipeline.model_copy import ModelCopy, structure
+from paceline.strategies.pipeline.model_copy import Attributes, ModelCopy, structure
 from paceline.strategies.pipeline.stages import Chain, members, on_meta, stand_ins
 from paceline.strategies.pipeline.streams import Standing, Streams
 from paceline.world import seeds
-
-
-class Reached(BaseException):
-    """The end of a stage, with what it hands on. No `Exception`: the user's code must not catch it."""
-
-    def __init__(self, value: Any) -> None:
-        super().__init__()
-        self.value = value
 
 
 class Share(nn.Module):
@@ -62,62 +54,87 @@ class Share(nn.Module):
         return (buffer for _, buffer in self.named_buffers())
 
     def put(self, buffers: Mapping[str, Tensor]) -> None:
-        """Have the stage work on these tensors from now on."""
+        """Put these tensors in the place of the stage's buffers."""
         for name, buffer in buffers.items():
             path, _, leaf = name.rpartition(".")
             setattr(self._root[0].get_submodule(path), leaf, buffer)
 
 
-class Layers:
-    """A stage of a sequential model."""
+@dataclass(frozen=True)
+class Arrival:
+    """What came from the stage before."""
+
+    value: Any
+    """What the first module of this stage is given."""
+    stream: Standing
+    """Where the random streams stood there."""
+
+
+class Body(ABC):
+    """What runs one stage; by default with the whole model's own modules, between which attributes need no copying."""
 
     replays = False
     """Whether what stands before the stage in the forward pass is done here again, with the same objects for arguments."""
+    root: nn.Module
+    """The model whose modules run."""
+    original: nn.Module
+    """The whole model."""
 
-    def __init__(self, layers: Sequence[nn.Module], root: nn.Module, *, first: bool, last: bool) -> None:
-        self.root, self._layers, self._first, self._last = root, layers, first, last
+    @abstractmethod
+    def begin(self) -> None:
+        """Prepare for a step, or refuse a model that has got other modules or hooks since the cut."""
+
+    def end(self) -> None:  # noqa: B027
+        """Write what passes made of plain attributes back to the whole model."""
+
+    def give_one(self, name: str) -> None:  # noqa: B027
+        """Take over one plain attribute that a loss has set on the whole model before its call."""
+
+    def keep_apart(self, kind: type) -> None:  # noqa: B027
+        """Go on with what the stage has where the whole model has this kind of thing."""
+
+    @abstractmethod
+    def modules(self) -> list[nn.Module]:
+        """Return every module that runs here."""
+
+    @abstractmethod
+    def run(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], came: Arrival | None, streams: Streams
+    ) -> Any:
+        """Compute the stage; raise `Reached` with what is handed on at the end of all but the last. Nothing came to the first."""
+
+
+class Layers(Body):
+    """A stage of a sequential model."""
+
+    def __init__(self, layers: Sequence[nn.Module], root: nn.Module, *, last: bool) -> None:
+        self.root = self.original = root
+        self._layers, self._last = layers, last
         self._structure = _rows_of(root)
 
     def begin(self) -> None:
-        """Check that these are the layers of the whole model still; they are its own."""
+        """Check that these are the layers of the whole model still."""
         for name, held in _rows_of(self.root).items():
             if self._structure.get(name) != held:
                 _refuse_change(name)
-
-    @property
-    def original(self) -> nn.Module:
-        """The whole model."""
-        return self.root
-
-    def end(self) -> None:
-        """Leave all as it is."""
-
-    def give_one(self, name: str) -> None:
-        """Leave it as it is: these are the whole model's own modules."""
-
-    def keep_apart(self, kind: type) -> None:
-        """Leave them as they are."""
 
     def modules(self) -> list[nn.Module]:
         """Return every module that runs here."""
         return [module for layer in self._layers for module in layer.modules()]
 
     def run(
-        self,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        received: Any,
-        streams: Streams,
-        standing: Standing | None,
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], came: Arrival | None, streams: Streams
     ) -> Any:
-        """Compute the stage; raises `Reached` at the end of all but the last."""
-        if self._first and (len(args) != 1 or kwargs):
+        """Compute one layer after the other."""
+        if came is not None:
+            streams.go_on(came.stream)
+            value = came.value
+        elif len(args) == 1 and not kwargs:
+            value = args[0]
+        else:
             raise InputError(
                 f"the loss calls the nn.Sequential with {len(args) + len(kwargs)} arguments; it takes one. Call model(x)."
             )
-        if standing is not None:
-            streams.go_on(standing)
-        value = args[0] if self._first else received
         for layer in self._layers:
             value = layer(value)
         if not self._last:
@@ -125,27 +142,20 @@ class Layers:
         return value
 
 
-class Passage:
+class Passage(Body):
     """A stage of a model with a forward pass of its own, from the call of one module to the call of another."""
 
     replays = True
 
     def __init__(self, twin: ModelCopy, cuts: Sequence[str], start: int, end: int) -> None:
         """`cuts` are the modules at which units begin; the stage reaches from unit `start` up to `end`."""
-        self.root = root = twin.model
+        self.root, self.original = twin.model, twin.original
         self._twin = twin
-        self._first = start == 0
-        self._received: Any = None
-        self._learns = True
-        self._kept: list[Any] = []
-        self._arrive: Callable[[], None] = _nothing
-        self._known: dict[int, Tensor] = {}
-        self._call: Any = None
-        self._inputs = Inputs(())
+        self._replay: _Replay | None = None
         if start:
-            _remember(root, "", cuts[start : end + 1])
+            _remember(self.root, "", cuts[start : end + 1])
         for unit, name in enumerate(cuts):
-            module = root.get_submodule(name)
+            module = self.root.get_submodule(name)
             if unit == end:
                 module.register_forward_pre_hook(self._end, with_kwargs=True)
             elif unit == start and unit:
@@ -161,17 +171,12 @@ class Passage:
             _refuse_change(changed)
         self._twin.give()
 
-    @property
-    def original(self) -> nn.Module:
-        """The whole model."""
-        return self._twin.original
-
     def end(self) -> None:
-        """Let the whole model have what passes made of its plain attributes."""
+        """Write what passes made of plain attributes back to the whole model."""
         self._twin.take()
 
     def give_one(self, name: str) -> None:
-        """Take over one plain attribute that a loss has set before its call."""
+        """Take over one plain attribute that a loss has set on the whole model before its call."""
         path, _, key = name.rpartition(".")
         self._twin.give_one(self.original.get_submodule(path), key)
 
@@ -184,65 +189,76 @@ class Passage:
         return list(self.root.modules())
 
     def run(
-        self,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        received: Any,
-        streams: Streams,
-        standing: Standing | None,
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], came: Arrival | None, streams: Streams
     ) -> Any:
-        """Compute the stage; raises `Reached` at the end of all but the last."""
-        if self._first:
+        """Go through the forward pass, behind the first stage on the meta device up to the cut."""
+        if came is None:
             return self.root(*args, **kwargs)
-        self._received, self._learns = received, torch.is_grad_enabled()
-        self._arrive = partial(_arrive, streams, streams.standing(), standing)
+        self._replay = replay = _Replay(args, kwargs, came, streams)
         # Up to the beginning of the stage nothing is computed that could be learned from.
         torch.set_grad_enabled(False)
-        self._call = on_meta(args), on_meta(dict(kwargs))
         try:
-            made = self.root(*self._call[0], **self._call[1])
+            made = self.root(*replay.args, **replay.kwargs)
         except (RuntimeError, NotImplementedError) as error:
             if "meta" in str(error):
                 _refuse(self.root, error)
             raise
         else:
-            self._inputs.check()
+            replay.inputs.check()
             return made
         finally:
-            torch.set_grad_enabled(self._learns)
-            self._received, self._known, self._kept, self._arrive = None, {}, [], _nothing
-            self._call, self._inputs = None, Inputs(())
+            torch.set_grad_enabled(replay.learns)
+            self._replay = None
+
+    # Hooks of the modules at the cuts. Without a replay one is called again by a checkpoint that the user's own code makes.
 
     def _begin(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Put in what came from the stage before; the same tensors may be handed to later modules too."""
-        self._arrive()
-        self._inputs = Inputs(self._call)  # what stands before this in the forward pass, other stages do
-        expected, came = tree_leaves((args, kwargs)), tree_leaves(self._received)
-        self._known = {
-            id(stand_in): value
-            for stand_in, value in zip(expected, came, strict=True)
-            if isinstance(stand_in, Tensor) and isinstance(value, Tensor)
-        }
-        torch.set_grad_enabled(self._learns)
-        self._kept = expected  # an address is a name only as long as its tensor lives
-        return self._received
+        return None if self._replay is None else self._replay.arrive(args, kwargs)
 
     def _go_on(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
-        return tree_map(lambda leaf: self._known.get(id(leaf), leaf), (args, kwargs))
+        return None if self._replay is None else self._replay.with_values(args, kwargs)
 
     def _end(self, _: nn.Module, args: Any, kwargs: Any) -> NoReturn:
-        self._inputs.check()
-        raise Reached(tree_map(lambda leaf: self._known.get(id(leaf), leaf), (args, kwargs)))
+        if self._replay is None:
+            raise Reached((args, kwargs))
+        self._replay.inputs.check()
+        raise Reached(self._replay.with_values(args, kwargs))
 
 
-def _nothing() -> None: ...
+class _Replay:
+    """One forward pass of a stage behind the first: on the meta device until its first module is called."""
 
+    def __init__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], came: Arrival, streams: Streams
+    ) -> None:
+        self.args, self.kwargs = on_meta((args, kwargs))
+        self.learns = torch.is_grad_enabled()
+        self.inputs = Inputs(())
+        """The arguments as they are at the cut; none before it."""
+        self._came, self._streams, self._before = came, streams, streams.standing()
+        self._stand_ins: list[Any] = []
+        """Kept: an address is a name only as long as its tensor lives."""
+        self._values: dict[int, Tensor] = {}
 
-def _arrive(streams: Streams, before: Standing, standing: Standing | None) -> None:
-    """Go on at the cut where the stage before stopped."""
-    if standing is not None:
-        streams.replayed(before, standing)
-        streams.go_on(standing)
+    def arrive(self, args: Any, kwargs: Any) -> Any:
+        """Put in what came from the stage before; the same tensors may be handed to later modules too."""
+        self._streams.replayed(self._before, self._came.stream)
+        self._streams.go_on(self._came.stream)
+        self.inputs = Inputs(
+            (self.args, self.kwargs)
+        )  # what the forward pass writes before this, other stages do
+        self._stand_ins = tree_leaves((args, kwargs))
+        self._values = {
+            id(stand_in): value
+            for stand_in, value in zip(self._stand_ins, tree_leaves(self._came.value), strict=True)
+            if isinstance(stand_in, Tensor) and isinstance(value, Tensor)
+        }
+        torch.set_grad_enabled(self.learns)
+        return self._came.value
+
+    def with_values(self, args: Any, kwargs: Any) -> Any:
+        """Return the arguments of a module with what came from the stage before in the place of its stand-ins."""
+        return tree_map(lambda leaf: self._values.get(id(leaf), leaf), (args, kwargs))
 
 
 class _Remembered:
@@ -260,39 +276,35 @@ class _Remembered:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return tensors without values, of the shapes that these arguments lead to."""
         leaves, spec = tree_flatten((args, kwargs))
-        forms = [_form(leaf) for leaf in leaves]
+        forms = [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         key = repr((spec, forms))
         if key in self._known and not self._tells:
-            return tree_map(_made, self._known[key])
+            return _made_anew(self._known[key])
         attributes, inputs = Attributes(self._module.named_modules()), Inputs((args, kwargs))
         attributes.begin()
         with seeds.preserved():  # as in every later call, in which it draws nothing
-            self._known[key] = tree_map(_form, self._forward(*args, **kwargs))
+            self._known[key] = on_meta(self._forward(*args, **kwargs))
         plain = [name for name in attributes.written() if not isinstance(self._value(name), Tensor)]
         self._tells = self._tells or bool(plain) or inputs.touched() or not all(map(is_transparent, leaves))
-        return tree_map(_made, self._known[key])
+        return _made_anew(self._known[key])
 
     def _value(self, name: str) -> Any:
         path, _, key = name.rpartition(".")
         return vars(self._module.get_submodule(path)).get(key)
 
 
-@dataclass(frozen=True)
-class _Form:
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-def _form(leaf: Any) -> Any:
-    return _Form(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
-
-
-def _made(leaf: Any) -> Any:
-    return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") if isinstance(leaf, _Form) else leaf
+def _made_anew(nest: Any) -> Any:
+    """Return a nest with other tensors of the same shapes."""
+    return tree_map(
+        lambda leaf: (
+            torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") if isinstance(leaf, Tensor) else leaf
+        ),
+        nest,
+    )
 
 
 def _remember(module: nn.Module, path: str, run: Sequence[str]) -> None:
-    """Have modules of other stages remember their shapes: the largest that hold nothing here, and none of which is `run`."""
+    """Have modules of other stages remember their shapes: the largest that hold nothing here and contain none of `run`."""
     tensors = [*module.parameters(), *module.buffers()]
     needed = not path or any(name == path or name.startswith(f"{path}.") for name in run)
     if tensors and all(tensor.is_meta for tensor in tensors) and not needed:
@@ -311,7 +323,7 @@ def _refuse(model: nn.Module, error: Exception) -> NoReturn:
 
 def make_stage(
     model: nn.Module, chain: Chain, starts: Sequence[int], stage: int, names: frozenset[str]
-) -> Layers | Passage:
+) -> Body:
     """Make what runs one stage, out of the whole model; `names` are the tensors that it holds."""
     bounds = [*starts, len(chain.names)]
     start, end = bounds[stage], bounds[stage + 1]
@@ -320,7 +332,7 @@ def make_stage(
         low = layers.index(chain.names[start]) if start else 0
         high = layers.index(chain.names[end]) if end < len(chain.names) else len(layers)
         chosen = [model.get_submodule(name) for name in layers[low:high]]
-        return Layers(chosen, model, first=stage == 0, last=stage == len(starts) - 1)
+        return Layers(chosen, model, last=stage == len(starts) - 1)
     return Passage(ModelCopy(model, stand_ins(model, names)), chain.names, start, end)
 
 

@@ -17,15 +17,14 @@ from torch import Tensor, nn
 
 from paceline.compat.autograd import run_engine
 from paceline.compat.pytree import tree_map
-from paceline.errors import InputError
 from paceline.reduce.tree import Gradients
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.buffers.buffers import Buffers, Versions
 from paceline.strategies.guards.second_order import check_transforms, refuse_second_order
 from paceline.strategies.pipeline.attributes import StageAttributes
-from paceline.strategies.pipeline.call import Function, StandIn
+from paceline.strategies.pipeline.call import Function, Reached, StandIn, uncalled
 from paceline.strategies.pipeline.inputs import Changed, Inputs, Received, Watch
-from paceline.strategies.pipeline.share import Layers, Passage, Reached, Share
+from paceline.strategies.pipeline.share import Arrival, Body, Share
 from paceline.strategies.pipeline.streams import Standing, Streams
 from paceline.task import Loss
 
@@ -87,23 +86,25 @@ class Stage:
         self,
         index: int,
         count: int,
-        body: Layers | Passage,
+        bodies: Mapping[int, Body],
         names: frozenset[str],
         inputs: StrategyInputs,
         device: torch.device,
     ) -> None:
+        """`bodies` run all stages of this worker, by number; `names` are the tensors of this stage."""
+        self.body = body = bodies[index]
         self.index, self.first, self.last = index, index == 0, index == count - 1
-        self.body, self.names = body, names
         self.share = Share(body.root, sorted(names))
-        self.parameters: list[nn.Parameter] = [
-            parameter
+        self.trained: dict[str, nn.Parameter] = {
+            name: parameter
             for name, parameter in body.root.named_parameters()
             if name in names and parameter.requires_grad
-        ]
+        }
+        self.parameters = list(self.trained.values())
         self.buffers = Buffers(self.share, _own_rules(inputs, body.root, names), inputs.shards)
         self._precision, self._device = inputs.precision, device
         self._watch = Watch()
-        self.attributes = StageAttributes(body, [body])
+        self.attributes = StageAttributes(body, list(bodies.values()))
         self._saved: dict[int, _Saved] = {}
         self._original: dict[str, Tensor] = {}
         self._versions: dict[int, tuple[dict[str, Tensor], Versions]] = {}
@@ -113,14 +114,14 @@ class Stage:
     def forward(
         self, number: int, micro: Micro, function: Function, came: tuple[Handed, list[Tensor]] | None
     ) -> Any:
-        """Compute one micro-batch; gives (what is handed on, its tensors), or on the last stage what the function gave."""
+        """Compute one micro-batch; return (what is handed on, its tensors), or on the last stage what the function returned."""
         saved = _Saved([])
-        received: Any = None
-        changed: Any = {}
+        arrival: Arrival | None = None
+        changed: Changed = {}
         news = b"" if came is None else came[0].attributes
         handed_in: Inputs | Received = Received((), ())
         if came is not None:
-            received, changed = _unpacked(*came)
+            arrival, changed = _unpacked(*came)
             saved.inputs = [one for one in came[1] if one.requires_grad]
             handed_in = Received(came[1], came[0].of_inputs, self._watch)
 
@@ -131,9 +132,7 @@ class Stage:
             inputs = Inputs((args, kwargs), watch, objects=not self.body.replays)
             self.attributes.enter()
             try:
-                made = self.body.run(
-                    args, kwargs, received, streams, None if came is None else came[0].stream
-                )
+                made = self.body.run(args, kwargs, arrival, streams)
             except Reached:
                 news = self.attributes.hand_on(news)
                 if self.first:
@@ -156,15 +155,12 @@ class Stage:
             value = _packed(reached.value, streams.standing(), handed_in, changed, news)
             saved.outputs = [one for one in value[1] if one.requires_grad]
         except RuntimeError as error:
-            if "not have been used in the graph" in str(
-                error
-            ):  # the model's output begins a graph of its own here
+            # The model's output begins a graph of its own here.
+            if "not have been used in the graph" in str(error):
                 refuse_second_order("pp")
             raise
         if not stand_in.called:
-            raise InputError(
-                "the loss returned without calling the model, so nothing would be learned. Call model(...)."
-            )
+            raise uncalled()
         if self.last:
             self.attributes.end()
             saved.loss = value if isinstance(value, Loss) else None
@@ -178,7 +174,7 @@ class Stage:
     def starts(
         self, number: int, scale: Callable[[torch.dtype], Tensor], terms: Sequence[str]
     ) -> list[list[Tensor | None]]:
-        """Give, on the last stage, what the backward pass of each term begins from."""
+        """Return, on the last stage, what the backward pass of each term of the loss starts from."""
         loss = self._saved[number].loss
         if loss is None:
             raise RuntimeError("a backward pass begins behind a loss")
@@ -192,10 +188,10 @@ class Stage:
     def backward(
         self, number: int, came: Sequence[Sequence[Tensor | None]]
     ) -> tuple[list[list[Tensor | None]], list[Gradients]]:
-        """Give, for each term, the gradients of what was received and those of the parameters."""
+        """Return, for each term, the gradients of what was received and those of the parameters."""
         saved = self._saved.pop(number)
         wanted = [*saved.inputs, *self.parameters]
-        made = [_separate(saved.outputs, starts, wanted) for starts in came[:-1]]
+        made = [_run(saved.outputs, starts, wanted, retain=True, accumulate=False) for starts in came[:-1]]
         made.append(_accumulated(saved.outputs, came[-1], wanted, retain=False))
         count = len(saved.inputs)
         return [one[:count] for one in made], [one[count:] for one in made]
@@ -212,13 +208,13 @@ class Stage:
         return _accumulated(saved.outputs, saved.starts, self.parameters, retain=False)
 
     def forget(self) -> None:
-        """Let go of everything in flight."""
+        """Release what the micro-batches in flight have saved for their backward passes."""
         self._saved.clear()
 
     # Buffers: each shard changes tensors of its own, because another shard's backward pass may still need the old ones.
 
     def open_shard(self, micro: Micro) -> None:
-        """Have the stage work on the buffers of this micro-batch's shard."""
+        """Switch the stage to the buffers of this micro-batch's shard."""
         if not self.buffers.active:
             return
         if not self._original:
@@ -239,7 +235,7 @@ class Stage:
             self.buffers.close_shard(micro.shard, self.share, self._versions.pop(micro.shard)[1])
 
     def own_buffers(self) -> None:
-        """Have the stage work on its own buffers again."""
+        """Switch the stage back to its own buffers."""
         self.share.put(self._original)
         self._original, self._versions = {}, {}
 
@@ -247,19 +243,12 @@ class Stage:
 def _accumulated(
     outputs: Sequence[Tensor], starts: Sequence[Tensor | None], wanted: Sequence[Tensor], *, retain: bool
 ) -> list[Tensor | None]:
-    """Let gradients come to rest in `.grad`, as those of one process do, and take them from there."""
+    """Accumulate gradients in `.grad`, as one process does, and take them from there."""
     _run(outputs, starts, wanted, retain=retain, accumulate=True)
     made = [one.grad for one in wanted]
     for one in wanted:
         one.grad = None
     return made
-
-
-def _separate(
-    outputs: Sequence[Tensor], starts: Sequence[Tensor | None], wanted: Sequence[Tensor]
-) -> list[Tensor | None]:
-    """Return gradients that stay out of `.grad`; the graph stays for the next term."""
-    return _run(outputs, starts, wanted, retain=True, accumulate=False)
 
 
 def _run(
@@ -270,7 +259,10 @@ def _run(
     retain: bool,
     accumulate: bool,
 ) -> list[Tensor | None]:
-    """Go straight to torch's engine, past the checks before it, as `gradients.run_backward` does."""
+    """Go straight to torch's engine, past the checks before it, as `gradients.run_backward` does.
+
+    `retain` keeps the graph for another pass; the gradients are returned, unless they `accumulate` in `.grad`.
+    """
     pairs = [
         (output, start)
         for output, start in zip(outputs, starts, strict=True)
@@ -308,21 +300,20 @@ def _packed(
     return Handed(value, [one.requires_grad for one in tensors], stream, shared, written, news), tensors
 
 
-def _unpacked(handed: Handed, tensors: Sequence[Tensor]) -> tuple[Any, Changed]:
+def _unpacked(handed: Handed, tensors: Sequence[Tensor]) -> tuple[Arrival, Changed]:
     if torch.is_grad_enabled():
         for tensor, trained in zip(tensors, handed.trained, strict=True):
             tensor.requires_grad_(trained)
+    value = tree_map(lambda leaf: tensors[leaf.index] if isinstance(leaf, _Place) else leaf, handed.value)
     changed = {number: (tensors[place.index], moved) for number, (place, moved) in handed.changed.items()}
-    return tree_map(
-        lambda leaf: tensors[leaf.index] if isinstance(leaf, _Place) else leaf, handed.value
-    ), changed
+    return Arrival(value, handed.stream), changed
 
 
 def _own_rules(inputs: StrategyInputs, root: nn.Module, names: frozenset[str]) -> Mapping[str, Any]:
     """Return the rules for buffers by whole names, as far as they concern this stage; the whole model has checked them."""
-    found: dict[str, Any] = {}
-    for pattern, rule in inputs.buffer_rules.items():
-        found |= {
-            name: rule for name, _ in root.named_buffers() if name in names and fnmatchcase(name, pattern)
-        }
-    return found
+    return {
+        name: rule
+        for pattern, rule in inputs.buffer_rules.items()
+        for name, _ in root.named_buffers()
+        if name in names and fnmatchcase(name, pattern)
+    }

@@ -35,14 +35,14 @@ class Pipeline:
     def prepare(self, inputs: StrategyInputs, world: World) -> Replica:
         """Make one worker's end of a pipeline; a pipeline of one worker is none."""
         if world.mesh.size("pp") == 1:
-            from paceline.strategies.fsdp.strategy import Fsdp  # which loads DTensor: 0.8 s
+            from paceline.strategies.fsdp.strategy import Fsdp  # which loads torch.distributed.fsdp
 
             return Fsdp().prepare(inputs, world)  # which is ddp where nobody shares parameters
         _check(inputs, world)
         world.note_transport()  # activations
         placement = StagePlacement(inputs, world)
         reducer = StageReducer(inputs, world, placement)
-        schedule = PipelineSchedule(inputs.tuning.schedule, world, placement, reducer)
+        schedule = PipelineSchedule(inputs.tuning.schedule, placement, reducer)
         return Replica(inputs, world, placement, reducer, schedule)
 
 

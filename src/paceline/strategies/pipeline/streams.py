@@ -31,7 +31,9 @@ class Streams:
 
     def __init__(self, seed: int, standing: Standing | None, device: torch.device) -> None:
         """Begin at the shard's seed, or go on from where its last micro-batch ended."""
-        self._device = device
+        self._generators = [torch.default_generator]
+        if device.type == "cuda":
+            self._generators.append(torch.cuda.default_generators[device.index or 0])
         seeds.seed_everything(seed)
         self._numpy, self._python = _numpy(), random.getstate()
         if standing is not None:
@@ -39,22 +41,17 @@ class Streams:
 
     def standing(self) -> Standing:
         """Return where the streams stand now."""
-        states = [torch.default_generator.get_state()]
-        if self._device.type == "cuda":
-            states.append(torch.cuda.default_generators[self._device.index or 0].get_state())
         of_numpy, of_python = _numpy(), random.getstate()
         return Standing(
-            tuple(state.numpy().tobytes() for state in states),
+            tuple(generator.get_state().numpy().tobytes() for generator in self._generators),
             None if of_numpy == self._numpy else of_numpy,
             None if of_python == self._python else _packed(of_python),
         )
 
     def go_on(self, standing: Standing) -> None:
         """Put the streams where they stood on the stage before, or at the end of the micro-batch before."""
-        host, *device = (torch.frombuffer(bytearray(raw), dtype=torch.uint8) for raw in standing.torch)
-        torch.default_generator.set_state(host)
-        for own in device:
-            torch.cuda.default_generators[self._device.index or 0].set_state(own)
+        for generator, raw in zip(self._generators, standing.torch, strict=True):
+            generator.set_state(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
         wanted = standing.numpy or self._numpy
         if _numpy() != wanted:
             kind, key, *rest = wanted

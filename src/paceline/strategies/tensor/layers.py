@@ -97,7 +97,7 @@ def _whole_ones(values: Tensor, side: int, size: int) -> Tensor:
 
 
 def watch_region(model: nn.Module, opening: list[str], closing: list[str], region: Region) -> None:
-    """Have a model tell a region where its forward pass is, and its dropouts ask."""
+    """Hook a model such that the region knows where its forward pass is, and replace its dropouts by ones that ask."""
     for name in opening:
         model.get_submodule(name).register_forward_hook(region.enter)
     for name in closing:

@@ -7,8 +7,6 @@ So the first batch is computed both ways.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,12 +37,6 @@ class SplitScores:
         if self._kept:
             return output
         return output.redistribute(placements=[Replicate()]).to_local()
-
-    @contextmanager
-    def enabled(self) -> Iterator[None]:
-        """Let torch compute cross-entropies of split scores."""
-        with loss_parallel():
-            yield
 
     def around(self, loss: LossFunction) -> LossFunction:
         """Return the loss function with split scores; what it gives is plain."""

@@ -7,14 +7,14 @@ called. To everything around it (DDP, fully_shard, an optimizer) the result is a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.optim import Optimizer
 
@@ -34,6 +34,7 @@ from paceline.state.chunks import (
 )
 from paceline.strategies.guards.refusals import refuse_copies
 from paceline.strategies.guards.second_order import check_transforms, watch_order
+from paceline.strategies.sharded import bounds_of
 from paceline.strategies.tensor.plan import Plan, check_divided
 from paceline.strategies.tensor.proposal import join
 
@@ -75,7 +76,7 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, plan: Plan, guard:
             if isinstance(value, DTensor)
         }
         for name, value in held.items():
-            cuts[join(path, name)] = Cut(_box(value, mesh), tuple(value.shape))
+            cuts[join(path, name)] = Cut(bounds_of(value), tuple(value.shape))
         if held:
             notes = {name: kept[join(path, name)] for name in held}
             _hold_parts(path, module, held, notes, guard)
@@ -167,7 +168,7 @@ def _hold_parts(
     notes: Mapping[str, dict[str, Any]],
     guard: ReadGuard,
 ) -> None:
-    """Have a layer hold plain parameters, and DTensors of them while it computes."""
+    """Make a layer hold plain parameters, and DTensors of them while it computes."""
     layouts = {name: (value.device_mesh, value.placements) for name, value in held.items()}
     for name, value in held.items():
         part = nn.Parameter(value.to_local().detach().clone(), requires_grad=value.requires_grad)
@@ -213,17 +214,8 @@ def _contiguous(value: Any) -> Any:
     )
 
 
-def _box(value: DTensor, mesh: DeviceMesh) -> ChunkBounds:
-    offset, shape = [0] * value.dim(), list(value.shape)
-    for placement in value.placements:
-        if isinstance(placement, Shard):
-            shape[placement.dim] //= mesh.size()
-            offset[placement.dim] = mesh.get_local_rank() * shape[placement.dim]
-    return ChunkBounds(tuple(offset), tuple(shape))
-
-
 def adopt(optimizer: Optimizer, model: nn.Module, before: Mapping[str, nn.Parameter], cuts: Cuts) -> None:
-    """Have an optimizer that was made over the whole model update this worker's parts."""
+    """Make an optimizer that was made over the whole model update this worker's parts."""
     after = dict(model.named_parameters())
     parts = {id(value): name for name, value in before.items()}
     for group in optimizer.param_groups:
@@ -275,15 +267,11 @@ def _name(key: str) -> str:
     return rest if kind == MODEL else rest.rpartition("/")[0] if kind == OPTIMIZER else ""
 
 
-def norm_of_parts(gradients: Mapping[str, Tensor], cuts: Cuts, device: torch.device) -> Tensor:
-    """Return two sums of squares: over what is split among workers, and over what each has whole."""
+def norm_of_parts(gradients: Mapping[str, Tensor], split: Collection[str], device: torch.device) -> Tensor:
+    """Return two sums of squares: over what is `split` among workers, and over what each has whole."""
     sums = torch.zeros(2, device=device)
     for place, among in enumerate((True, False)):
-        chosen = [
-            gradient
-            for name, gradient in gradients.items()
-            if (name in cuts and cuts[name].is_split) == among
-        ]
+        chosen = [gradient for name, gradient in gradients.items() if (name in split) == among]
         if chosen:
             sums[place] = torch.nn.utils.get_total_norm(chosen).float().square()
     return sums

@@ -201,7 +201,7 @@ def _scores(model: nn.Module, said: Mapping[str, str | ParallelStyle] | None, si
 
 
 def _split_sequence(model: nn.Module, plan: Plan) -> None:
-    """Let each norm that stands right before a layer split by columns work on a part of the sequence."""
+    """Split the sequence for each norm that stands right before a layer split by columns."""
     opening = plan.opening
     norms = 0
     for parent in dict.fromkeys(name.rpartition(".")[0] for name in opening):

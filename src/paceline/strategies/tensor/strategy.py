@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.optim import Optimizer
 
 from paceline.errors import InputError
@@ -84,7 +85,7 @@ class TensorParallel:
         split = SplitModel(inputs, world, data)
         part = replace(
             inputs,
-            # A model that was whole in the group before is made anew as well; its state comes by `take`.
+            # A model that was whole in the group before is made anew as well; its state comes by `load_local_state`.
             make_model=lambda: split.model,
             make_optimizer=lambda model: split.adopted(inputs.make_optimizer(model)),
             previous=None,
@@ -100,18 +101,10 @@ class TensorParallel:
             placement, reducer, schedule = shard(part, group)
             part = replace(part, compile=False)
         else:
-            placement, schedule = (
-                WholePlacement(part, group, equal=group.size > 1, holds_all=False),
-                Schedule(),
-            )
+            placement = WholePlacement(part, group, equal=group.size > 1, holds_all=False)
+            schedule = Schedule() if split.scores is None else SplitScoresSchedule(split.scores)
             reducer = DdpReducer(part, group) if group.size > 1 else Reducer(group)
-        return Replica(
-            part,
-            world,
-            SplitPlacement(split, placement),
-            SplitReducer(split, reducer),
-            schedule if split.scores is None else SplitScoresSchedule(split.scores),
-        )
+        return Replica(part, world, SplitPlacement(split, placement), SplitReducer(split, reducer), schedule)
 
 
 class SplitModel:
@@ -138,6 +131,8 @@ class SplitModel:
         self.proofs = proofs_of(model, _unseen(model, plan), inputs.precision.name)
         self._guard = ReadGuard()
         self.cuts = apply_tensor_parallel(model, _mesh(self.beside), plan, self._guard)
+        self.split = {name for name, cut in self.cuts.items() if cut.is_split}
+        """The parameters of which other workers have other parts."""
         self.region = Region(self.beside.rank, self.beside.size)
         self.region.heads = {getattr(model.get_submodule(name), count) for name, count in plan.heads}
         watch_region(model, plan.opening, plan.closing, self.region)
@@ -153,15 +148,11 @@ class SplitModel:
         return optimizer
 
     def close(self) -> None:
-        """Know that the optimizer has been given the parts: the whole model may go, and nobody else reads a part."""
+        """Release the whole model and begin to guard the parts: the optimizer has been given them."""
         self._before.clear()
         refuse_hooks(self.model, "tp")  # which the optimizer's maker may have put there
         if self.rows.size == 1:  # else fsdp has looked, and does so
             self._guard.arm()
-
-    def is_split(self, name: str) -> bool:
-        """Return whether other workers have other parts of a parameter."""
-        return name in self.cuts and self.cuts[name].is_split
 
 
 class SplitPlacement(Placement):
@@ -228,7 +219,7 @@ class SplitReducer(AroundReducer):
 
     def backward(self, loss: Loss) -> None:
         """Add one batch's gradients; the scores stay split up to the loss where that was asked for."""
-        with nullcontext() if self._split.scores is None else self._split.scores.enabled():
+        with nullcontext() if self._split.scores is None else loss_parallel():
             super().backward(loss)
 
     def finish(self) -> None:
@@ -239,7 +230,7 @@ class SplitReducer(AroundReducer):
             whole = [total for _, total in self.step.totals if not isinstance(total, DTensor)]
             if whole:
                 check_same_totals(self._split.beside, whole)
-            chosen = {name: grad for name, grad in self._gradients() if not self._split.is_split(name)}
+            chosen = {name: grad for name, grad in self._gradients() if name not in self._split.split}
             if chosen:
                 check_same_gradients(self._split.beside, chosen)
 
@@ -252,7 +243,7 @@ class SplitReducer(AroundReducer):
         if not wanted:
             return None
         mine = {name: grad for name, grad in self._gradients() if grad is not None}
-        sums = norm_of_parts(mine, self._split.cuts, self.world.device)
+        sums = norm_of_parts(mine, self._split.split, self.world.device)
         split, whole = self._split.rows.comm.all_reduce(sums).split(1)
         norm: Tensor = (self._split.beside.comm.all_reduce(split) + whole).sqrt()[0]
         return norm
@@ -285,7 +276,7 @@ def _check(inputs: StrategyInputs, rows: int) -> None:
 
 
 def _select_kernels(inputs: StrategyInputs, world: World) -> None:
-    """Have what every worker computes alike come out alike: else copies of the same weights would drift apart."""
+    """Choose deterministic kernels: else copies of the same weights would drift apart."""
     determinism.select_kernels(world.device, compiled=inputs.compile)
     if world.device.type == "cuda":
         # An operation that has no such kernel is no reason to stop here: no bits are promised.

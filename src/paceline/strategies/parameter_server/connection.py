@@ -1,0 +1,125 @@
+"""Both ends of the calls between trainers and servers. Every wait ends when the group breaks."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import ClassVar, ParamSpec, TypeVar
+
+from paceline import remote
+from paceline.errors import RemoteError
+from paceline.remote.grouping import PATIENCE_S, open_group
+from paceline.world import World
+from paceline.world.interruption import InterruptedWaitError, Interruption
+from paceline.world.status_page import Phase
+
+Parameters = ParamSpec("Parameters")
+Value = TypeVar("Value")
+GOODBYE_S = 1.0
+"""How long a server may take to hear that a trainer leaves."""
+
+
+class ServerCalls:
+    """A trainer's end: calls to all servers, and waits for their answers; torch's own would go on until their time-out."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._bell = threading.Condition()
+        world.interruption.on_raise(self._ring)
+        self._session: remote.Session | None = open_group(world)
+        self._names = self._session.workers("servers")
+        self._leave = self.to_each(leave, GOODBYE_S)
+
+    def to_each(
+        self, function: Callable[Parameters, Value], timeout_s: float = PATIENCE_S
+    ) -> list[remote.Method[Parameters, Value]]:
+        """Return the function as it is on each server."""
+        return [remote.call(name, function).options(timeout=timeout_s) for name in self._names]
+
+    def wait(self, futures: Sequence[remote.Future[Value | None]]) -> list[Value]:
+        """Return what each server answered, in the order of the calls."""
+        before = self._world.pulse.enter(Phase.COMMUNICATION)
+        for future in futures:
+            future.when_done(self._ring)
+        with self._bell:
+            while not all(future.done() for future in futures):
+                self._world.interruption.check()
+                self._world.interruption.await_change(self._bell)
+        found = self.outcomes(futures)
+        self._world.pulse.enter(before)
+        return found
+
+    def outcomes(self, futures: Sequence[remote.Future[Value | None]]) -> list[Value]:
+        """Return the answers even if the group breaks meanwhile; raise what has happened to one that does not come."""
+        before = self._world.pulse.enter(Phase.COMMUNICATION)
+        try:
+            answers = remote.wait_all(futures)
+        except RemoteError as error:
+            raise InterruptedWaitError(str(error)) from error
+        found = [one for one in answers if one is not None]
+        if len(found) < len(answers):
+            raise InterruptedWaitError("the group is broken: a server has left it")
+        self._world.pulse.enter(before)
+        return found
+
+    def _ring(self) -> None:
+        with self._bell:
+            self._bell.notify_all()
+
+    def close(self) -> None:
+        """Release the servers, some of which may still wait for this trainer."""
+        session, self._session = self._session, None
+        if session is None:
+            return
+        for one in self._leave:
+            with contextlib.suppress(RemoteError, RuntimeError):  # it may be what was lost
+                one()
+        session.abandon()
+
+
+class Service:
+    """A server's end: calls wait on threads of their own for the server's; without an answer (None) when the group breaks."""
+
+    current: ClassVar[Service | None] = None
+    """The one that calls come to: one per process, as torch's RPC."""
+
+    def __init__(self, interruption: Interruption) -> None:
+        self._changed = threading.Condition()
+        self._open = True
+        self._interruption = interruption
+        self._session: remote.Session | None = None
+        interruption.on_raise(self.close)
+
+    def serve(self, world: World) -> None:
+        """Open the session; calls arrive from now on."""
+        Service.current = type(self).current = self
+        self._session = open_group(world)
+        self._session.at_close(self.close)
+
+    def close(self) -> None:
+        """End every call that waits: the group is broken."""
+        with self._changed:
+            self._open = False
+            self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """Release the group, and trainers that wait here."""
+        self.close()
+        session, self._session = self._session, None
+        if session is not None:
+            session.abandon()
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        """Wait on the server's own thread, which holds `_changed`."""
+        while self._open and not ready():
+            self._interruption.await_change(self._changed)
+        if not ready():
+            raise InterruptedWaitError("the group is broken: a trainer was lost, or has left")
+
+
+@remote.function
+def leave() -> None:
+    """Notify a server that a trainer leaves the group, which is broken by that."""
+    if Service.current is not None:
+        Service.current.close()
