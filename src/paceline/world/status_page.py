@@ -66,7 +66,7 @@ class Kind(IntEnum):
 
 _PHASES = len(Phase)
 # Looking a member up on its enumeration takes 0.2 us in Python 3.11, as long as a phase may cost: hot code keeps them.
-_COMPUTE, _IDLE, _STEP_KIND, _OTHER = Phase.COMPUTE, Phase.IDLE, Kind.STEP, Kind.OTHER
+_IDLE, _STEP_KIND, _OTHER = Phase.IDLE, Kind.STEP, Kind.OTHER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +119,8 @@ class NoStatusPage:
         """How long another worker may stay silent in a step as long as this one's."""
         return self.timeout_s * PATIENCE
 
-    def begin(self, kind: Kind, step: int) -> None:
-        """Begin an operation; one that was in flight counts as broken off."""
+    def begin(self, kind: Kind, step: int, phase: Phase = Phase.COMPUTE) -> None:
+        """Begin an operation, in some phase; one that was in flight counts as broken off."""
 
     def enter(self, phase: Phase) -> Phase:  # noqa: ARG002
         """Begin a phase and give the one before, to go back to."""
@@ -183,9 +183,9 @@ class StatusPage(NoStatusPage):
         os.ftruncate(descriptor, SIZE)
         return descriptor
 
-    def begin(self, kind: Kind, step: int) -> None:
-        """Begin an operation, in phase COMPUTE; one that was in flight counts as broken off."""
-        self.enter(_COMPUTE)
+    def begin(self, kind: Kind, step: int, phase: Phase = Phase.COMPUTE) -> None:
+        """Begin an operation, in some phase; one that was in flight counts as broken off."""
+        self.enter(phase)
         self._spent = [0.0] * _PHASES
         self._kind, self._began = kind, self._since
         self._operations += 1
@@ -211,7 +211,7 @@ class StatusPage(NoStatusPage):
         """Count a batch that was served."""
         self._batches += 1
         self._counts[_BATCHES] = self._batches
-        self.touch()
+        self._seconds[_TOUCHED] = monotonic()
 
     def touch(self) -> None:
         """Show that this worker is not stuck, though it waits."""
