@@ -20,7 +20,7 @@ from paceline.reduce.tree import Gradients, TreeSum, add
 from paceline.strategies import gradients, sparse
 from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import StepWork
-from paceline.strategies.guards.loss_checks import check_graph, check_loss, check_trainable
+from paceline.strategies.guards.loss_checks import check_loss, check_trainable, refuse_detached
 from paceline.strategies.guards.trained import HasParameters, Trained
 from paceline.strategies.guards.writes import Writes
 from paceline.strategies.memory.recompute import check_passes
@@ -100,7 +100,8 @@ class StepState:
         """Start a step with no gradients."""
         self.work = work
         self.left = sum(len(shard.batches) for shard in work.shards)
-        self.auxiliary.take()
+        if self.auxiliary.names:
+            self.auxiliary.take()
         self.totals = []
         self.forget()
         if self.writes is not None:
@@ -108,14 +109,15 @@ class StepState:
 
     def forget(self) -> None:
         """Drop all gradients of the step."""
-        self.tree = TreeSum(self.shards, self.add)
+        self.tree.nodes = []
         for parameter in self.tracked:
             parameter.grad = None
 
     def enter(self, loss: Loss) -> None:
         """Take note of a loss whose backward pass comes next, or refuse it."""
         check_loss(loss)
-        check_graph(loss)
+        if not loss.total.requires_grad:
+            refuse_detached()
         hit(BACKWARD)
         if self.left == 0:
             raise InputError(

@@ -55,7 +55,8 @@ class SharedMemoryChannel:
         self._memory = memory
         self._flags = memoryview(memory)[:HEADER].cast("Q")
         self._words = [
-            [(flag * self.size + rank) * (LINE // _WORD) for rank in range(self.size)] for flag in range(FLAGS)
+            [(flag * self.size + rank) * (LINE // _WORD) for rank in range(self.size)]
+            for flag in range(FLAGS)
         ]
         """The word of each flag of each worker."""
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -16,7 +16,7 @@ from paceline.compat import optim
 from paceline.data import owned_shards
 from paceline.errors import InputError
 from paceline.reduce.combination import Combination
-from paceline.reduce.tree import Gradients, TreeSum
+from paceline.reduce.tree import Gradients
 from paceline.strategies import gradients
 from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import (
@@ -178,7 +178,7 @@ class FsdpReducer(Reducer):
                 rows = [one if there else None for one, there in zip(rows, present[number], strict=True)]
             flat += [*rows, self._entries[number]]
         step.auxiliary.give(flat)
-        step.tree = TreeSum(step.shards)  # whole gradients that have left need no memory any more
+        step.tree.nodes = []  # whole gradients that have left need no memory any more
 
     def _drop_unused(self) -> list[list[bool]]:
         """Return no gradient to parameters that nobody had one for: they stay as they are, weight decay and all.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from operator import attrgetter, is_
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -49,7 +49,7 @@ class Trained:
         check_hooks(named.items())
         self._names, self._parameters = list(named), list(named.values())
         self._flags = list(map(_FLAG, self._parameters))
-        self._held = self._holds()
+        self._held = _held_by(self._optimizer.param_groups)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -59,7 +59,8 @@ class Trained:
     @property
     def changed(self) -> bool:
         """Whether something else trains than what was wired up."""
-        held = self._holds()
+        groups = self._optimizer.param_groups
+        held = groups[0]["params"] if len(groups) == 1 else _held_by(groups)
         return (
             list(map(_FLAG, self._parameters)) != self._flags
             or len(held) != len(self._held)
@@ -101,11 +102,9 @@ class Trained:
             told.update(repr([names.get(id(one), "?") for one in group["params"]]).encode())
         return told.hexdigest()
 
-    def _holds(self) -> list[Tensor]:
-        groups = self._optimizer.param_groups
-        if len(groups) == 1:
-            return list(groups[0]["params"])
-        return [parameter for group in groups for parameter in group["params"]]
+
+def _held_by(groups: list[dict[str, Any]]) -> list[Tensor]:
+    return [parameter for group in groups for parameter in group["params"]]
 
 
 class Places:
