@@ -35,6 +35,7 @@ class LoopGuard:
         self._updating = False
         self._in_step = False
         self._replica: Replica | None = None
+        self._scheduler: object = None
         self._ticks: int | None = None
         self._leaves: Sequence[Tensor] = ()
         self._gradients: list[Tensor | None] = []
@@ -46,7 +47,7 @@ class LoopGuard:
 
     def watch(self, replica: Replica) -> None:
         """Watch this replica from now on."""
-        self._replica = replica
+        self._replica, self._scheduler = replica, replica.scheduler
         self._stand_ins = {}
         self._ticks = self._count_ticks()
         optimizer = replica.optimizer
@@ -63,13 +64,15 @@ class LoopGuard:
     @contextmanager
     def updating(self) -> Iterator[None]:
         """Let paceline itself update, in a step or before a checkpoint."""
-        self.check_schedule()
+        if self._scheduler is not None:
+            self._check_schedule()
         self._updating = True
         try:
             yield
         finally:
             self._updating = False
-            self._ticks = self._count_ticks()
+            if self._scheduler is not None:
+                self._ticks = self._count_ticks()
 
     def hand_over(self) -> None:
         """Hand the loop its turn: from here to `take_back` what happens to gradients is the loop's doing."""
@@ -109,6 +112,7 @@ class LoopGuard:
     def take_sums_back(self) -> None:
         """Raise if the loop changed gradients between its batches and `step.apply`."""
         before, now = self._take()
+        self._in_step = False
         if self._differs(before, now):
             raise InputError(
                 "the loop changed gradients before step.apply() (clip_grad_norm_, a factor, a backward() of its own), and not on "
@@ -150,16 +154,13 @@ class LoopGuard:
     def _differs(self, before: list[Tensor | None], now: list[Tensor | None]) -> bool:
         return bool(before) and (not all(map(is_, before, now)) or list(map(_version, now)) != self._versions)
 
-    def applied(self) -> None:
-        """Note that the gradients of a step have served."""
-        self._in_step = False
-
     def end_step(self) -> None:
         """Note that the loop has done with a step."""
-        self.check_schedule()
+        if self._scheduler is not None:
+            self._check_schedule()
         self._in_step = False
 
-    def check_schedule(self) -> None:
+    def _check_schedule(self) -> None:
         """Raise if somebody else moved the schedule."""
         if self._ticks is not None and self._count_ticks() != self._ticks:
             raise InputError(
@@ -168,16 +169,12 @@ class LoopGuard:
             )
 
     def _count_ticks(self) -> int | None:
-        ticks = getattr(getattr(self._replica, "scheduler", None), "last_epoch", None)
+        ticks = getattr(self._scheduler, "last_epoch", None)
         return ticks if isinstance(ticks, int) else None
 
-    def _elsewhere(self) -> bool:
-        """Return whether this is another thread, a server's say, which is no loop of the user's."""
-        return threading.get_ident() != self._thread
-
     def _before_step(self, *_: Any) -> None:
-        if self._elsewhere():
-            return
+        if threading.get_ident() != self._thread:
+            return  # another thread, a server's say, is no loop of the user's
         if self._updating:
             self._seed_update()
         else:
@@ -190,7 +187,7 @@ class LoopGuard:
         clear: Callable[..., None] = optimizer.zero_grad
 
         def zero_grad(*args: Any, **kwargs: Any) -> None:
-            if self._in_step and not self._updating and not self._elsewhere():
+            if self._in_step and not self._updating and threading.get_ident() == self._thread:
                 raise InputError(
                     "the loop called optimizer.zero_grad() in the middle of a step, and gradients that its batches have added "
                     "would be lost. Leave it out: every step begins without gradients."
