@@ -44,7 +44,7 @@ class RowsPlacement(Placement):
         self.local.rewire(optimizer, self._made.originals)
         check_held(cast(nn.Module, self.local), optimizer)
         wraps = self._made.wraps
-        places = [[order[id(cut.parameter)] for cut in wrap.cuts] for wrap in wraps]
+        places = [[order[id(member.sharded)] for member in wrap.trained] for wrap in wraps]
         self._reduction.attach(wraps, places, self.parameters())
         for wrap in wraps:
             wrap.watch(self.local)
@@ -60,7 +60,8 @@ class RowsPlacement(Placement):
 
     def gathered_leaves(self) -> list[nn.Parameter]:
         """Return the whole parameters of passes, as far as there have been any."""
-        return [one.gathered for one in self._reduction.cuts if one.gathered is not None]
+        found = [member.gathered for member in self._reduction.trained]
+        return [one for one in found if one is not None]
 
     def leaves(self, step: StepState) -> Leaves:
         """Return the whole parameters of passes; the rows of them that the model and the optimizer hold are hidden."""

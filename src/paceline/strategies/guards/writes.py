@@ -99,7 +99,12 @@ class Samples:
         """Return the places of tensors whose numbers are no longer what `take` gave before."""
         owners = [owners for owners in self._owners.values() if owners]
         pairs = zip(owners, before, self.take(), strict=True)
-        return [held[place] for held, old, new in pairs for place in differing(old, new)]
+        return [
+            held[place]
+            for held, old, new in pairs
+            if not torch.equal(old, new)
+            for place in (old != new).nonzero().flatten().tolist()
+        ]
 
 
 def refuse_writes(name: str, when: str) -> NoReturn:
