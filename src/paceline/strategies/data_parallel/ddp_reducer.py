@@ -22,9 +22,9 @@ from paceline.data import owned_shards
 from paceline.errors import InputError
 from paceline.reduce.combination import Combination
 from paceline.reduce.compress import CompressedExchange, Span
-from paceline.reduce.exchange import Exchange, Layout, SocketExchange, TorchExchange, over_sockets
-from paceline.reduce.hosts import open_shared_memory
+from paceline.reduce.exchange import Exchange, SocketExchange, TorchExchange
 from paceline.reduce.packing import as_real, dense_strides, memory_shape, nothing_like
+from paceline.reduce.post_backward import open_exchange
 from paceline.reduce.tree import TreeSum
 from paceline.strategies import compression, gradients, sparse
 from paceline.strategies.base import Exactness, StepWork, StrategyInputs
@@ -354,15 +354,7 @@ def _open_exchange(inputs: StrategyInputs, world: World) -> Exchange:
         return compression.open_compressed(inputs, world)
     if inputs.exactness is not Exactness.BITWISE:
         return TorchExchange(world.comm)
-    made = open_shared_memory(world, inputs.shards) if inputs.transport != "gloo" else None
-    if made is not None:
-        return made
-    if inputs.transport == "shm":
-        raise InputError(
-            "--transport shm needs CPU workers on Linux hosts (x86-64 or aarch64), as many on each. Use --transport gloo."
-        )
-    world.note_transport()
-    return over_sockets(world.comm, Layout.of_workers(world, inputs.shards))
+    return open_exchange(world, inputs.shards, inputs.transport)
 
 
 def _bucket_mb(tuning: Tuning, exchange: Exchange) -> float | None:

@@ -10,9 +10,8 @@ from torch.optim import Optimizer
 
 from paceline.state.chunks import OPTIMIZER, Catalogue, LocalState, Read
 from paceline.strategies.base import Leaves, StrategyInputs
-from paceline.strategies.fsdp.model import make_sharded
+from paceline.strategies.fsdp.model import make_sharded, unwrap_model
 from paceline.strategies.fsdp.reduction import Reduction
-from paceline.strategies.fsdp.unwrapping import unwrap_model
 from paceline.strategies.guards.partial_update import check_half
 from paceline.strategies.guards.refusals import refuse_hooks
 from paceline.strategies.guards.trained import check_equal, check_held

@@ -82,7 +82,7 @@ class LoopGuard:
             leaves = self._replica.leaves()
             self._leaves = leaves.shown
             self._gradients = list(map(_GRADIENT, self._leaves))
-            self._versions = list(map(_version, self._gradients))
+            self._versions = _versions(self._gradients)
             self._hide(leaves.hidden)
 
     def take_back(self, *, nothing_added: bool = False) -> None:
@@ -152,7 +152,7 @@ class LoopGuard:
         return before, list(map(_GRADIENT, leaves))  # nothing where the loop had no turn
 
     def _differs(self, before: list[Tensor | None], now: list[Tensor | None]) -> bool:
-        return bool(before) and (not all(map(is_, before, now)) or list(map(_version, now)) != self._versions)
+        return bool(before) and (not all(map(is_, before, now)) or _versions(now) != self._versions)
 
     def end_step(self) -> None:
         """Note that the loop has done with a step."""
@@ -197,5 +197,5 @@ class LoopGuard:
         optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
 
 
-def _version(gradient: Tensor | None) -> int:
-    return 0 if gradient is None else write_count(gradient)
+def _versions(gradients: Sequence[Tensor | None]) -> list[int]:
+    return [0 if one is None else write_count(one) for one in gradients]
