@@ -22,7 +22,6 @@ from paceline.state.optimizer_state import check_own_entries, plain
 from paceline.strategies import gradients
 from paceline.strategies.base import (
     Exactness,
-    Leaves,
     LossFunction,
     MetricsFunction,
     Rows,
@@ -194,10 +193,6 @@ class Replica:
         if not self._is_summed and self.reducer.shows_sums:
             self._is_summed = True
             self.reducer.finish()
-
-    def leaves(self) -> Leaves:
-        """Return the tensors that a backward pass of the user's own would leave gradients in."""
-        return self.placement.leaves(self.step_state)
 
     def apply(self, max_grad_norm: float | None) -> StepResult:
         """Combine, normalise, clip, update."""

@@ -69,6 +69,7 @@ class LoopGuard:
         self._updating = True
         try:
             yield
+            self._in_step = False  # the gradients of a step have served
         finally:
             self._updating = False
             if self._scheduler is not None:
@@ -78,12 +79,13 @@ class LoopGuard:
         """Hand the loop its turn: from here to `take_back` what happens to gradients is the loop's doing."""
         self._in_step = True
         if self._replica is not None:
-            self._unhide()
-            leaves = self._replica.leaves()
-            self._leaves = leaves.shown
+            if self._hidden:
+                self._unhide()
+            self._leaves, hidden = self._replica.placement.leaves(self._replica.step_state)
             self._gradients = list(map(_GRADIENT, self._leaves))
             self._versions = _versions(self._gradients)
-            self._hide(leaves.hidden)
+            if hidden:
+                self._hide(hidden)
 
     def take_back(self, *, nothing_added: bool = False) -> None:
         """Raise if the loop changed gradients that the batches of a step have added, or will.
@@ -112,7 +114,6 @@ class LoopGuard:
     def take_sums_back(self) -> None:
         """Raise if the loop changed gradients between its batches and `step.apply`."""
         before, now = self._take()
-        self._in_step = False
         if self._differs(before, now):
             raise InputError(
                 "the loop changed gradients before step.apply() (clip_grad_norm_, a factor, a backward() of its own), and not on "
@@ -145,7 +146,7 @@ class LoopGuard:
         return replaced
 
     def _take(self, *, may_clear: bool = False) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        if self._unhide(may_clear=may_clear):
+        if self._hidden and self._unhide(may_clear=may_clear):
             refuse_use()
         leaves, self._leaves = self._leaves, ()
         before, self._gradients = self._gradients, []
