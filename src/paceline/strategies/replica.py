@@ -90,7 +90,8 @@ class Replica:
         self.step_state = StepState(
             self.model,
             self.optimizer,
-            self.placement,
+            self.placement.part,
+            self.placement.parameters(),
             self._tuning,
             self._shards,
             self.world.device,

@@ -9,7 +9,6 @@ everyone knows; only where the true weight turns out to be another one (tokens, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,17 +30,6 @@ from paceline.world.fault_points import BACKWARD, hit
 Add = Callable[[Gradients, Gradients], Gradients]
 
 
-class Parts(Protocol):
-    """What a worker has of a model."""
-
-    @property
-    def part(self) -> HasParameters:
-        """The part of the model whose parameters are here."""
-
-    def parameters(self) -> list[nn.Parameter]:
-        """Return those whose gradients the optimizer takes."""
-
-
 class StepState:
     """What the passes of one step share with what adds up their gradients."""
 
@@ -49,15 +37,16 @@ class StepState:
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        placement: Parts,
+        part: HasParameters,
+        parameters: list[nn.Parameter],
         tuning: Tuning,
         shards: int,
         device: torch.device,
         *,
         watched: bool,
     ) -> None:
-        """`watched` refuses passes that write to weights."""
-        self.model, self._part, parameters = model, placement.part, placement.parameters()
+        """`part` is what is here of the model, `parameters` those of it that train; `watched` refuses passes that write to it."""
+        self.model, self._part = model, part
         self.device = self._home = device
         """Where the open shard is computed."""
         self.loss_stats = nn.Parameter(torch.zeros(2, device=device))
