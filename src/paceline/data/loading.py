@@ -17,7 +17,7 @@ from paceline.data.permutation import Indices
 from paceline.data.reading import Reader
 
 WorkerInit = Callable[[int], None]
-TensorChunk = tuple[int, Indices]
+MicroBatch = tuple[int, Indices]
 """An epoch, and the samples of one micro-batch."""
 
 
@@ -38,13 +38,13 @@ class LoadingProcesses:
     """Processes that stay between epochs and read micro-batches ahead, in the order asked for."""
 
     def __init__(self, reader: Reader, options: LoadingOptions) -> None:
-        self._pieces = _Pieces()
-        self._loader = _loader(_PieceDataset(reader), options, sampler=self._pieces, persistent=True)
+        self._sampler = _Sampler()
+        self._loader = _loader(_MicroBatches(reader), options, sampler=self._sampler, persistent=True)
         self._iterator: Iterator[Any] | None = None
 
-    def load(self, pieces: Iterable[TensorChunk]) -> Iterator[Any]:
-        """Go through the batches of the given pieces; an earlier `load` that was left early is abandoned."""
-        self._pieces.upcoming = pieces
+    def load(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Any]:
+        """Go through the batches of the given micro-batches; an earlier `load` that was left early is abandoned."""
+        self._sampler.upcoming = micro_batches
         self._iterator = iter(self._loader)
         yield from _unpacked(self._iterator)
 
@@ -73,24 +73,24 @@ class StreamProcess:
         self._iterator = None
 
 
-class _Pieces:
-    """The sampler of the DataLoader: the pieces of whichever epoch is being read."""
+class _Sampler:
+    """The sampler of the DataLoader: the micro-batches of whichever epoch is being read."""
 
     def __init__(self) -> None:
-        self.upcoming: Iterable[TensorChunk] = ()
+        self.upcoming: Iterable[MicroBatch] = ()
 
-    def __iter__(self) -> Iterator[TensorChunk]:
+    def __iter__(self) -> Iterator[MicroBatch]:
         return iter(self.upcoming)
 
 
-class _PieceDataset(Dataset[Any]):
-    """Reads one piece in the loading process."""
+class _MicroBatches(Dataset[Any]):
+    """Reads one micro-batch in the loading process."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
-    def __getitem__(self, piece: TensorChunk) -> Any:
-        epoch, samples = piece
+    def __getitem__(self, wanted: MicroBatch) -> Any:
+        epoch, samples = wanted
         try:
             return self._reader.read(epoch, [samples])[0]
         except Exception as error:  # noqa: BLE001 - it is raised in the training process
@@ -126,7 +126,7 @@ class _Start:
 
 
 def _loader(
-    dataset: Dataset[Any], options: LoadingOptions, *, sampler: Iterable[TensorChunk] | None, persistent: bool
+    dataset: Dataset[Any], options: LoadingOptions, *, sampler: Iterable[MicroBatch] | None, persistent: bool
 ) -> DataLoader[Any]:
     return DataLoader(
         dataset,

@@ -49,16 +49,13 @@ class TensorReader:
 
     def __init__(self, dataset: TensorDataset) -> None:
         self._tensors = dataset.tensors
-        self._on_cpu = all(tensor.device.type == "cpu" for tensor in dataset.tensors)
 
     def read(self, epoch: int, pieces: Sequence[Indices]) -> list[Any]:  # noqa: ARG002
         """Return one batch for each piece: a list of tensors, as default_collate makes of tuples."""
-        return [self._gather(torch.from_numpy(piece)) for piece in pieces]
-
-    def _gather(self, rows: Tensor) -> list[Tensor]:
-        if self._on_cpu:
-            return [tensor.index_select(0, rows) for tensor in self._tensors]
-        return [tensor.index_select(0, rows.to(tensor.device)) for tensor in self._tensors]
+        rows = [torch.from_numpy(piece) for piece in pieces]
+        return [
+            [tensor.index_select(0, chosen.to(tensor.device)) for tensor in self._tensors] for chosen in rows
+        ]
 
 
 class SampleReader:

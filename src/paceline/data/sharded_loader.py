@@ -95,13 +95,13 @@ class ShardedLoader:
         else:
             self.samples = _map_style_length(dataset)
             self.order = EpochPermutation(self.samples, seed, shuffle)
-            schedule = Schedule(self.order, batch_size=batch_size, shards=shards, owned=owned)
+            schedule = Schedule(
+                self.order, batch_size=batch_size, shards=shards, owned=owned, micro_batch=micro_batch
+            )
             reader = reader_of(dataset, seed=seed, collate=collate)
             options = LoadingOptions(dataset, num_workers, worker_init_fn, prefetch, self._pin)
             self._source = (
-                LoadedMapStyle(schedule, reader, micro_batch, options)
-                if num_workers
-                else MapStyle(schedule, reader, micro_batch)
+                LoadedMapStyle(schedule, reader, options) if num_workers else MapStyle(schedule, reader)
             )
         self.steps_per_epoch = None if self.samples is None else steps_per_epoch(self.samples, batch_size)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -99,8 +100,7 @@ class SharedMemoryGather:
         self._number += 1
         self._open[self._number] = message
         self._channel.post(ARRIVED, self._number)
-        number = self._number
-        return _Arrival(lambda: self._complete(number))
+        return _Arrival(partial(self._complete, self._number))
 
     def _complete(self, number: int) -> None:
         if number in self._open:

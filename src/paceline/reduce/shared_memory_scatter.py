@@ -8,6 +8,7 @@ other is added up.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ class SharedMemoryScatter:
     def __init__(self, channel: SharedMemoryChannel, layout: Layout, parts: int) -> None:
         """`parts` are those that a model is cut into; copies of it stand beside each other in the order of ranks."""
         self._channel, self._layout = channel, layout
+        self._tensor = cache(channel.tensor)  # the same few pieces of memory in every step
         self._part = layout.rank % parts
         self._rooms: list[list[int]] = []
         self._number = 0
@@ -47,7 +49,7 @@ class SharedMemoryScatter:
         number = self._number + 1
         self._channel.wait(SUMMED, max(number - PLACES, 0))
         rooms = self._rooms[number % PLACES]
-        return self._channel.tensor(rooms[self._layout.first[self._layout.rank] + place], count, dtype)
+        return self._tensor(rooms[self._layout.first[self._layout.rank] + place], count, dtype)
 
     def start(self, sums: Sequence[Tensor], target: Tensor) -> None:
         """Show this worker's sums; each is a whole tensor, cut into equal parts in the order of `fsdp` places.
@@ -81,9 +83,7 @@ class SharedMemoryScatter:
         self._number += 1
         self._channel.post(ARRIVED, self._number)
         whole = sums[0].numel()
-        rows = [
-            self._channel.tensor(room, whole, target.dtype) for room in self._rooms[self._number % PLACES]
-        ]
+        rows = [self._tensor(room, whole, target.dtype) for room in self._rooms[self._number % PLACES]]
         self._pending = (rows, target, start)
 
     def _add(self, rows: list[Tensor], target: Tensor, start: int) -> None:

@@ -35,6 +35,7 @@ def splits(shards: int) -> dict[Subtree, int]:
     return table
 
 
+@lru_cache(maxsize=1024)
 def cover(low: int, high: int, shards: int) -> list[Subtree]:
     """Return the fewest nodes of the tree that make up the shards [low, high), from left to right."""
 

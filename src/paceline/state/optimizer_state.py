@@ -93,6 +93,7 @@ def drop_groups(optimizer: Optimizer, count: int) -> bool:
 
 _HOW = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Options that say how a worker computes its update, not what it comes to."""
+_UNCHANGING = (bool, int, float, str, type(None))
 Options = list[dict[str, Any]]
 """What each group of an optimizer holds beside its parameters."""
 
@@ -100,7 +101,11 @@ Options = list[dict[str, Any]]
 def options_of(optimizer: Optimizer) -> Options:
     """Return the options of each group, in memory of their own where they can be written to."""
     return [
-        {key: _copied(value) for key, value in group.items() if key != "params"}
+        {
+            key: value if type(value) in _UNCHANGING else _copied(value)
+            for key, value in group.items()
+            if key != "params"
+        }
         for group in optimizer.param_groups
     ]
 
@@ -160,12 +165,12 @@ def set_options(optimizer: Optimizer, then: Options, *, removes: bool = False) -
 
 
 def _copied(value: Any) -> Any:
-    if isinstance(value, bool | int | float | str) or callable(value):
+    if isinstance(value, _UNCHANGING) or callable(value):
         return value
     if isinstance(value, Tensor):
         return value.detach().clone()
     plain_tuple = isinstance(value, tuple) and all(isinstance(one, int | float) for one in value)
-    return value if plain_tuple or value is None else copy.deepcopy(value)
+    return value if plain_tuple else copy.deepcopy(value)
 
 
 def _named_groups(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:

@@ -61,7 +61,8 @@ class Reducer:
         entry = step.loss_stats.grad
         if entry is None:
             return None
-        return StepResult(step.work.number, step.work.size, entry, step.auxiliary.entries())
+        terms = step.auxiliary.entries() if step.auxiliary.names else {}
+        return StepResult(step.work.number, step.work.size, entry, terms)
 
     def factor(self, result: StepResult) -> Tensor | float:
         """Return what the gradients, which are over the number of samples, are to be multiplied by."""

@@ -22,7 +22,6 @@ from paceline.state.optimizer_state import check_own_entries, plain
 from paceline.strategies import gradients
 from paceline.strategies.base import (
     Exactness,
-    Leaves,
     LossFunction,
     MetricsFunction,
     Rows,
@@ -91,7 +90,8 @@ class Replica:
         self.step_state = StepState(
             self.model,
             self.optimizer,
-            self.placement,
+            self.placement.part,
+            self.placement.parameters(),
             self._tuning,
             self._shards,
             self.world.device,
@@ -157,9 +157,12 @@ class Replica:
     def _begin(self, work: StepWork) -> None:
         self._is_summed = False
         self.placement.refresh()
-        if self.placement.computes:  # else those that do refuse it, before they bring anything
+        # Where this worker computes nothing, those that do refuse it, before they bring anything.
+        if self.partial_update.watches and self.placement.computes:
             self.partial_update.check()
-        self._follow(work)
+        self.step_state.trained.check_hooks()
+        if self.step_state.trained.changed:
+            self._rewire(work)
         self.step_state.begin(work)
         self.buffers.begin()
         self.reducer.begin(work)
@@ -167,8 +170,9 @@ class Replica:
     def shard(self, work: ShardWork) -> Iterator[Any]:
         """Return the batches of one shard, on the device, with its random streams set."""
         self.step_state.open = work.index
+        buffers = self.buffers
         if work.batches:
-            versions = self.buffers.open_shard(self.model)
+            versions = buffers.open_shard(self.model) if buffers.active else {}
             seeds.seed_everything(work.seed)
             for batch in work.batches:
                 hit(FORWARD)
@@ -176,7 +180,8 @@ class Replica:
                 placed = self.placed(batch)
                 self.schedule.open_batch()
                 yield placed
-            self.buffers.close_shard(work.index, self.model, versions)
+            if buffers.active:
+                buffers.close_shard(work.index, self.model, versions)
         self.reducer.close_shard(work.index)
 
     def backward(self, loss: Loss) -> None:
@@ -187,11 +192,8 @@ class Replica:
     def combine(self) -> None:
         """Make `.grad` hold the sum over the global batch, where it ever does; `apply` does so if nobody has."""
         if not self._is_summed and self.reducer.shows_sums:
-            self._finish()
-
-    def leaves(self) -> Leaves:
-        """Return the tensors that a backward pass of the user's own would leave gradients in."""
-        return self.placement.leaves(self.step_state)
+            self._is_summed = True
+            self.reducer.finish()
 
     def apply(self, max_grad_norm: float | None) -> StepResult:
         """Combine, normalise, clip, update."""
@@ -200,7 +202,8 @@ class Replica:
             return self.update.apply(self, max_grad_norm)
         self.step_state.check_unchanged()
         if not self._is_summed:
-            self._finish()
+            self._is_summed = True
+            self.reducer.finish()
         result = self.reducer.result()
         if result is None:
             raise InputError(
@@ -216,17 +219,14 @@ class Replica:
         self.placement.update(self._optimize, result)
         return result
 
-    def _finish(self) -> None:
-        self._is_summed = True
-        self.reducer.finish()
-
     def _normalise(self, result: StepResult, max_grad_norm: float | None) -> None:
         """Turn summed gradients into those of the optimizer: over the weight of the batch, clipped by the true norm."""
         # On a GPU the loop asks one step later, so that it need not wait for the question.
         asks = result.on_cpu
         if asks:
             result.check()
-        self.reducer.combine_buffers(self.buffers)
+        if self.buffers.watched:
+            self.reducer.combine_buffers(self.buffers)
         factor = self.reducer.factor(result)
         if self.step_state.auxiliary.names:
             self.step_state.auxiliary.merge(self.step_state.work.size, factor)
@@ -245,7 +245,8 @@ class Replica:
 
     def _optimize(self, *, steps: bool = True) -> None:
         """Update the weights; without `steps` only the schedule goes on."""
-        self.partial_update.check()
+        if self.partial_update.watches:
+            self.partial_update.check()
         self.has_updated = True
         overflowed = False
         if steps and self.scaler is None:
@@ -259,7 +260,8 @@ class Replica:
             )  # then no update was made, so the schedule waits too
         if self.scheduler is not None and not overflowed:
             self.scheduler.step()
-        self.buffers.end_step()
+        if self.buffers.watched:
+            self.buffers.end_step()
 
     def placed(self, batch: Any) -> Any:
         """Return a batch on the device; from pinned memory the copy does not keep this process waiting."""
@@ -268,12 +270,9 @@ class Replica:
 
     # What trains may change between two steps.
 
-    def _follow(self, work: StepWork) -> None:
+    def _rewire(self, work: StepWork) -> None:
         """Take up what has begun or ceased to train since the last step, or refuse to go on without it."""
         trained = self.step_state.trained
-        trained.check_hooks()
-        if not trained.changed:
-            return
         if not self.placement.adapts:
             trained.check("this strategy")
         agree_on_change(self.reducer.world, work.number, trained)

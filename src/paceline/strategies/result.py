@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.errors import NonFiniteLossError
 
-_ENTRY, _NORM = "the ledger's entry", "the gradient's norm"  # no module's term is named like these
+_ENTRY, _NORM = "the loss and its weight", "the gradient's norm"  # no module's term is named like these
 
 
 class StepResult:
@@ -26,8 +26,11 @@ class StepResult:
         """Samples of the global batch."""
         self.again = again
         """Whether a worker was lost in the middle: nothing was updated, and the step is given once more."""
-        self._entry = entry
-        self._read: tuple[float, float] | None = None
+        self.entry = entry
+        """The sum of the losses and the sum of the weights."""
+        self.on_cpu = entry.device.type == "cpu"
+        """Whether its numbers can be read without waiting for a GPU."""
+        self._read: list[float] = entry.tolist() if self.on_cpu else []
         self.norm: Tensor | None = None
         self.applied_factor: Tensor | float = 1.0
         """What the summed gradients were multiplied by in the end."""
@@ -38,9 +41,9 @@ class StepResult:
 
     def send(self) -> None:
         """Start bringing the numbers from a GPU: reading them then waits for this step, not for what was queued since."""
-        if not self._entry.is_cuda:
+        if not self.entry.is_cuda:
             return
-        numbers = {_ENTRY: self._entry, **self.terms} | ({} if self.norm is None else {_NORM: self.norm})
+        numbers = {_ENTRY: self.entry, **self.terms} | ({} if self.norm is None else {_NORM: self.norm})
         coming = {name: number.to("cpu", non_blocking=True) for name, number in numbers.items()}
         self._sent = torch.cuda.Event(), coming  # type: ignore[no-untyped-call]
         self._sent[0].record()
@@ -57,7 +60,7 @@ class StepResult:
         return {
             "number": self.number,
             "size": self.size,
-            "entry": self._entry,
+            "entry": self.entry,
             "norm": self.norm,
             "terms": self.terms,
         }
@@ -69,40 +72,25 @@ class StepResult:
         made.norm = state["norm"]
         return made
 
-    @property
-    def _numbers(self) -> tuple[float, float]:
-        # Not functools.cached_property: on Python 3.11 it takes a lock at every first use (6 us of a 1 ms step).
-        if self._read is None:
-            total, weight = self._arrived(_ENTRY, self._entry).tolist()
-            self._read = total, weight
+    def _wait(self) -> list[float]:
+        """Wait for the sum of the losses and the sum of the weights."""
+        self._read = self._arrived(_ENTRY, self.entry).tolist()
         return self._read
-
-    @property
-    def entry(self) -> Tensor:
-        """The sum of the losses and the sum of the weights."""
-        return self._entry
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether its numbers can be read without waiting for a GPU."""
-        return self._entry.device.type == "cpu"
 
     @property
     def factor(self) -> Tensor | float:
         """What turns gradients over the number of samples into gradients over the true weight."""
-        if self._entry.device.type == "cpu":
-            return self.size / self.weight
-        return self.size / self._entry[1]
+        return self.size / (self._read[1] if self.on_cpu else self.entry[1])
 
     @property
     def weight(self) -> float:
         """The weight of the whole global batch."""
-        return self._numbers[1]
+        return (self._read or self._wait())[1]
 
     @property
     def loss(self) -> float:
         """The mean loss of the global batch, its auxiliary terms included."""
-        total, weight = self._numbers
+        total, weight = self._read or self._wait()
         return total / weight + sum(self.auxiliary.values()) if self.terms else total / weight
 
     @property
@@ -126,17 +114,18 @@ class StepResult:
 
     def check(self) -> None:
         """Raise when the loss is not a finite number, or nothing had any weight."""
-        total, weight = self._numbers
+        total, weight = self._read or self._wait()
         if not 0 < weight < math.inf:
             raise NonFiniteLossError(
                 f"step {self.number}: the weight of the whole global batch is {weight:g}."
             )
         if not math.isfinite(total):
             raise NonFiniteLossError(f"step {self.number}: the loss is {total}.")
-        for name, value in self.auxiliary.items():
+        for name, value in self.auxiliary.items() if self.terms else ():
             if not math.isfinite(value):
                 raise NonFiniteLossError(f"step {self.number}: the auxiliary term {name} is {value}.")
-        self.check_norm()
+        if self.norm is not None:
+            self.check_norm()
 
     def check_norm(self) -> None:
         """Raise when the norm of the gradient is not a finite number, where it was taken."""

@@ -9,7 +9,6 @@ everyone knows; only where the true weight turns out to be another one (tokens, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from paceline.reduce.tree import Gradients, TreeSum, add
 from paceline.strategies import gradients, sparse
 from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import StepWork
-from paceline.strategies.guards.loss_checks import check_graph, check_loss, check_trainable
+from paceline.strategies.guards.loss_checks import check_loss, check_trainable, refuse_detached
 from paceline.strategies.guards.trained import HasParameters, Trained
 from paceline.strategies.guards.writes import Writes
 from paceline.strategies.memory.recompute import check_passes
@@ -31,17 +30,6 @@ from paceline.world.fault_points import BACKWARD, hit
 Add = Callable[[Gradients, Gradients], Gradients]
 
 
-class Parts(Protocol):
-    """What a worker has of a model."""
-
-    @property
-    def part(self) -> HasParameters:
-        """The part of the model whose parameters are here."""
-
-    def parameters(self) -> list[nn.Parameter]:
-        """Return those whose gradients the optimizer takes."""
-
-
 class StepState:
     """What the passes of one step share with what adds up their gradients."""
 
@@ -49,15 +37,16 @@ class StepState:
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        placement: Parts,
+        part: HasParameters,
+        parameters: list[nn.Parameter],
         tuning: Tuning,
         shards: int,
         device: torch.device,
         *,
         watched: bool,
     ) -> None:
-        """`watched` refuses passes that write to weights."""
-        self.model, self._part, parameters = model, placement.part, placement.parameters()
+        """`part` is what is here of the model, `parameters` those of it that train; `watched` refuses passes that write to it."""
+        self.model, self._part = model, part
         self.device = self._home = device
         """Where the open shard is computed."""
         self.loss_stats = nn.Parameter(torch.zeros(2, device=device))
@@ -100,7 +89,8 @@ class StepState:
         """Start a step with no gradients."""
         self.work = work
         self.left = sum(len(shard.batches) for shard in work.shards)
-        self.auxiliary.take()
+        if self.auxiliary.names:
+            self.auxiliary.take()
         self.totals = []
         self.forget()
         if self.writes is not None:
@@ -108,14 +98,15 @@ class StepState:
 
     def forget(self) -> None:
         """Drop all gradients of the step."""
-        self.tree = TreeSum(self.shards, self.add)
+        self.tree.nodes = []
         for parameter in self.tracked:
             parameter.grad = None
 
     def enter(self, loss: Loss) -> None:
         """Take note of a loss whose backward pass comes next, or refuse it."""
         check_loss(loss)
-        check_graph(loss)
+        if not loss.total.requires_grad:
+            refuse_detached()
         hit(BACKWARD)
         if self.left == 0:
             raise InputError(

@@ -65,12 +65,14 @@ class Journal:
         if result is None:
             raise RuntimeError("a step without a result")
         self.samples += result.size
-        earlier = self._waiting
-        self._waiting = (step, result, position, seconds, optimizer.param_groups[0]["lr"])
-        result.send()
+        learning_rate = optimizer.param_groups[0]["lr"]
         if not self._lag:
-            self.read_pending()
-        elif earlier is not None:
+            self._tell(step, result, position, seconds, learning_rate)
+            return
+        earlier = self._waiting
+        self._waiting = (step, result, position, seconds, learning_rate)
+        result.send()
+        if earlier is not None:
             self._tell(*earlier)
 
     def read_pending(self) -> None:
@@ -105,14 +107,14 @@ class Journal:
     ) -> None:
         if self._lag:
             step.check()
-        self.loss = result.loss
-        self._epoch_total += result.loss * result.weight
-        self._epoch_weight += result.weight
+        self.loss, weight = result.loss, result.weight
+        self._epoch_total += self.loss * weight
+        self._epoch_weight += weight
         self._emit(
             StepFinished(
                 step=position.number,
                 epoch=position.epoch,
-                loss=result.loss,
+                loss=self.loss,
                 samples=result.size,
                 seconds=seconds,
                 learning_rate=float(learning_rate),

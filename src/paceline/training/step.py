@@ -38,14 +38,19 @@ class Step:
         applied: Callable[[Step], None],
         recovery: Recovery,
         guard: LoopGuard,
-        seed_loop: Callable[..., None],
+        seed_loop: Callable[..., None] | None,
         hidden: HiddenState,
         attempt: Attempt | None = None,
         *,
         broken: OpenBody | None = None,
     ) -> None:
-        """`broken`: the body that others are in already; the group broke in it, so nothing comes of it."""
+        """`broken`: the body that others are in already; the group broke in it, so nothing comes of it.
+
+        `seed_loop` seeds what a loop of the user's own draws outside of its batches; None for a Task.
+        """
         self.work = work
+        self.number = work.number
+        """How many steps came before, from the beginning of the run."""
         self.epoch = epoch
         self.result: StepResult | None = None
         self._replica = replica
@@ -56,7 +61,8 @@ class Step:
         self._guard = guard
         self._seed_loop = seed_loop
         self._hidden = hidden
-        self._attempt = attempt
+        self.attempt = attempt
+        """What the loop's body has done to the state in this step; None where nobody needs to know."""
         self._generation = world.generation if broken is None else -1
         self.body = recovery.body_of(work.number) if broken is None else broken
         """Which attempt at the step this is, alike on all workers."""
@@ -78,16 +84,6 @@ class Step:
         """Whether one of the shard at hand has: only then are there gradients that clearing would lose."""
 
     @property
-    def number(self) -> int:
-        """How many steps came before, from the beginning of the run."""
-        return self.work.number
-
-    @property
-    def attempt(self) -> Attempt | None:
-        """What the loop's body has done to the state in this step; None where nobody needs to know."""
-        return self._attempt
-
-    @property
     def _broken(self) -> bool:
         """Whether nothing comes of this attempt: the group broke in it, or in an evaluation or a save of its body."""
         return self._lost or self._recovery.generation != self._generation
@@ -101,7 +97,7 @@ class Step:
     def open_body(self) -> OpenBody | None:
         """This attempt, where a loop of the user's own is in its body and nothing has come of it, or nothing will."""
         pending = self.result is None or self.again
-        return self.body if pending and not self._ended and self._attempt is not None else None
+        return self.body if pending and not self._ended and self.attempt is not None else None
 
     def __iter__(self) -> Iterator[Any]:
         """Return this worker's batches, shard by shard, each on the device and with its own random streams."""
@@ -112,14 +108,17 @@ class Step:
             )
         interruption = self._world.interruption
         interruption.discards = self._discards
-        if self._attempt is not None:
-            self._attempt.begin_batches()
+        if self.attempt is not None:
+            self.attempt.begin_batches()
         try:
             if not self._broken:
                 self._surviving(lambda: self._replica.begin(self.work))
-            with self._hidden.passes(
-                python.frame(1)
-            ):  # the loop, whose variables passes may be computed with
+            if self._hidden.watches:
+                with self._hidden.passes(
+                    python.frame(1)
+                ):  # the loop, whose variables passes may be computed with
+                    yield from self._batches()
+            else:
                 yield from self._batches()
             interruption.discards = None
             self._read = True
@@ -130,7 +129,8 @@ class Step:
             interruption.discards = None
             self._passes += 1
             # The generators stand where this worker's last shard has left them: others had another one.
-            self._seed_loop("batches", self.number, self._passes)
+            if self._seed_loop is not None:
+                self._seed_loop("batches", self.number, self._passes)
 
     def _batches(self) -> Iterator[Any]:
         for shard in () if self._broken else self.work.shards:
@@ -140,7 +140,8 @@ class Step:
                     return
                 self._guard.hand_over()
                 self._out = True
-                self._hidden.show_batch(batch)
+                if self._hidden.watches:
+                    self._hidden.show_batch(batch)
                 yield batch
                 self._out = False
                 if self._broken:
@@ -164,7 +165,8 @@ class Step:
                 f"step {self.number}: step.backward was called outside of `for batch in step`. Call it inside, once a batch."
             )
         self._guard.take_back(nothing_added=not self._begun)
-        self._hidden.show_loss(total)
+        if self._hidden.watches:
+            self._hidden.show_loss(total)
         self._added += 1
         self._begun = True
         self._surviving(lambda: self._replica.backward(total))
@@ -194,8 +196,8 @@ class Step:
                 "would be lost. Call it after `for batch in step`; to leave a batch out, do not call backward for it."
             )
         check_clip(max_grad_norm)
-        if self._attempt is not None:
-            self._attempt.end_batches()
+        if self.attempt is not None:
+            self.attempt.end_batches()
         self._guard.take_sums_back()
         return self._guarded(
             lambda: self._replica.apply(max_grad_norm if max_grad_norm is not None else self._max_grad_norm)
@@ -204,10 +206,12 @@ class Step:
     def compute(self, loss: LossFunction) -> StepResult:
         """Do the whole step with a loss function, in whatever way the strategy does it best."""
 
-        if self._attempt is not None:
-            self._attempt.begin_batches()
+        if self.attempt is not None:
+            self.attempt.begin_batches()
 
         def taken() -> StepResult:
+            if not self._hidden.watches:
+                return self._replica.step(self.work, loss, self._max_grad_norm)
             with self._hidden.passes():
                 return self._replica.step(self.work, self._hidden.around(loss), self._max_grad_norm)
 
@@ -224,15 +228,12 @@ class Step:
                 ) from None
 
     def _guarded(self, action: Callable[[], StepResult]) -> StepResult:
-        result = self._applied_or_again(action)
-        self._seed_loop(
-            "applied", self.number
-        )  # also where others finished the step, and nothing was updated here
+        result = self._recover() if self._broken else self._applied_or_again(action)
+        if self._seed_loop is not None:  # also where others finished the step, and nothing was updated here
+            self._seed_loop("applied", self.number)
         return result
 
     def _applied_or_again(self, action: Callable[[], StepResult]) -> StepResult:
-        if self._broken:
-            return self._recover()
         interruption = self._world.interruption
         interruption.forsaken = self._check_present
         try:
@@ -248,7 +249,6 @@ class Step:
             raise (determinism.named(error) if isinstance(error, RuntimeError) else None) or error from None
         finally:
             interruption.forsaken = None
-        self._guard.applied()
         self._totals = self._replica.totals
         self._recovery.finish(self.result)
         self._applied(self)
@@ -257,13 +257,13 @@ class Step:
     def end(self) -> None:
         """Note that the loop has done with this step, or with an attempt at it."""
         self._ended = True
-        if self._attempt is None:
+        if self.attempt is None:
             return
         if not self.again:
-            self._attempt.end()
+            self.attempt.end()
             return
         with self._guard.updating():
-            whole = self._attempt.release()
+            whole = self.attempt.release()
         if not whole:
             # The body has written to a part of the model behind an attempt that broke, and would do so once more.
             self._recovery.start_over()
@@ -277,19 +277,19 @@ class Step:
             missed, outcome = self._recovery.regroup(STEP)
             if missed:
                 self.result = StepResult.of(outcome)
-                if self._attempt is not None:
-                    self._attempt.put_forward()
+                if self.attempt is not None:
+                    self.attempt.put_forward()
                 self._applied(self)
                 return self.result
-        elif self._attempt is not None:
+        elif self.attempt is not None:
             # The group broke where the body did something else, or others were in it.
-            self._attempt.note_writes()
-            self._attempt.put_back()
-            if self._attempt.dirty:
+            self.attempt.note_writes()
+            self.attempt.put_back()
+            if self.attempt.dirty:
                 self._recovery.start_over()
         self.again = True
-        if self._attempt is not None:
-            self._attempt.hold()
+        if self.attempt is not None:
+            self.attempt.hold()
         totals = [total.detach().float().cpu().reshape(()) for _, total in self._replica.totals]
         share = sum(len(shard.samples) for shard in self.work.shards)
         entry = torch.tensor([float(sum(totals)), float(max(share, 1))])  # a worker may have had no sample

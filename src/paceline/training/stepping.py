@@ -59,10 +59,12 @@ class Stepping:
         state, last = self.state, self.last
         save_every = state.options.save_every
         due = SaveEvery.parse(save_every) if save_every else SaveEvery()
+        state.tell_steps()
         while self.left:
             before = state.position
             for step in self._epoch():
-                state.seed_loop("step", step.number)
+                if state.task is None:
+                    state.seed_loop("step", step.number)
                 yield step
                 self._end(step)
                 number = state.position.number
@@ -79,7 +81,10 @@ class Stepping:
                 if self.after_epoch is not None:
                     state.seed_loop("epoch", state.position.epoch)
                     self.after_epoch(state.position.epoch)
-                    self._snapshot_due()  # one that was taken on the way is of no place to begin at
+                    if self.sharded.due(
+                        state.position
+                    ):  # one that was taken on the way is of no place to begin at
+                        self.group.take_snapshot()
             except WentBackError:
                 continue
             position = state.position
@@ -93,15 +98,13 @@ class Stepping:
         while state.position.number < self.last:
             # Once for each group: whoever is there now has other shards to read.
             generation, pulse = state.world.generation, state.world.pulse
-            pulse.begin(Kind.STEP, state.position.number)
-            pulse.enter(Phase.DATA)
+            pulse.begin(Kind.STEP, state.position.number, Phase.DATA)
             for data in read_alike(
                 self.feed, state.world, TRAINING, state.position.epoch, state.position.step
             ):
                 hit(DATA)
-                if self._is_asked_again(data):
+                if data.beginning is not None and self._reads_again(data):
                     break
-                self._check_stream(data)
                 if not data.size:
                     continue
                 if self.recovery.membership.change_wanted:
@@ -113,46 +116,41 @@ class Stepping:
                     self.saving.at_the_end()
                     raise LeaveRunError
                 if state.world.generation == generation:
-                    yield self._begin(data)
+                    step = self._make(data, state.position.number)
+                    # Before any of it can reach others, who may finish it while this one is killed.
+                    self.records.step(step, state.position)
+                    yield step
                 if state.world.generation != generation:
                     break
                 if state.position.number >= self.last:
                     return
-                pulse.begin(Kind.STEP, state.position.number)
-                pulse.enter(Phase.DATA)
+                pulse.begin(Kind.STEP, state.position.number, Phase.DATA)
             else:
                 if (body := state.broken_body) is None:
                     return
                 empty = StepData(state.position.epoch, state.position.step, 0, ())
                 yield self._make(empty, body.number, broken=body)
 
-    def _is_asked_again(self, data: StepData) -> bool:
-        """Ask a stream for the beginning of an epoch a second time where it may have begun anew; then all of it is read again."""
-        starts, position = self.state.epoch_starts, self.state.position
-        if not starts.suspects(position, data):
-            return False
-        self._note_stream(starts.confirm(position, data, self.feed.beginning_of))
-        return True
+    def _reads_again(self, data: StepData) -> bool:
+        """Compare the beginning of a stream's epoch with what it was before; raise where it is another.
 
-    def _check_stream(self, data: StepData) -> None:
-        """Raise where a stream gives other items than before; note where that cannot be seen, and matters."""
-        state = self.state
-        self._note_stream(state.epoch_starts.check(state.position, data, by_epoch=self.feed.is_told_epochs))
-
-    def _note_stream(self, note: str | None) -> None:
-        state = self.state
+        Where the stream may have begun anew it is asked for the beginning a second time; then all of it is read again.
+        """
+        state, position = self.state, self.state.position
+        starts = state.epoch_starts
+        suspected = starts.suspects(position, data)
+        if suspected:
+            note = starts.confirm(position, data, self.feed.beginning_of)
+        else:
+            note = starts.check(position, data, by_epoch=self.feed.is_told_epochs)
         if note is not None and (state.world.size > 1 or state.options.out is not None):
             state.emit(Note(text=note))
-
-    def _begin(self, data: StepData) -> Step:
-        """Return a step, entered in the records before any of it can reach others, who may finish it while this one is killed."""
-        step = self._make(data, self.state.position.number)
-        self.records.step(step, self.state.position)
-        return step
+        return suspected
 
     def _make(self, data: StepData, number: int, *, broken: OpenBody | None = None) -> Step:
         """Return a step for the loop's body; one of a `broken` body has no batches, and nothing comes of it."""
-        state, seed = self.state, self.state.options.seed
+        state, seed, replica = self.state, self.state.options.seed, self.state.replica
+        own_loop = state.task is None
         state.world.pulse.enter(Phase.COMPUTE)
         shards = [
             ShardWork(
@@ -166,20 +164,19 @@ class Stepping:
         step = Step(
             StepWork(number, data.size, shards),
             state.position.epoch,
-            state.replica,
+            replica,
             state.world,
             self.max_grad_norm,
             self._applied,
             self.recovery,
             self.loop.guard,
-            state.seed_loop,
+            state.seed_loop if own_loop else None,
             self.loop.hidden,
-            self.loop.begin_attempt(elastic=self.recovery.membership.elastic),
+            self.loop.begin_attempt(elastic=self.recovery.membership.elastic) if own_loop else None,
             broken=broken,
         )
-        state.tell_steps()
         state.step = step
-        self.loop.hidden.enter(state.replica.model, state.task)
+        self.loop.hidden.enter(replica.model, state.task)
         return step
 
     def _applied(self, step: Step) -> None:
@@ -189,8 +186,9 @@ class Stepping:
         if step.attempt is not None:
             self.loop.body.applied(step.attempt)
         state.tell_steps()
-        for text in self.loop.hidden.check(step.number, several=state.world.size > 1):
-            state.emit(Note(text=text))
+        if self.loop.hidden.watches:
+            for text in self.loop.hidden.check(step.number, several=state.world.size > 1):
+                state.emit(Note(text=text))
         self.saving.poll()
         self.journal.step(step, state.position, state.replica.optimizer)
         self.sharded.note_step(state.position, self.journal.state)
@@ -206,13 +204,11 @@ class Stepping:
         step.end()
         if step.again:
             self.recovery.end_body(step.body)
-        if not self._schedules_seen:
-            self._schedules_seen = True
-            self._check_schedules()
-        self.loop.guard.end_step()
-        self._snapshot_due()
-
-    def _snapshot_due(self) -> None:
+        if self.state.task is None:
+            if not self._schedules_seen:
+                self._schedules_seen = True
+                self._check_schedules()
+            self.loop.guard.end_step()
         if self.sharded.due(self.state.position):
             self.group.take_snapshot()
 
@@ -220,6 +216,6 @@ class Stepping:
         """Raise where the loop has a schedule that is lost with the process, and another process may go on with the run."""
         state = self.state
         several = state.world.size > 1 and self.recovery.membership.elastic
-        if state.task is None and (state.options.out is not None or several):
-            kept = [getattr(state.replica, "scheduler", None), *self.loop.registered.objects()]
+        if state.options.out is not None or several:
+            kept = [state.replica.scheduler, *self.loop.registered.objects()]
             schedules.check_kept(state.replica.optimizer, kept)

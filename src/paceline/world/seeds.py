@@ -32,7 +32,7 @@ def seed_everything(value: int) -> None:
     torch.default_generator.manual_seed(value)
     random.seed(value)
     np.random.seed(value & 0xFFFFFFFF)
-    if _cuda_in_use():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for generator in torch.cuda.default_generators:
             generator.manual_seed(value)
 
@@ -43,7 +43,7 @@ def preserved() -> Iterator[None]:
     torch_state = torch.default_generator.get_state()
     numpy_state = np.random.get_state()
     python_state = random.getstate()
-    cuda = torch.cuda.default_generators if _cuda_in_use() else ()
+    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     cuda_states = [generator.get_state() for generator in cuda]
     try:
         yield
@@ -53,7 +53,3 @@ def preserved() -> Iterator[None]:
         random.setstate(python_state)
         for generator, state in zip(cuda, cuda_states, strict=True):
             generator.set_state(state)
-
-
-def _cuda_in_use() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

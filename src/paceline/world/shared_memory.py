@@ -13,6 +13,7 @@ import os
 import select
 import time
 import weakref
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -53,6 +54,11 @@ class SharedMemoryChannel:
         self.size = len(peers)
         self._memory = memory
         self._flags = memoryview(memory)[:HEADER].cast("Q")
+        self._words = [
+            [(flag * self.size + rank) * (LINE // _WORD) for rank in range(self.size)]
+            for flag in range(FLAGS)
+        ]
+        """The word of each flag of each worker."""
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._pids = peers
         self._poll = select.poll()
@@ -79,15 +85,14 @@ class SharedMemoryChannel:
 
     def post(self, flag: int, value: int) -> None:
         """Raise this worker's flag to `value` and wake who waits for it: what it stored and loaded before is done with."""
-        word = self._word(flag, self.rank)
+        word = self._words[flag][self.rank]
         futex.barrier()
         self._flags[word] = value
         futex.wake(self._address + _WORD * word)
 
     def wait(self, flag: int, value: int) -> None:
         """Wait until everybody else's flag has reached `value`: what they stored before is here to be loaded."""
-        for other in range(self.size):
-            word = self._word(flag, other)
+        for other, word in enumerate(self._words[flag]):
             if other != self.rank and self._flags[word] < value:
                 self._wait_word(word, value, other)
         futex.barrier()
@@ -95,12 +100,8 @@ class SharedMemoryChannel:
     def abandon(self) -> None:
         """End the waits of everybody on this channel, at the latest when they next look at their peers."""
         self._flags[_BROKEN] = 1
-        for flag in range(FLAGS):
-            for rank in range(self.size):
-                futex.wake(self._address + _WORD * self._word(flag, rank))
-
-    def _word(self, flag: int, rank: int) -> int:
-        return (flag * self.size + rank) * (LINE // _WORD)
+        for word in chain(*self._words):
+            futex.wake(self._address + _WORD * word)
 
     def _wait_word(self, word: int, value: int, other: int) -> None:
         flags = self._flags

@@ -22,7 +22,8 @@ from paceline.compat.futex import barrier
 SIZE = 4096
 _NAME = "paceline-pulse"
 # Words of eight bytes. The beat is odd while a worker is in the middle of storing words that belong together (a sequence
-# lock): the barriers keep those words between the two stores of the beat, and the reader's loads between its two.
+# lock): the barriers keep those words between the two stores of the beat, and the reader's loads between its two. An
+# exception in the middle (a signal's) leaves it odd, and so begins the next storing.
 # Phase and the moment it began change far more often, so they share one word, which is stored and loaded as one.
 _BEAT, _PHASE, _, _TOUCHED, _OPERATION, _KIND, _STEP, _BATCHES, _STEPS = range(9)
 _PHASE_BITS = 3
@@ -66,7 +67,7 @@ class Kind(IntEnum):
 
 _PHASES = len(Phase)
 # Looking a member up on its enumeration takes 0.2 us in Python 3.11, as long as a phase may cost: hot code keeps them.
-_COMPUTE, _IDLE, _STEP_KIND, _OTHER = Phase.COMPUTE, Phase.IDLE, Kind.STEP, Kind.OTHER
+_IDLE, _STEP_KIND, _OTHER = Phase.IDLE, Kind.STEP, Kind.OTHER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +120,8 @@ class NoStatusPage:
         """How long another worker may stay silent in a step as long as this one's."""
         return self.timeout_s * PATIENCE
 
-    def begin(self, kind: Kind, step: int) -> None:
-        """Begin an operation; one that was in flight counts as broken off."""
+    def begin(self, kind: Kind, step: int, phase: Phase = Phase.COMPUTE) -> None:
+        """Begin an operation, in some phase; one that was in flight counts as broken off."""
 
     def enter(self, phase: Phase) -> Phase:  # noqa: ARG002
         """Begin a phase and give the one before, to go back to."""
@@ -139,24 +140,7 @@ class NoStatusPage:
 class StatusPage(NoStatusPage):
     """The worker's side: stores where it is."""
 
-    __slots__ = (
-        "_batches",
-        "_beat",
-        "_began",
-        "_communication",
-        "_compute",
-        "_counts",
-        "_data",
-        "_kind",
-        "_longest",
-        "_memory",
-        "_operations",
-        "_phase",
-        "_seconds",
-        "_since",
-        "_spent",
-        "_steps",
-    )
+    __slots__ = ("_began", "_counts", "_kind", "_memory", "_phase", "_seconds", "_since", "_spent")
 
     def __init__(self, descriptor: int) -> None:
         """Map the page; the descriptor may be closed afterwards."""
@@ -164,17 +148,15 @@ class StatusPage(NoStatusPage):
         self._memory = mmap.mmap(descriptor, SIZE)
         self._counts = memoryview(self._memory).cast("Q")
         self._seconds = memoryview(self._memory).cast("d")
-        self._beat = self._batches = self._operations = self._steps = 0
         self._phase, self._kind = Phase.QUIET, Kind.OTHER
         self._since = self._began = self._seconds[_TOUCHED] = monotonic()
-        self._longest = self._data = self._compute = self._communication = 0.0
         self._spent = [0.0] * _PHASES
 
     @property
     def limit_s(self) -> float:
         """How long another worker may stay silent in a step as long as this one's."""
-        limit = max(self.timeout_s, STEPS * self._longest)
-        return limit if self._steps else limit * PATIENCE
+        limit = max(self.timeout_s, STEPS * self._seconds[_LONGEST_S])
+        return limit if self._counts[_STEPS] else limit * PATIENCE
 
     @staticmethod
     def create() -> int:
@@ -183,21 +165,19 @@ class StatusPage(NoStatusPage):
         os.ftruncate(descriptor, SIZE)
         return descriptor
 
-    def begin(self, kind: Kind, step: int) -> None:
-        """Begin an operation, in phase COMPUTE; one that was in flight counts as broken off."""
-        self.enter(_COMPUTE)
+    def begin(self, kind: Kind, step: int, phase: Phase = Phase.COMPUTE) -> None:
+        """Begin an operation, in some phase; one that was in flight counts as broken off."""
+        self.enter(phase)
         self._spent = [0.0] * _PHASES
         self._kind, self._began = kind, self._since
-        self._operations += 1
         counts = self._counts
-        counts[_BEAT] = self._beat + 1
+        counts[_BEAT] |= 1
         barrier()
-        counts[_OPERATION] = self._operations
+        counts[_OPERATION] += 1
         counts[_KIND] = kind
         counts[_STEP] = step
-        self._beat += 2
         barrier()
-        counts[_BEAT] = self._beat
+        counts[_BEAT] += 1
 
     def enter(self, phase: Phase) -> Phase:
         """Begin a phase and give the one before, to go back to."""
@@ -209,9 +189,8 @@ class StatusPage(NoStatusPage):
 
     def batch(self) -> None:
         """Count a batch that was served."""
-        self._batches += 1
-        self._counts[_BATCHES] = self._batches
-        self.touch()
+        self._counts[_BATCHES] += 1
+        self._seconds[_TOUCHED] = monotonic()
 
     def touch(self) -> None:
         """Show that this worker is not stuck, though it waits."""
@@ -227,23 +206,17 @@ class StatusPage(NoStatusPage):
 
     def _end_step(self) -> None:
         counts, seconds, took = self._counts, self._seconds, self._since - self._began
-        if took > self._longest and self._steps:
-            self._longest = took
-        self._steps += 1
         _, _, data, compute, communication, _, _ = self._spent
-        self._data += data
-        self._compute += compute
-        self._communication += communication
-        counts[_BEAT] = self._beat + 1
+        counts[_BEAT] |= 1
         barrier()
-        counts[_STEPS] = self._steps
-        seconds[_LONGEST_S] = self._longest
-        seconds[_DATA_S] = self._data
-        seconds[_COMPUTE_S] = self._compute
-        seconds[_COMMUNICATION_S] = self._communication
-        self._beat += 2
+        if took > seconds[_LONGEST_S] and counts[_STEPS]:
+            seconds[_LONGEST_S] = took
+        counts[_STEPS] += 1
+        seconds[_DATA_S] += data
+        seconds[_COMPUTE_S] += compute
+        seconds[_COMMUNICATION_S] += communication
         barrier()
-        counts[_BEAT] = self._beat
+        counts[_BEAT] += 1
 
     def wait_for_question(self, seen: int) -> int:
         """Sleep until the launcher has asked something after question `seen`, and give the question's number."""

@@ -51,6 +51,11 @@ class World:
 
     transports: set[str] = field(default_factory=set)
     """What has been opened for gradients, weights and activations to travel by; the worlds along a side add to the same set."""
+    counts_samples: bool = field(init=False)
+    """Whether this worker answers for its samples: those beside it in `tp` and `pp` see the same ones."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "counts_samples", self.mesh.leads(self.rank, "tp", "pp"))
 
     @property
     def is_first(self) -> bool:
@@ -71,11 +76,6 @@ class World:
     def serves(self) -> bool:
         """Whether this worker holds parameters for the others and is dealt no data."""
         return self.mesh.serves(self.rank)
-
-    @property
-    def counts_samples(self) -> bool:
-        """Whether this worker answers for its samples: those beside it in `tp` and `pp` see the same ones."""
-        return self.mesh.leads(self.rank, "tp", "pp")
 
     def note_transport(self, name: str | None = None) -> None:
         """Record what tensors really travel by; without a name, the backend of the process group."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from paceline.errors import InputError
-from paceline.strategies.fsdp.param_groups import ParamGroup, ShardedParam, _check
+from paceline.strategies.fsdp.param_groups import ParamGroup, _check
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
@@ -20,14 +20,14 @@ def test_norms_are_those_of_one_process(workers: int) -> None:
     whole = [torch.empty(shape) for shape in shapes]
     rows = [one.chunk(workers)[0] for one in whole]
     wrap: Any = SimpleNamespace(
-        cuts=[
-            ShardedParam(None, one.shape, part.shape, part.numel())
+        trained=[
+            SimpleNamespace(whole_size=one.shape, padded_count=part.numel())
             for one, part in zip(whole, rows, strict=True)
         ]
     )
     for seed in range(100):
         draw = torch.Generator().manual_seed(seed)
-        sent = torch.randn(workers, sum(cut.room for cut in wrap.cuts), generator=draw)
+        sent = torch.randn(workers, sum(member.padded_count for member in wrap.trained), generator=draw)
         for made in ParamGroup.whole(wrap, sent):
             assert torch.equal(torch.linalg.vector_norm(made), torch.linalg.vector_norm(made.clone()))
             assert made.is_contiguous()

@@ -71,6 +71,17 @@ def test_a_step_is_counted_with_its_times(page: int) -> None:
     assert after.own_s + after.communication_s <= took
 
 
+def test_an_exception_in_the_middle_of_storing_spoils_no_later_reading(page: int) -> None:
+    pulse, reader = StatusPage(page), StatusPageReader(page)
+    with pytest.raises(TypeError):
+        pulse.begin(Kind.STEP, "interrupted")  # type: ignore[arg-type]
+    assert not reader.read().whole
+    pulse.begin(Kind.STEP, 7)
+    assert (reader.read().whole, reader.read().step) == (True, 7)
+    pulse.end()
+    assert (reader.read().whole, reader.read().steps) == (True, 1)
+
+
 def test_a_broken_step_and_an_evaluation_do_not_count(page: int) -> None:
     pulse, reader = StatusPage(page), StatusPageReader(page)
     pulse.begin(Kind.STEP, 0)

@@ -62,25 +62,25 @@ class Buffers:
         self._rules = {**_batch_norm(model), **_expand(rules, model)}
         self._before: dict[str, Tensor] = {}
         self._rows: dict[int, dict[str, Tensor]] = {}
-        self._touched = False
+        self._touched = self._looks = False
         self._steps = 0
+        self.watched = False
+        """Whether the passes of this step may have to do with them."""
         self.refuses_unsaved = True
         """Whether a buffer that no state holds may not change; off where the replica holds those, too."""
 
     def begin(self) -> None:
         """Note where every shard of this step starts from."""
+        self._steps += 1
+        # For a write through `.data`, which nobody counts, all buffers are compared by value: now and then.
+        self._looks = self._steps.bit_count() == 1
+        self.watched = self.active or (self._several and self._looks)
         if self.active:
-            self._steps += 1
             held = dict(self.model.named_buffers())
             names = held if self.names is None or self._looks else self.names
             self._before = {name: held[name].clone() for name in names}
             self._rows = {}
             self._touched = False
-
-    @property
-    def _looks(self) -> bool:
-        """Whether this step compares all buffers by value, for a write through `.data` is counted by nobody: now and then."""
-        return self._steps & (self._steps - 1) == 0
 
     def open_shard(self, model: nn.Module) -> Versions:
         """Start a shard from the buffers as they were before the step; `model` may be a replica."""
@@ -142,7 +142,6 @@ class Buffers:
 
     def _check_none(self) -> None:
         """Refuse a buffer in a model that had none to begin with; looked for now and then."""
-        self._steps += 1
         made = next(self.model.named_buffers(), None) if self._several and self._looks else None
         if made is not None:
             self._refuse_form(f"{made[0]} was registered")

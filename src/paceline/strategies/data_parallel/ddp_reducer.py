@@ -10,6 +10,7 @@ the global batch comes later and once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -21,16 +22,15 @@ from paceline.data import owned_shards
 from paceline.errors import InputError
 from paceline.reduce.combination import Combination
 from paceline.reduce.compress import CompressedExchange, Span
-from paceline.reduce.exchange import Exchange, Layout, SocketExchange, TorchExchange, over_sockets
-from paceline.reduce.hosts import open_shared_memory
+from paceline.reduce.exchange import Exchange, SocketExchange, TorchExchange
 from paceline.reduce.packing import as_real, dense_strides, memory_shape, nothing_like
+from paceline.reduce.post_backward import open_exchange
 from paceline.reduce.tree import TreeSum
 from paceline.strategies import compression, gradients, sparse
 from paceline.strategies.base import Exactness, StepWork, StrategyInputs
 from paceline.strategies.guards.hooks import silenced
 from paceline.strategies.guards.trained import refuse_replaced
 from paceline.strategies.reducer import Reducer, agree_on_terms
-from paceline.strategies.result import StepResult
 from paceline.strategies.step_state import StepState
 from paceline.strategies.tuning import Tuning
 from paceline.task import Loss
@@ -140,7 +140,7 @@ class DdpReducer(Reducer):
             init_sync=not self._agreed,
             bucket_cap_mb=self._bucket_mb,
         )
-        self._ddp.register_comm_hook(self, _sum_bucket)
+        self._ddp.register_comm_hook(self, DdpReducer.reduce)
         self._agreed = True
 
     def _leave_rows_out(self, carried: nn.Module) -> None:
@@ -193,7 +193,7 @@ class DdpReducer(Reducer):
                 parameter.grad = nothing_like(parameter)
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Add a bucket up over all workers, together with the shards that this worker finished before."""
+        """Add a bucket up over all workers, together with the shards that this worker finished before; torch calls it."""
         buffer: Tensor = bucket.buffer()
         if self._walks:
             for parameter, view in zip(bucket.parameters(), _views(bucket), strict=True):
@@ -206,7 +206,7 @@ class DdpReducer(Reducer):
         if isinstance(self.exchange, CompressedExchange):
             self.exchange.lay_out(bucket.index(), self._spans(bucket, buffer))
         before = self.world.pulse.enter(COMMUNICATION)  # an exchange without room left waits for the others
-        self.exchange.start(bucket.index(), parts, buffer, lambda: future.set_result(buffer))
+        self.exchange.start(bucket.index(), parts, buffer, partial(future.set_result, buffer))
         if bucket.is_last():
             self._last_bucket_seen = True
             hit(REDUCTION)
@@ -278,6 +278,11 @@ class DdpReducer(Reducer):
             with silenced(roots):
                 gradients.run_backward(roots, [nothing_like(root) for root in roots])
             self._check_reduced()
+        stats = self.step.loss_stats
+        if stats.grad is not None:
+            stats.grad = (
+                stats.grad.clone()
+            )  # the next step writes to its bucket, and torch lays buckets out anew
         if self.step.auxiliary.names:
             self._combine_auxiliary()
         if self.step.sparse:
@@ -342,13 +347,6 @@ class DdpReducer(Reducer):
             names = {id(value): name for name, value in self.step.model.named_parameters()}
             self._refuse([names[id(self.step.parameters[place])] for place in places])
 
-    def result(self) -> StepResult | None:
-        """Return what the step came to, apart from its bucket: the next step writes there, and torch lays buckets out anew."""
-        found = super().result()
-        if found is None:
-            return None
-        return StepResult(found.number, found.size, found.entry.clone(), found.terms)
-
 
 def _open_exchange(inputs: StrategyInputs, world: World) -> Exchange:
     """Choose how sums travel; all workers choose alike."""
@@ -356,15 +354,7 @@ def _open_exchange(inputs: StrategyInputs, world: World) -> Exchange:
         return compression.open_compressed(inputs, world)
     if inputs.exactness is not Exactness.BITWISE:
         return TorchExchange(world.comm)
-    made = open_shared_memory(world, inputs.shards) if inputs.transport != "gloo" else None
-    if made is not None:
-        return made
-    if inputs.transport == "shm":
-        raise InputError(
-            "--transport shm needs CPU workers on Linux hosts (x86-64 or aarch64), as many on each. Use --transport gloo."
-        )
-    world.note_transport()
-    return over_sockets(world.comm, Layout.of_workers(world, inputs.shards))
+    return open_exchange(world, inputs.shards, inputs.transport)
 
 
 def _bucket_mb(tuning: Tuning, exchange: Exchange) -> float | None:
@@ -396,10 +386,5 @@ def _views(bucket: GradBucket) -> list[Tensor]:
     ]
 
 
-def _sum_bucket(reducer: DdpReducer, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Hand a bucket to our reducer. (torch finds the arguments by name: `bucket` must be called so.)"""
-    return reducer.reduce(bucket)
-
-
 # torch compares the annotations of a hook with types, and ours are text.
-_sum_bucket.__annotations__.clear()
+DdpReducer.reduce.__annotations__.clear()

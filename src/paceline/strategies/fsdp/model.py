@@ -1,4 +1,7 @@
-"""Makes the model of a sharded run: without any worker ever holding all of it where that is possible."""
+"""Makes the model of a sharded run, without any worker ever holding all of it where that is possible.
+
+And turns it back into the user's own module, for a group that has formed anew.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.optim import Optimizer
 
 from paceline.compat import fsdp
 from paceline.strategies.base import StrategyInputs
@@ -16,7 +21,8 @@ from paceline.strategies.fsdp.param_groups import Listener, ParamGroup, shard_mo
 from paceline.strategies.guards.refusals import refuse_hooks, refuse_references, refuse_sparse
 from paceline.strategies.memory.blocks import find_blocks
 from paceline.strategies.memory.meta_init import RecordedInit, record_init
-from paceline.strategies.sharded import Part
+from paceline.strategies.placement import spread_weights
+from paceline.strategies.sharded import Part, ShardedTensors
 from paceline.world import World
 
 
@@ -42,7 +48,7 @@ def make_sharded(inputs: StrategyInputs, data: World, place: World, listener: Li
     if inputs.sync_batchnorm:
         synchronise(model, data.comm, inputs.shards)
     if made is None and not inputs.weights_in_sync:
-        _spread(model, data)
+        spread_weights(model, data)  # rows of models that differ would make none of them
     originals = {} if inputs.can_rebuild else {id(value): name for name, value in model.named_parameters()}
     # Where batches may take different ways through a model, only the whole of it is gathered by all workers alike.
     blocks = (
@@ -116,7 +122,25 @@ def _give_memory(model: nn.Module, device: torch.device, home: torch.device) -> 
             setattr(module, other, getattr(first, name))
 
 
-def _spread(model: nn.Module, data: World) -> None:
-    """Send the first worker's weights to all others: rows of models that differ would make none of them."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data.copy_(data.comm.broadcast(tensor.data, 0))
+def unwrap_model(model: nn.Module, optimizer: Optimizer, local: ShardedTensors) -> None:
+    """Put whole parameters back into a model, without values: the state is handed over to it afterwards."""
+    owners = {
+        name: (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
+        for name, _ in model.named_parameters(remove_duplicate=False)
+    }
+    shared = {name: first for name, first in local.saved.items() if first is not None}
+    for module in list(model.modules()):
+        if isinstance(module, FSDPModule):
+            fsdp.strip(module)
+    made: dict[str, nn.Parameter] = {}
+    for name, (module, attribute) in owners.items():
+        first = shared.get(name, name)
+        part = local.by_name[first]
+        if first not in made:
+            whole = torch.zeros(part.meta.shape, dtype=part.meta.dtype, device=part.values.device)
+            made[first] = nn.Parameter(whole, requires_grad=part.values.requires_grad)
+        setattr(module, attribute, made[first])
+    back = {id(part.values): made[name] for name, part in local.by_name.items()}
+    optimizer.state.clear()
+    for group in optimizer.param_groups:
+        group["params"] = [back.get(id(value), value) for value in group["params"]]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,7 +32,7 @@ from paceline.reduce.packing import refuse_rows
 from paceline.strategies.fsdp.replaced import Slot
 from paceline.strategies.guards.refusals import refuse_copies
 from paceline.strategies.guards.second_order import check_order, check_transforms
-from paceline.strategies.guards.writes import Samples, differing, place_of, sums_of
+from paceline.strategies.guards.writes import Samples, differing, place_of, refuse_writes, sums_of
 from paceline.strategies.sharded import ShardedTensors
 from paceline.strategies.tuning import Tuning
 
@@ -57,28 +58,8 @@ class Listener(Protocol):
         """Return memory in which a wrap's gradients are laid out for `reduces`."""
 
 
-class ShardedParam(NamedTuple):
-    """One trainable parameter of a wrap, as this worker holds it."""
-
-    member: fsdp.Member
-    whole: torch.Size
-    rows: torch.Size
-    room: int
-    """Numbers it takes in a message to one worker: those of the largest part."""
-
-    @property
-    def parameter(self) -> nn.Parameter:
-        """Its rows, as the module holds them between passes: a DTensor."""
-        return self.member.sharded
-
-    @property
-    def gathered(self) -> nn.Parameter | None:
-        """The whole parameter that passes compute with; None before the first one."""
-        return self.member.gathered
-
-
 class ParamGroup:
-    """One group of parameters that travels together; without a `cut` it is only gathered, for nothing in it is trained."""
+    """One group of parameters that travels together; where nothing in it is trained it is only gathered."""
 
     def __init__(
         self, index: int, name: str, module: FSDPModule, group: fsdp.Group, listener: Listener
@@ -86,14 +67,17 @@ class ParamGroup:
         self.index, self.name = index, name
         self._module, self._group = module, group
         self._trains = [member.sharded.requires_grad for member in group.members]
-        self.cuts = [
-            ShardedParam(member, member.whole_size, member.sharded_size, member.padded_count)
-            for member, trains in zip(group.members, self._trains, strict=True)
-            if trains
-        ]
-        self.chunk = sum(cut.room for cut in self.cuts)
+        self.trained = [member for member, trains in zip(group.members, self._trains, strict=True) if trains]
+        self.chunk = sum(member.padded_count for member in self.trained)
+        self.workers = group.process_group.size()
+        """How many share it."""
+        self.device = group.device
+        """Where it is computed."""
+        # Of the trained ones: beside them there may be weights in fewer bits that are not.
+        self.type = group.reduce_dtype or (self.trained or group.members)[0].sharded.dtype
+        """The type in which its gradients travel."""
         self._reduces = False
-        self._marks: list[tuple[int, int]] | None = None
+        self._marks: list[tuple[int, int]] = []
         self._sums: Tensor | None = None
         self._samples: Samples | None = None
         self._sampled: list[Tensor] | None = None
@@ -103,7 +87,7 @@ class ParamGroup:
         self._uses = 0
         self.reduced = False
         """Whether its gradients left in this pass."""
-        self.missing: list[ShardedParam] = []
+        self.missing: list[fsdp.Member] = []
         """Parameters that the last pass gave no gradient for."""
         self._gather = _Gather(self, listener)
         module.set_custom_all_gather(self._gather)
@@ -126,26 +110,10 @@ class ParamGroup:
             slot.check_memory() if memory else slot.check()
 
     @property
-    def type(self) -> torch.dtype:
-        """The type in which its gradients travel."""
-        # Of the trained ones: beside them there may be weights in fewer bits that are not.
-        return self._group.reduce_dtype or self.cuts[0].parameter.dtype
-
-    @property
-    def workers(self) -> int:
-        """Those who share it."""
-        return self._group.process_group.size()
-
-    @property
     def length(self) -> int:
         """Bytes of the message with all its weights."""
         mine = sum(one.padded_count * one.sharded.element_size() for one in self._group.members)
         return mine * self.workers
-
-    @property
-    def device(self) -> torch.device:
-        """Where it is computed."""
-        return self._group.device
 
     def open(self) -> None:
         """Count the uses of this pass from here."""
@@ -164,7 +132,7 @@ class ParamGroup:
 
     def finish_reductions(self) -> None:
         """Reduce now what could not leave during the pass: a wrap that the pass went through more than once."""
-        if self._reduces and not self.reduced and any(cut.gathered is not None for cut in self.cuts):
+        if self._reduces and not self.reduced and any(one.gathered is not None for one in self.trained):
             self._uses = 0
             self._after_backward()
 
@@ -178,23 +146,26 @@ class ParamGroup:
 
         torch's own copies into them do not count.
         """
+        if self._sampled is not None and (self._sums is not None or not self.looks):
+            return  # this pass has done so
         whole = self._gathered()
-        if self._marks is None:
+        if self._samples is None:
             self._marks = [(write_count(one), place_of(one)) for one in whole]
             self._samples = Samples(whole)
-        if self._samples is not None and self._sampled is None:
+        if self._sampled is None:
             self._sampled = self._samples.take()
-        if self.looks and self._sums is None:
+        if self.looks:
             self._sums = sums_of(whole)
 
-    def written(self) -> str | None:
-        """Return the name of a parameter that a forward pass has written to: the next gathering undoes it."""
-        for place, mark in enumerate(self._marks or ()):
-            member = self._group.members[place]
+    def check(self, when: str) -> None:
+        """Raise if a pass has written to a gathered parameter, or told it to train: the next gathering undoes it."""
+        for place, member in enumerate(self._group.members):
             whole = member.gathered
-            if whole is None or (write_count(whole), place_of(whole)) != mark:
-                return member.name
-        return self._changed
+            if self._marks and (whole is None or (write_count(whole), place_of(whole)) != self._marks[place]):
+                refuse_writes(member.name, when)
+        if self._changed is not None:
+            refuse_writes(self._changed, when)
+        self.check_switched(f"{when}: ")
 
     def _gathered(self) -> list[nn.Parameter]:
         return [member.gathered for member in self._group.members if member.gathered is not None]
@@ -211,21 +182,15 @@ class ParamGroup:
                 self._changed = self._group.members[changed[0]].name
         self._reshard()
 
-    def switched(self) -> str | None:
-        """Return the name of a parameter that requires a gradient, whole or its rows, and did not at first; or the other way."""
+    def check_switched(self, when: str) -> None:
+        """Raise where a pass has told a parameter to train, or not to: the next gathering undoes it."""
         for member, trains in zip(self._group.members, self._trains, strict=True):
             whole = member.gathered
             if whole is not None and trains != whole.requires_grad:
-                return member.name
-        return None
-
-    def check_switched(self, when: str) -> None:
-        """Raise where a pass has told a parameter to train, or not to: the next gathering undoes it."""
-        if (name := self.switched()) is not None:
-            raise InputError(
-                f"{when}requires_grad of {name} was changed in the middle of a step. fsdp trains what required gradients "
-                "when the model was prepared; use --strategy ddp to change that between two steps."
-            )
+                raise InputError(
+                    f"{when}requires_grad of {member.name} was changed in the middle of a step. fsdp trains what required "
+                    "gradients when the model was prepared; use --strategy ddp to change that between two steps."
+                )
 
     def close(self) -> None:
         """Let go of gathered weights, so that the next pass gathers them anew on all workers alike."""
@@ -253,32 +218,35 @@ class ParamGroup:
         """Lay whole gradients out as a message: for each worker its rows of every parameter."""
         made = torch.zeros(self.workers, self.chunk, dtype=self.type, device=self.device)
         whole = [
-            self._nothing(cut) if one is None else one for cut, one in zip(self.cuts, gradients, strict=True)
+            self._nothing(member) if one is None else one
+            for member, one in zip(self.trained, gradients, strict=True)
         ]
         foreach.chunk_cat(whole, 0, self.workers, out=made)
         return made.view(-1)
 
     def split(self, output: Tensor) -> list[Tensor]:
         """Cut what came for this worker into its rows of every parameter."""
-        parts = torch.split(output, [cut.room for cut in self.cuts])
-        return [part[: cut.rows.numel()].view(cut.rows) for cut, part in zip(self.cuts, parts, strict=True)]
+        parts = torch.split(output, [member.padded_count for member in self.trained])
+        sizes = [member.sharded_size for member in self.trained]
+        return [part[: size.numel()].view(size) for size, part in zip(sizes, parts, strict=True)]
 
     def whole(self, messages: Tensor) -> list[Tensor]:
         """Put whole tensors together from the rows of all workers, laid out one after the other.
 
         Each in memory of its own: numbers that lie apart (one row for each worker) have a norm with another last bit.
         """
-        columns = torch.split(messages, [cut.room for cut in self.cuts], dim=1)
+        columns = torch.split(messages, [member.padded_count for member in self.trained], dim=1)
+        sizes = [member.whole_size for member in self.trained]
         return [
-            column.contiguous().view(-1)[: cut.whole.numel()].view(cut.whole)
-            for cut, column in zip(self.cuts, columns, strict=True)
+            column.contiguous().view(-1)[: size.numel()].view(size)
+            for size, column in zip(sizes, columns, strict=True)
         ]
 
-    def _nothing(self, cut: ShardedParam) -> Tensor:
+    def _nothing(self, member: fsdp.Member) -> Tensor:
         # Minus zero is what adds nothing to anything, a minus zero included.
-        gathered = cut.gathered
+        gathered = member.gathered
         dtype = self.type if gathered is None else gathered.dtype
-        return torch.full(cut.whole, -0.0, dtype=dtype, device=self.device)
+        return torch.full(member.whole_size, -0.0, dtype=dtype, device=self.device)
 
     def _before_backward(self, *args: Any) -> None:
         check_order("fsdp")
@@ -306,13 +274,12 @@ class ParamGroup:
         leaves = self._reduces and self._uses <= 1
         self._module.set_requires_gradient_sync(leaves, recurse=False)
         if leaves and not self.reduced:
-            for cut in self.cuts:
-                gathered = cut.gathered
-                if gathered is not None and gathered.grad is not None:
-                    refuse_rows([gathered.grad], "fsdp")
-                elif gathered is not None:
-                    self.missing.append(cut)
-                    gathered.grad = self._nothing(cut)
+            whole = [(member, member.gathered) for member in self.trained]
+            refuse_rows([None if one is None else one.grad for _, one in whole], "fsdp")
+            for member, gathered in whole:
+                if gathered is not None and gathered.grad is None:
+                    self.missing.append(member)
+                    gathered.grad = self._nothing(member)
         self._post_backward()
 
 
@@ -357,10 +324,8 @@ class _Outlived(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the rows of all others."""
 
-        def wait() -> bool:
-            return bool(self._work.wait() if timeout is None else self._work.wait(timeout))
-
-        return self._listener.outlive(wait, self._give_up)
+        limit = () if timeout is None else (timeout,)
+        return bool(self._listener.outlive(partial(self._work.wait, *limit), self._give_up))
 
     def _give_up(self) -> bool:
         self._message.data = torch.zeros_like(self._message)  # not in memory that others may read

@@ -10,9 +10,8 @@ from torch.optim import Optimizer
 
 from paceline.state.chunks import OPTIMIZER, Catalogue, LocalState, Read
 from paceline.strategies.base import Leaves, StrategyInputs
-from paceline.strategies.fsdp.model import make_sharded
+from paceline.strategies.fsdp.model import make_sharded, unwrap_model
 from paceline.strategies.fsdp.reduction import Reduction
-from paceline.strategies.fsdp.unwrapping import unwrap_model
 from paceline.strategies.guards.partial_update import check_half
 from paceline.strategies.guards.refusals import refuse_hooks
 from paceline.strategies.guards.trained import check_equal, check_held
@@ -44,7 +43,7 @@ class RowsPlacement(Placement):
         self.local.rewire(optimizer, self._made.originals)
         check_held(cast(nn.Module, self.local), optimizer)
         wraps = self._made.wraps
-        places = [[order[id(cut.parameter)] for cut in wrap.cuts] for wrap in wraps]
+        places = [[order[id(member.sharded)] for member in wrap.trained] for wrap in wraps]
         self._reduction.attach(wraps, places, self.parameters())
         for wrap in wraps:
             wrap.watch(self.local)
@@ -60,7 +59,8 @@ class RowsPlacement(Placement):
 
     def gathered_leaves(self) -> list[nn.Parameter]:
         """Return the whole parameters of passes, as far as there have been any."""
-        return [one.gathered for one in self._reduction.cuts if one.gathered is not None]
+        found = [member.gathered for member in self._reduction.trained]
+        return [one for one in found if one is not None]
 
     def leaves(self, step: StepState) -> Leaves:
         """Return the whole parameters of passes; the rows of them that the model and the optimizer hold are hidden."""

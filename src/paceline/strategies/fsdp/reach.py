@@ -7,8 +7,7 @@ else or nothing at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from torch import nn
@@ -24,33 +23,27 @@ Result = TypeVar("Result")
 def named_reach(
     function: Callable[[nn.Module, Any], Result], blocks: Sequence[str]
 ) -> Callable[[nn.Module, Any], Result]:
-    """Return the function with torch's complaint about rows beside whole tensors put into words."""
+    """Return the function with torch's complaint about rows beside whole tensors put into words.
 
-    def call(model: nn.Module, batch: Any) -> Result:
-        try:
-            with _no_numbers(blocks):
-                return function(model, batch)
-        except RuntimeError as error:
-            if "mixed torch.Tensor and DTensor" in str(error):
-                _refuse(blocks)
-            raise
-
-    return call
-
-
-@contextmanager
-def _no_numbers(blocks: Sequence[str]) -> Iterator[None]:
-    """Refuse to turn rows into a Python number, which is what torch makes of this worker's rows alone."""
+    It may not turn rows into a Python number either: torch would make it of this worker's rows alone.
+    """
     handlers = operator_handlers()
 
     def refuse(*_: object) -> NoReturn:
         _refuse(blocks)
 
-    handlers[TO_NUMBER] = refuse
-    try:
-        yield
-    finally:
-        del handlers[TO_NUMBER]
+    def call(model: nn.Module, batch: Any) -> Result:
+        handlers[TO_NUMBER] = refuse
+        try:
+            return function(model, batch)
+        except RuntimeError as error:
+            if "mixed torch.Tensor and DTensor" in str(error):
+                _refuse(blocks)
+            raise
+        finally:
+            del handlers[TO_NUMBER]
+
+    return call
 
 
 def check_gathered(loss: Loss, blocks: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from paceline.compat import optim
 from paceline.data import owned_shards
 from paceline.errors import InputError
 from paceline.reduce.combination import Combination
-from paceline.reduce.tree import Gradients, TreeSum
+from paceline.reduce.tree import Gradients
 from paceline.strategies import gradients
 from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import (
@@ -30,7 +30,7 @@ from paceline.strategies.base import (
 from paceline.strategies.fsdp.placement import RowsPlacement
 from paceline.strategies.fsdp.reach import check_gathered, check_measured, named_reach
 from paceline.strategies.fsdp.reduction import Reduction
-from paceline.strategies.fsdp.rounds import Schedule as RoundsOfSteps
+from paceline.strategies.fsdp.rounds import KnownRounds
 from paceline.strategies.reducer import Reducer, agree_on_terms
 from paceline.strategies.schedule import Passes, Schedule
 from paceline.task import Loss, Mean
@@ -57,7 +57,7 @@ class FsdpReducer(Reducer):
         self._exact = is_exact(inputs)
         self._find_unused_parameters = inputs.find_unused_parameters
         self._owned = owned_shards(data.rank, data.size, inputs.shards, data.shares)
-        self.rounds = RoundsOfSteps(self.world)
+        self.rounds = KnownRounds(self.world)
         self._terms: Auxiliary | None = None
         """The auxiliary terms over whole parameters; those of the step are over rows."""
         self._used: list[bool] = []
@@ -75,14 +75,14 @@ class FsdpReducer(Reducer):
 
     def backward(self, loss: Loss) -> None:
         """Add one batch's gradients; the last pass of the step takes them to the workers that hold the rows."""
-        step = self.step
+        step, ends = self.step, self._reduction.ends
         check_gathered(loss, self._reduction.blocks)
         if loss.auxiliary:
             self._backward_of_terms(loss)
-        self._reduction.arm(self._combination(step.open))
+        self._reduction.arm(self._combination(step.open) if ends else None, reduces=ends)
         gradients.run_backward([loss.total, step.loss_stats], step.starts(loss))
         self._reduction.finish_reductions()
-        if self._reduction.ends:
+        if ends:
             self._note_use()
         self._reduction.end_pass()
 
@@ -90,7 +90,7 @@ class FsdpReducer(Reducer):
         """Keep the whole gradients of the auxiliary terms; they leave at the end of the step."""
         step = self.step
         if self._terms is None:
-            whole = [cut.gathered for cut in self._reduction.cuts]
+            whole = [member.gathered for member in self._reduction.trained]
             self._terms = Auxiliary([one for one in whole if one is not None])
             self._terms.names, self._terms.agreed = step.auxiliary.names, step.auxiliary.agreed
             if None in whole:
@@ -109,8 +109,8 @@ class FsdpReducer(Reducer):
         step.auxiliary.names = self._terms.names
 
     def _combination(self, last: int | None) -> Combination | None:
-        """Return what this worker's sums are made of, in the pass that ends an exact step."""
-        if not (self._exact and self._reduction.ends):
+        """Return what this worker's sums are made of, in the pass that ends a step, where they are exact."""
+        if not self._exact:
             return None
         return Combination(self.step.tree, last, self._owned, self.step.shards)
 
@@ -118,8 +118,8 @@ class FsdpReducer(Reducer):
         """Remember which parameters had a gradient, and refuse a missing one that nobody announced."""
         unused: list[str] = []
         for wrap, places in zip(self._reduction.wraps, self._reduction.places, strict=True):
-            for place, cut in zip(places, wrap.cuts, strict=True):
-                used = wrap.reduced and not any(cut is one for one in wrap.missing)
+            for place, member in zip(places, wrap.trained, strict=True):
+                used = wrap.reduced and not any(member is one for one in wrap.missing)
                 self._used[place] |= used
                 unused += [] if used else [self._placement.names[place]]
         if unused and not self._find_unused_parameters:
@@ -145,7 +145,7 @@ class FsdpReducer(Reducer):
 
     def close_shard(self, index: int) -> None:
         """Put what a finished shard left in this worker's memory into the tree, auxiliary gradients behind the main ones."""
-        whole = [cut.gathered for cut in self._reduction.cuts]
+        whole = [member.gathered for member in self._reduction.trained]
         taken: Gradients = [None if one is None else one.grad for one in whole]
         taken.append(self.step.loss_stats.grad)
         for parameter in (*whole, self.step.loss_stats):
@@ -164,8 +164,9 @@ class FsdpReducer(Reducer):
                 "through a sharded model together, so call it for each; a weight of 0 leaves a batch out."
             )
         while not self._reduction.over:
-            self._reduction.follow(self._combination(None))
-        agree_on_terms(self.world, step)
+            self._reduction.follow(self._combination(None) if self._reduction.ends else None)
+        if not step.auxiliary.agreed:
+            agree_on_terms(self.world, step)
         if self._terms is not None:
             self._terms.names, self._terms.agreed = step.auxiliary.names, True
         present = self._drop_unused() if self._find_unused_parameters else None
@@ -178,7 +179,7 @@ class FsdpReducer(Reducer):
                 rows = [one if there else None for one, there in zip(rows, present[number], strict=True)]
             flat += [*rows, self._entries[number]]
         step.auxiliary.give(flat)
-        step.tree = TreeSum(step.shards)  # whole gradients that have left need no memory any more
+        step.tree.nodes = []  # whole gradients that have left need no memory any more
 
     def _drop_unused(self) -> list[list[bool]]:
         """Return no gradient to parameters that nobody had one for: they stay as they are, weight decay and all.
@@ -228,7 +229,7 @@ class FsdpReducer(Reducer):
 class GatheringSchedule(Schedule):
     """The same order of passes, in rounds that all workers go through together."""
 
-    def __init__(self, reduction: Reduction, rounds: RoundsOfSteps) -> None:
+    def __init__(self, reduction: Reduction, rounds: KnownRounds) -> None:
         self._reduction, self._rounds = reduction, rounds
 
     def open_batch(self) -> None:

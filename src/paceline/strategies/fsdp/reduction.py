@@ -15,14 +15,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.compat import foreach, process_groups
+from paceline.compat.fsdp import Member
 from paceline.reduce.combination import Combination
 from paceline.reduce.gather import open_gather
 from paceline.reduce.norms import total_norm
 from paceline.reduce.shared_memory_scatter import open_scatter
 from paceline.reduce.tree import TreeSum
-from paceline.strategies.fsdp.param_groups import ParamGroup, ShardedParam
+from paceline.strategies.fsdp.param_groups import ParamGroup
 from paceline.strategies.fsdp.rounds import END, RoundProgress, Rounds
-from paceline.strategies.guards.writes import refuse_writes
 from paceline.world import World
 from paceline.world.fault_points import REDUCTION, hit
 from paceline.world.status_page import Phase
@@ -43,8 +43,12 @@ class Reduction:
         self.gather = open_gather(place, transport)
         self.scatter = open_scatter(data, copies, shards, transport)
         self.wraps: list[ParamGroup] = []
+        self.trained: list[Member] = []
+        """The parameters that train, in the model's order."""
+        self.blocks: list[str] = []
+        """The names of the blocks that are gathered for their own forward pass only."""
         self._parameters: list[list[nn.Parameter]] = []
-        self._round = RoundProgress(data, Rounds(data.rank, (0,) * data.size))
+        self._round = RoundProgress(data, Rounds(data.rank, [0]))
         self._combination: Combination | None = None
         self._outputs: dict[int, Tensor] = {}
 
@@ -56,18 +60,14 @@ class Reduction:
         self._parameters = [[parameters[place] for place in inside] for inside in places]
         self._types = [one.dtype for one in parameters]
         self.gather.reserve(max(wrap.length for wrap in wraps))
-        sizes = [wrap.chunk * wrap.workers * wrap.type.itemsize for wrap in wraps if wrap.cuts]
-        self.scatter.reserve(max(sizes, default=0))
-
-    @property
-    def cuts(self) -> list[ShardedParam]:
-        """Return the parameters in the model's order."""
-        pairs = [
-            pair
-            for wrap, inside in zip(self.wraps, self.places, strict=True)
-            for pair in zip(inside, wrap.cuts, strict=True)
-        ]
-        return [cut for _, cut in sorted(pairs, key=lambda pair: pair[0])]
+        self.scatter.reserve(max(wrap.chunk * wrap.workers * wrap.type.itemsize for wrap in wraps))
+        placed = {
+            place: member
+            for wrap, inside in zip(wraps, places, strict=True)
+            for place, member in zip(inside, wrap.trained, strict=True)
+        }
+        self.trained = [placed[place] for place in sorted(placed)]
+        self.blocks = [wrap.name for wrap in wraps if wrap.name]
 
     # The passes of a step.
 
@@ -81,18 +81,18 @@ class Reduction:
     @property
     def ends(self) -> bool:
         """Whether the gradients of this pass leave with it."""
-        return self._round.last or not self._exact
+        return self._round.left == 1 or not self._exact
 
     @property
     def over(self) -> bool:
         """Whether all rounds of the step are done."""
-        return self._round.over
+        return self._round.left <= 0
 
-    def arm(self, combination: Combination | None) -> None:
+    def arm(self, combination: Combination | None, *, reduces: bool) -> None:
         """Prepare for the backward pass; `combination` says what this worker's sums are made of, if it is the last."""
         self._combination = combination
         for wrap in self.wraps:
-            wrap.arm(reduces=self.ends)
+            wrap.arm(reduces=reduces)
 
     def finish_reductions(self) -> None:
         """Complete the reductions of a pass and take the rows that came of them."""
@@ -108,10 +108,10 @@ class Reduction:
         self.scatter.finish()
         for index, output in self._outputs.items():
             wrap = self.wraps[index]
-            for cut, parameter, rows in zip(
-                wrap.cuts, self._parameters[index], wrap.split(output), strict=True
+            for member, parameter, rows in zip(
+                wrap.trained, self._parameters[index], wrap.split(output), strict=True
             ):
-                cut.parameter.grad = None
+                member.sharded.grad = None
                 mine = rows.to(parameter.device)
                 parameter.grad = mine if parameter.grad is None else parameter.grad.add_(mine)
         self._outputs = {}
@@ -122,11 +122,6 @@ class Reduction:
             if not wrap.name:
                 wrap.gather()
 
-    @property
-    def blocks(self) -> list[str]:
-        """Return the names of the blocks that are gathered for their own forward pass only."""
-        return [wrap.name for wrap in self.wraps if wrap.name]
-
     def check_slots(self) -> None:
         """Raise where other tensors were put in the place of weights: they are neither trained nor saved."""
         for wrap in self.wraps:
@@ -136,9 +131,7 @@ class Reduction:
     def check_passes(self, when: str) -> None:
         """Raise if a pass has written to a gathered parameter, or told it to train: the next gathering undoes it."""
         for wrap in self.wraps:
-            if (name := wrap.written()) is not None:
-                refuse_writes(name, when)
-            wrap.check_switched(f"{when}: ")
+            wrap.check(when)
 
     def end_forward(self) -> None:
         """Close a pass that has no way back."""
@@ -219,7 +212,7 @@ class Reduction:
         self.scatter.start(sums, output)
 
     def _reduce_plainly(self, wrap: ParamGroup, live: Tensor | None, output: Tensor) -> None:
-        mine = wrap.flat([None] * len(wrap.cuts)) if live is None else live
+        mine = wrap.flat([None] * len(wrap.trained)) if live is None else live
         process_groups.reduce_scatter_single(output, mine, op=dist.ReduceOp.SUM, group=self._place.comm.group)
         if self._copies.size > 1:
             self._copies.comm.all_reduce_(output).wait()

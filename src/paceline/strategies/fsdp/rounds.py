@@ -7,8 +7,6 @@ that has: before each of its messages the leader says which one it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from paceline.errors import InputError
@@ -18,30 +16,24 @@ from paceline.world import World
 END = -1
 
 
-@dataclass(frozen=True)
 class Rounds:
-    """How many batches each worker has in one step."""
+    """The rounds of one step, by how many batches each worker has in it."""
 
-    rank: int
-    batches: tuple[int, ...]
-
-    @property
-    def count(self) -> int:
-        """Return how many rounds it takes."""
-        return max(self.batches)
-
-    def leader(self, number: int) -> int:
-        """Return the first worker that has a batch in this round."""
-        return next(rank for rank, batches in enumerate(self.batches) if batches > number)
-
-    def followers(self, number: int) -> list[int]:
-        """Return those that this worker must lead through this round."""
-        if number >= self.count or self.leader(number) != self.rank:
-            return []
-        return [rank for rank, batches in enumerate(self.batches) if batches <= number]
+    def __init__(self, rank: int, batches: list[int]) -> None:
+        self.batches = batches
+        numbers = range(max(batches))
+        self.leaders = [
+            next(place for place, one in enumerate(batches) if one > number) for number in numbers
+        ]
+        """The first worker that has a batch, in each round."""
+        self.followers = [
+            [place for place, one in enumerate(batches) if one <= number and leader == rank]
+            for number, leader in enumerate(self.leaders)
+        ]
+        """Those that this worker must lead, in each round."""
 
 
-class Schedule:
+class KnownRounds:
     """The rounds of steps of every size, as far as they have come up."""
 
     def __init__(self, world: World) -> None:
@@ -53,7 +45,7 @@ class Schedule:
         mine = sum(len(shard.batches) for shard in work.shards)
         if work.size not in self._known:
             told = self._world.comm.all_gather(torch.tensor([mine]))
-            self._known[work.size] = Rounds(self._world.rank, tuple(int(one) for one in told))
+            self._known[work.size] = Rounds(self._world.rank, [int(one) for one in told])
         rounds = self._known[work.size]
         if rounds.batches[self._world.rank] != mine:
             raise InputError(
@@ -69,30 +61,21 @@ class RoundProgress:
 
     def __init__(self, world: World, rounds: Rounds) -> None:
         self._world, self._rounds = world, rounds
-        self.number = 0
-        self._followers = rounds.followers(0)
-
-    @property
-    def last(self) -> bool:
-        """Whether this is the round that ends the step."""
-        return self.number == self._rounds.count - 1
-
-    @property
-    def over(self) -> bool:
-        """Whether all rounds are done."""
-        return self.number >= self._rounds.count
+        self._number = 0
+        self.left = len(rounds.leaders)
+        """How many rounds are to be done, this one included."""
 
     def announce(self, message: int) -> None:
         """Announce which message comes next to those who follow."""
-        for rank in self._followers:
+        for rank in self._rounds.followers[self._number] if self.left > 0 else ():
             self._world.comm.send(torch.tensor([message]), rank)
 
     def listen(self) -> int:
         """Hear which message comes next."""
-        leader = self._rounds.leader(self.number)
+        leader = self._rounds.leaders[self._number]
         return int(self._world.comm.recv(like=torch.tensor([0]), source=leader))
 
     def next(self) -> None:
         """Go on to the next round."""
-        self.number += 1
-        self._followers = self._rounds.followers(self.number)
+        self._number += 1
+        self.left -= 1

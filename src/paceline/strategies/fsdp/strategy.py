@@ -29,11 +29,12 @@ class Fsdp:
 
     def prepare(self, inputs: StrategyInputs, world: World) -> Replica:
         """Cut the model up; a world of one has nobody to share it with."""
+        alone = world.size == 1 or (bool(world.mesh.sizes) and world.mesh.size("fsdp") == 1)
         if inputs.tuning.offload:
-            _check_offload(inputs, world)
+            _check_offload(inputs, world, alone=alone)
         if inputs.previous is not None and not inputs.can_rebuild:
             inputs.previous.placement.restore()
-        if world.size == 1 or (world.mesh.sizes and world.mesh.size("fsdp") == 1):
+        if alone:
             return Ddp().prepare(inputs, world)
         draw_whole()
         placement, reducer, schedule = shard(inputs, world)
@@ -50,13 +51,12 @@ def shard(inputs: StrategyInputs, world: World) -> tuple[RowsPlacement, FsdpRedu
     return placement, reducer, GatheringSchedule(reduction, reducer.rounds)
 
 
-def _check_offload(inputs: StrategyInputs, world: World) -> None:
+def _check_offload(inputs: StrategyInputs, world: World, *, alone: bool) -> None:
     """Refuse to offload where that spares nothing; a run that has lost its other workers goes on without it."""
     if world.device.type == "cpu":
         raise InputError(
             "--offload needs an accelerator whose memory it spares, but the device is the CPU. Use --no-offload."
         )
-    alone = world.size == 1 or (bool(world.mesh.sizes) and world.mesh.size("fsdp") == 1)
     if alone and not inputs.weights_in_sync:
         raise InputError(
             "--offload keeps each worker's rows in host memory, but nothing is sharded among one worker. "

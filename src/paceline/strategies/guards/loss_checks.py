@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sized
+from typing import NoReturn
 
 from torch import Tensor
 
@@ -41,7 +42,8 @@ def check_loss(loss: object) -> None:
             "with reduction='none', a sum (reduction='sum') with its weight, or Loss.from_mean(loss, weight); where the sum is "
             "divided by a constant that happens to equal the weight, multiply by its inverse (* 0.25 for / 4)."
         )
-    _check_nothing("this loss", loss)
+    if isinstance(loss.weight, Tensor) or not loss.weight:
+        _check_nothing("this loss", loss)
     for name, term in loss.auxiliary.items():
         _check_nothing(f"the auxiliary term {name}", term)
         # With the weight 1 a batch is one item of it, as for a balance loss.
@@ -53,13 +55,12 @@ def check_loss(loss: object) -> None:
             )
 
 
-def check_graph(loss: Loss) -> None:
-    """Refuse a loss that no gradient goes back from."""
-    if not loss.total.requires_grad:
-        raise InputError(
-            "the loss depends on nothing that is trained (.detach(), no_grad(), a new tensor), so there is no gradient. Compute "
-            "it from the model's output; of a batch in which nothing counts that is Loss(0 * outputs.sum(), 0)."
-        )
+def refuse_detached() -> NoReturn:
+    """Raise for a loss that no gradient goes back from."""
+    raise InputError(
+        "the loss depends on nothing that is trained (.detach(), no_grad(), a new tensor), so there is no gradient. Compute "
+        "it from the model's output; of a batch in which nothing counts that is Loss(0 * outputs.sum(), 0)."
+    )
 
 
 def _check_nothing(what: str, loss: Loss) -> None:

@@ -57,9 +57,11 @@ class PartialUpdate:
         """`device` is where the step computes; the parameters may lie elsewhere in between."""
         self._optimizer, self._scope, self._device = optimizer, scope, device
         self._patched = vars(optimizer).get("step")
+        self.watches = scope < Scope.ALL
+        """Whether there is anything to look at: an optimizer that updates everything here may look at everything."""
         if scope < Scope.ELSEWHERE:
             check_step(optimizer, scope, device)
-        if scope < Scope.ALL:
+        if self.watches:
             check_step_hooks(optimizer)
 
     def check(self) -> None:
@@ -68,7 +70,7 @@ class PartialUpdate:
         if self._scope < Scope.ELSEWHERE and patched is not self._patched:
             check_step(self._optimizer, self._scope, self._device)
             self._patched = patched
-        if self._scope < Scope.ALL:
+        if self.watches:
             check_step_hooks(self._optimizer)
 
 

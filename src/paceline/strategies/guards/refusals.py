@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NoReturn
 
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.compat.modules import MEMBERS
 from paceline.compat.pytree import tree_leaves
@@ -38,9 +38,8 @@ def refuse_hooks(model: nn.Module, strategy: str) -> None:
 def refuse_references(model: nn.Module, strategy: str) -> None:
     """Raise for parameters that a module holds a second time in a plain attribute, where they are replaced by others."""
     known = {id(value): name for name, value in model.named_parameters()}
-    for path, attribute, value in _attributes(model):
+    for where, value in plain_tensors(model):
         if id(value) in known:
-            where = f"{path}.{attribute}".lstrip(".")
             raise InputError(
                 f"{where} holds the parameter {known[id(value)]} a second time, outside of what torch knows of, and would go on "
                 f"with its first values when --strategy {strategy} cuts it up. Read it from its module instead, or use "
@@ -60,12 +59,13 @@ def refuse_copies(module: nn.Module, strategy: str) -> None:
     vars(module)["__deepcopy__"] = refuse
 
 
-def _attributes(model: nn.Module) -> Iterator[tuple[str, str, nn.Parameter]]:
+def plain_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that modules hold in plain attributes, where torch knows nothing of them."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             # torch's recurrent layers list their parameters a second time, and keep that list up to date themselves.
             if name in MEMBERS or isinstance(module, nn.RNNBase):
                 continue
             for leaf in tree_leaves(value):
-                if isinstance(leaf, nn.Parameter):
-                    yield path, name, leaf
+                if isinstance(leaf, Tensor):
+                    yield f"{path}.{name}".lstrip("."), leaf

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from operator import attrgetter, is_
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -47,21 +47,19 @@ class Trained:
         """Take what is there now as what is wired up."""
         named = dict(self._model.named_parameters())
         check_hooks(named.items())
-        self._names, self._parameters = list(named), list(named.values())
-        self._flags = list(map(_FLAG, self._parameters))
-        self._held = self._holds()
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
+        self._names = list(named)
+        self.parameters = list(named.values())
         """The model's parameters, whether they train or not."""
-        return self._parameters
+        self._flags = list(map(_FLAG, self.parameters))
+        self._held = _held_by(self._optimizer.param_groups)
 
     @property
     def changed(self) -> bool:
         """Whether something else trains than what was wired up."""
-        held = self._holds()
+        groups = self._optimizer.param_groups
+        held = groups[0]["params"] if len(groups) == 1 else _held_by(groups)
         return (
-            list(map(_FLAG, self._parameters)) != self._flags
+            list(map(_FLAG, self.parameters)) != self._flags
             or len(held) != len(self._held)
             or not all(map(is_, held, self._held))
         )
@@ -77,19 +75,19 @@ class Trained:
 
     def check_hooks(self) -> None:
         """Raise where a hook was put on a parameter that no strategy can serve."""
-        if any(map(post_accumulate_hooks_of, self._parameters)):
-            check_hooks(zip(self._names, self._parameters, strict=True))
+        if any(map(post_accumulate_hooks_of, self.parameters)):
+            check_hooks(zip(self._names, self.parameters, strict=True))
 
     def words(self) -> str:
         """Return what has changed, for an error."""
-        for name, parameter, before in zip(self._names, self._parameters, self._flags, strict=True):
+        for name, parameter, before in zip(self._names, self.parameters, self._flags, strict=True):
             if parameter.requires_grad != before:
                 return f"{name} {'began' if parameter.requires_grad else 'ceased'} to train (requires_grad)"
         return "the optimizer's parameters changed (add_param_group)"
 
     def signature(self) -> str:
         """Return what trains now in a form that workers can compare; of what is new its values too."""
-        before = {id(one) for one, flag in zip(self._parameters, self._flags, strict=True) if flag}
+        before = {id(one) for one, flag in zip(self.parameters, self._flags, strict=True) if flag}
         before &= {id(one) for one in self._held}
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         told = hashlib.sha256()
@@ -101,11 +99,9 @@ class Trained:
             told.update(repr([names.get(id(one), "?") for one in group["params"]]).encode())
         return told.hexdigest()
 
-    def _holds(self) -> list[Tensor]:
-        groups = self._optimizer.param_groups
-        if len(groups) == 1:
-            return list(groups[0]["params"])
-        return [parameter for group in groups for parameter in group["params"]]
+
+def _held_by(groups: list[dict[str, Any]]) -> list[Tensor]:
+    return [parameter for group in groups for parameter in group["params"]]
 
 
 class Places:

@@ -39,6 +39,8 @@ class Writes:
         self._samples = Samples(())
         self._sampled: list[Tensor] = []
         self._steps = 0
+        self.looks = False
+        """Whether all values are compared in this step: now and then, because each look reads them all."""
 
     def begin(self) -> None:
         """Note how often each was written to when the step begins, where it lies and what it is."""
@@ -48,13 +50,9 @@ class Writes:
             self._places, self._memory = places, [one.untyped_storage() for one in self._parameters]
             self._samples = Samples(self._parameters)
         self._steps += 1
+        self.looks = self._steps.bit_count() == 1
         self._sampled = self._samples.take()
         self._sums = sums_of(self._parameters) if self.looks else None
-
-    @property
-    def looks(self) -> bool:
-        """Whether all values are compared in this step: now and then, because each look reads them all."""
-        return self._steps & (self._steps - 1) == 0
 
     def check(self, number: int, *, counted: bool = True) -> None:
         """Raise where one was written to since, before the optimizer did; without `counted` only past torch's count."""
@@ -101,7 +99,12 @@ class Samples:
         """Return the places of tensors whose numbers are no longer what `take` gave before."""
         owners = [owners for owners in self._owners.values() if owners]
         pairs = zip(owners, before, self.take(), strict=True)
-        return [held[place] for held, old, new in pairs for place in differing(old, new)]
+        return [
+            held[place]
+            for held, old, new in pairs
+            if not torch.equal(old, new)
+            for place in (old != new).nonzero().flatten().tolist()
+        ]
 
 
 def refuse_writes(name: str, when: str) -> NoReturn:

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from paceline.compat.dispatch import TorchDispatchMode, arguments_of, name_of, no_modes
 from paceline.compat.fake_tensors import FakeTensor, FakeTensorMode
-from paceline.compat.modules import MEMBERS, buffers_of, parameters_of, replaced_trunc_normal, trunc_normal_
+from paceline.compat.modules import buffers_of, parameters_of, replaced_trunc_normal, trunc_normal_
 from paceline.compat.pytree import tree_leaves, tree_map
 from paceline.compat.tensors import hooks_of, post_accumulate_hooks_of, storage_key, write_count
+from paceline.strategies.guards.refusals import plain_tensors
 
 Give = Callable[[str, Tensor], object]
 
@@ -315,14 +316,9 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _check_attributes(model: nn.Module) -> None:
     """Refuse tensors that are neither parameters nor buffers: nobody would know where to put their values."""
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            # torch's recurrent layers list their parameters a second time, and keep that list up to date themselves.
-            if name in MEMBERS or isinstance(module, nn.RNNBase):
-                continue
-            if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(value)):
-                where = f"{path}.{name}".lstrip(".")
-                raise NotRecordableError(f"{where} is a tensor, but neither a parameter nor a buffer")
+    for where, value in plain_tensors(model):
+        if isinstance(value, FakeTensor):
+            raise NotRecordableError(f"{where} is a tensor, but neither a parameter nor a buffer")
 
 
 def _check_hooks(model: nn.Module) -> None:

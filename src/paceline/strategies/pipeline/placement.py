@@ -222,6 +222,7 @@ class StageBuffers(Buffers):
 
     def begin(self) -> None:
         """Note where every shard of this step starts from."""
+        self.watched = True
         for stage in self._stages.values():
             stage.buffers.begin()
 

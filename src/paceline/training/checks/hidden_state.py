@@ -41,6 +41,8 @@ class HiddenState:
         self._loop: FrameType | None = None
         self._thread = threading.get_ident()
         self._steps = 0
+        self._looks = self.watches = False
+        """Whether they are looked for in this step; whether there is anything to watch in it."""
         self._open = False
         self._generators: dict[str, Generator] = {}
         self._states: dict[str, State] = {}
@@ -63,14 +65,13 @@ class HiddenState:
             self._model, self._steps, self._left, self._generators, self._tensors = model, 0, {}, {}, []
         self._task = task
         self._steps += 1
+        self._looks = self._steps.bit_count() == 1
+        self.watches = bool(self._looks or self._generators or self._tensors or self._left)
         self._drawn, self._written, self._carried = [], [], []
 
     @contextmanager
     def passes(self, loop: FrameType | None = None) -> Iterator[None]:
         """Watch the passes that are made here, up to the update if that is made here too; `loop` is what takes them."""
-        if not (self._generators or self._tensors or self._left or self._looks):
-            yield
-            return
         self._loop = loop
         self._begin()
         hook = register_optimizer_step_pre_hook(self._before_update)
@@ -130,10 +131,6 @@ class HiddenState:
         return notes
 
     # The passes of one step.
-
-    @property
-    def _looks(self) -> bool:
-        return self._steps & (self._steps - 1) == 0
 
     def _begin(self) -> None:
         self._open = True

@@ -23,9 +23,9 @@ class Loop:
         """What the body of the user's loop does to the state."""
 
     def begin_attempt(self, *, elastic: bool) -> Attempt | None:
-        """Note what a step begins with, should it be given once more; a Task's trainer changes nothing beside it."""
+        """Note what a step begins with, should it be given once more."""
         self.body.attempt = None
-        if self._state.task is not None or self._state.world.size == 1 or not elastic:
+        if self._state.world.size == 1 or not elastic:
             return None
         return self.body.begin()
 

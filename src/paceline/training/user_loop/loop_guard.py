@@ -35,6 +35,7 @@ class LoopGuard:
         self._updating = False
         self._in_step = False
         self._replica: Replica | None = None
+        self._scheduler: object = None
         self._ticks: int | None = None
         self._leaves: Sequence[Tensor] = ()
         self._gradients: list[Tensor | None] = []
@@ -46,7 +47,7 @@ class LoopGuard:
 
     def watch(self, replica: Replica) -> None:
         """Watch this replica from now on."""
-        self._replica = replica
+        self._replica, self._scheduler = replica, replica.scheduler
         self._stand_ins = {}
         self._ticks = self._count_ticks()
         optimizer = replica.optimizer
@@ -63,24 +64,28 @@ class LoopGuard:
     @contextmanager
     def updating(self) -> Iterator[None]:
         """Let paceline itself update, in a step or before a checkpoint."""
-        self.check_schedule()
+        if self._scheduler is not None:
+            self._check_schedule()
         self._updating = True
         try:
             yield
+            self._in_step = False  # the gradients of a step have served
         finally:
             self._updating = False
-            self._ticks = self._count_ticks()
+            if self._scheduler is not None:
+                self._ticks = self._count_ticks()
 
     def hand_over(self) -> None:
         """Hand the loop its turn: from here to `take_back` what happens to gradients is the loop's doing."""
         self._in_step = True
         if self._replica is not None:
-            self._unhide()
-            leaves = self._replica.leaves()
-            self._leaves = leaves.shown
+            if self._hidden:
+                self._unhide()
+            self._leaves, hidden = self._replica.placement.leaves(self._replica.step_state)
             self._gradients = list(map(_GRADIENT, self._leaves))
-            self._versions = list(map(_version, self._gradients))
-            self._hide(leaves.hidden)
+            self._versions = _versions(self._gradients)
+            if hidden:
+                self._hide(hidden)
 
     def take_back(self, *, nothing_added: bool = False) -> None:
         """Raise if the loop changed gradients that the batches of a step have added, or will.
@@ -141,25 +146,22 @@ class LoopGuard:
         return replaced
 
     def _take(self, *, may_clear: bool = False) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        if self._unhide(may_clear=may_clear):
+        if self._hidden and self._unhide(may_clear=may_clear):
             refuse_use()
         leaves, self._leaves = self._leaves, ()
         before, self._gradients = self._gradients, []
         return before, list(map(_GRADIENT, leaves))  # nothing where the loop had no turn
 
     def _differs(self, before: list[Tensor | None], now: list[Tensor | None]) -> bool:
-        return bool(before) and (not all(map(is_, before, now)) or list(map(_version, now)) != self._versions)
-
-    def applied(self) -> None:
-        """Note that the gradients of a step have served."""
-        self._in_step = False
+        return bool(before) and (not all(map(is_, before, now)) or _versions(now) != self._versions)
 
     def end_step(self) -> None:
         """Note that the loop has done with a step."""
-        self.check_schedule()
+        if self._scheduler is not None:
+            self._check_schedule()
         self._in_step = False
 
-    def check_schedule(self) -> None:
+    def _check_schedule(self) -> None:
         """Raise if somebody else moved the schedule."""
         if self._ticks is not None and self._count_ticks() != self._ticks:
             raise InputError(
@@ -168,16 +170,12 @@ class LoopGuard:
             )
 
     def _count_ticks(self) -> int | None:
-        ticks = getattr(getattr(self._replica, "scheduler", None), "last_epoch", None)
+        ticks = getattr(self._scheduler, "last_epoch", None)
         return ticks if isinstance(ticks, int) else None
 
-    def _elsewhere(self) -> bool:
-        """Return whether this is another thread, a server's say, which is no loop of the user's."""
-        return threading.get_ident() != self._thread
-
     def _before_step(self, *_: Any) -> None:
-        if self._elsewhere():
-            return
+        if threading.get_ident() != self._thread:
+            return  # another thread, a server's say, is no loop of the user's
         if self._updating:
             self._seed_update()
         else:
@@ -190,7 +188,7 @@ class LoopGuard:
         clear: Callable[..., None] = optimizer.zero_grad
 
         def zero_grad(*args: Any, **kwargs: Any) -> None:
-            if self._in_step and not self._updating and not self._elsewhere():
+            if self._in_step and not self._updating and threading.get_ident() == self._thread:
                 raise InputError(
                     "the loop called optimizer.zero_grad() in the middle of a step, and gradients that its batches have added "
                     "would be lost. Leave it out: every step begins without gradients."
@@ -200,5 +198,5 @@ class LoopGuard:
         optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
 
 
-def _version(gradient: Tensor | None) -> int:
-    return 0 if gradient is None else write_count(gradient)
+def _versions(gradients: Sequence[Tensor | None]) -> list[int]:
+    return [0 if one is None else write_count(one) for one in gradients]
