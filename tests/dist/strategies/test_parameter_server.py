@@ -287,6 +287,45 @@ def test_digits_reaches_its_accuracy() -> None:
     assert results[0]["workers"] == 2
 
 
+def drift(run: paceline.Run, flag: str) -> float:
+    """Every sample moves the weight alike, so that it counts the gradients that it was updated with."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    made, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    for step in run.steps(TensorDataset(torch.ones(60, 1)), batch_size=12, steps=TAKEN):
+        if run.world.rank == SLOW and run.world.mesh.trainers > 1:
+            time.sleep(0.05)
+        for (ones,) in step:
+            step.backward(made(ones).squeeze(1))
+            if run.world.rank == SLOW and step.number == 4 and not Path(flag).exists():
+                Path(flag).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        step.apply()
+    run.weights_sha256()
+    return float(model.weight.detach())
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_was_pushed_before_a_worker_was_lost_counts_once(killed: bool, tmp_path: Path) -> None:
+    """Those that were ahead of the one that is lost go back, and push the same shards once more."""
+    flag = tmp_path / "killed"
+    if not killed:
+        flag.touch()
+    results = paceline.launch(
+        drift,
+        str(flag),
+        strategy="ps",
+        workers=3,
+        shards=6,
+        servers=1,
+        threads=1,
+        device="cpu",
+        tuning={"staleness": AHEAD},
+    )
+    assert flag.exists()
+    assert results[-1] == pytest.approx(-TAKEN, rel=1e-5)
+
+
 def test_a_worker_lost_without_waiting_is_survived(tmp_path: Path) -> None:
     results = launch(
         "ps", 2, 3 * STEPS, str(tmp_path / "killed"), "reduction", max_restarts=0, tuning={"staleness": 2}

@@ -52,7 +52,7 @@ class AsyncUpdate:
     @torch.no_grad()
     def _apply_together(self, replica: Replica, pushes: list[Push]) -> None:
         """Make one update of the weighted mean of shares with the same options, as far as their part of a global batch goes."""
-        shares = [push.content["share"] for push in pushes]
+        shares = [self._new_share(push) for push in pushes]
         whole = sum(shares)
         if not whole:
             return
@@ -78,10 +78,25 @@ class AsyncUpdate:
         self._placement.check_slots()
         self.updates += 1
 
+    def _new_share(self, push: Push) -> float:
+        """Return which part of a global batch a push brings that is not in the weights yet.
+
+        When a group forms anew, trainers go back to the last step that all had pushed, and those that were ahead push once more.
+        """
+        applied = self._placement.applied.setdefault(push.step, set())
+        samples: dict[int, int] = push.content["shards"]
+        new = sum(count for shard, count in samples.items() if shard not in applied)
+        applied.update(samples)
+        share: float = push.content["share"]
+        return share * new / max(1, sum(samples.values()))
+
     def _complete(self, replica: Replica, number: int) -> None:
         """Step the schedule, and set the buffers to what the trainers made of them in this step."""
         first = self._entries[number][min(self._entries[number])]
         self._placement.take_options([first])  # others may be further
+        # Those behind this step by no more than the staleness may be taken again.
+        for old in [step for step in self._placement.applied if step < number - self._placement.staleness]:
+            del self._placement.applied[old]
         if replica.scheduler is not None:
             replica.scheduler.step()
         rows = [push.content["buffers"] for _, push in sorted(self._entries[number].items())]

@@ -15,6 +15,7 @@ from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, ChunkBounds, Loca
 from paceline.state.optimizer_state import Options, load_optimizer_state, same_options, set_options
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.guards.partial_update import Scope
+from paceline.strategies.guards.writes import checksum
 from paceline.strategies.parameter_server.dealing import Dealing, named_tensors, send_first_weights
 from paceline.strategies.parameter_server.packing import HostPacking
 from paceline.strategies.parameter_server.push_queue import Content, Push, PushQueue
@@ -38,8 +39,22 @@ class ServerPlacement(Placement):
         self.staleness = inputs.tuning.staleness
         self.pushes: list[Push] = []
         """What the trainers brought for the step in flight."""
+        self.applied: dict[int, set[int]] = {}
+        """With staleness: the shards of the last steps whose gradients are in this server's weights."""
+        previous = inputs.previous
+        self._before = {} if previous is None else dict(previous.placement.carried)
         self._checked = False
         self._stale = True
+
+    @property
+    def carried(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """What is in this server's weights, for a group that forms anew and takes steps again of which some is."""
+        if self._before:  # a group that came to no step
+            return self._before
+        return {"applied": self.applied, "weights": self._checksums()} if self.applied else {}
+
+    def _checksums(self) -> list[int]:
+        return [checksum(one) for one in self.parameters()]
 
     def adopt(self, optimizer: Optimizer) -> None:
         """Keep this server's part, and open the queue that trainers push to."""
@@ -113,6 +128,9 @@ class ServerPlacement(Placement):
         if self._stale:
             self.world.comm.barrier()
             self._stale = False
+            before, self._before = self._before, {}
+            if before.get("weights") == self._checksums():  # not those of a checkpoint
+                self.applied = before["applied"]
 
     @contextmanager
     def measuring(self) -> Iterator[None]:

@@ -201,6 +201,7 @@ class ServedUpdate:
         samples = sum(len(shard.samples) for shard in step.work.shards)
         facts = {
             "share": samples / step.work.size if weight else 0.0,
+            "shards": {shard.index: len(shard.samples) for shard in step.work.shards},
             "entry": torch.zeros(2) if entry is None else entry.cpu(),
             "terms": {name: one.cpu() for name, one in terms.items()},
             "buffers": {},
