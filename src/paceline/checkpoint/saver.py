@@ -286,5 +286,5 @@ def _tidy(world: World, pending: PendingCheckpoint) -> AbstractContextManager[No
 
 
 def _worst(faults: Iterable[Fault]) -> Fault:
-    """Return what is no fault of the disk before what is, and that before nothing."""
+    """Return the gravest fault: one that is not the disk's, else one of the disk, else None."""
     return max(faults, key=lambda one: (bool(one), not one.disk))

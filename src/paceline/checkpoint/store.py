@@ -2,7 +2,7 @@
 
 checkpoints/
   step-100/ part-0.safetensors  part-1.safetensors  rest.pt  manifest.json
-  step-0100/                   what step-100 held until it was saved once more, for as long as the change of names takes
+  step-0100/                   the old step-100, while the new one is renamed into its place
   .step-200.partial-...        being written, and .step-50.removed-... being deleted: see leftovers.py
 """
 

@@ -79,7 +79,7 @@ class Membership(Protocol):
         """Report an exception of the user's code, in an evaluation that all are to do once more."""
 
     def next_place(self, standing: Standing | None) -> Place:
-        """Return where this worker stands (a newcomer: nowhere), and wait for its place in the next group."""
+        """Report where this worker stands (a newcomer passes None), and wait for its place in the next group."""
 
 
 class FixedMembership:

@@ -138,7 +138,7 @@ class Recovery:
         self._group.outcome = outcome.state() if isinstance(outcome, StepResult) else outcome
 
     def start_over(self) -> None:
-        """Leave the run as it is: no state that is whole lacks nothing and holds nothing twice."""
+        """Raise: every state that is whole has lost something that the loop did, or has it twice. The launcher starts over from a checkpoint."""
         raise RolledBackError(self._group.position.number)
 
     def note_step(self) -> None:

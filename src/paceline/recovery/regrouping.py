@@ -72,7 +72,7 @@ class Regrouping:
     _body: OpenBody | None = None
     """The attempt at a step in whose body the loop was where the group broke."""
     _moved: bool = False
-    """What the body of the loop had done to the model where the group broke."""
+    """Whether the body of the loop had written to the model: in the step that broke, and behind the last one that was applied."""
 
     def enter_next(self) -> bool:
         """Leave the broken group and enter the next; return whether others had finished what was in flight."""
@@ -265,7 +265,7 @@ class Regrouping:
         self._source, self.redone = source.kind, number - position.number
         if source.kind != WORKERS and any(member.outside for member in before):
             raise RolledBackError(position.number)
-        # With no step to take again it may be the end of an epoch that is to be done again: another function of the user's.
+        # Also with no step to take again, `after_epoch` may have to run once more.
         if self.redone or (source.kind != WORKERS and any(one.position != position for one in before)):
             self.hooks.go_back(position)
             self.went_back = True

@@ -155,4 +155,4 @@ class Leaves(NamedTuple):
     shown: Sequence[Tensor]
     """Those in which the gradients of batches add up, or their sums appear."""
     hidden: Sequence[Tensor] = ()
-    """Those that have no gradient in a step, or a part of the sums only: a loop has no use for either."""
+    """Those whose `.grad` is None in a step, or holds this worker's rows of the sums only."""

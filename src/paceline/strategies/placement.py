@@ -50,7 +50,7 @@ class Placement(ABC):
     whole = False
     """Whether this worker holds all of the state; else it is sharded among the workers."""
     reads_whole = False
-    """Whether `take` reads tensors whole of which it keeps a part."""
+    """Whether `load_local_state` reads whole tensors although it keeps a part of them."""
     adapts = False
     """Whether it goes on where other parameters begin to train."""
     holds_unsaved = False
@@ -113,7 +113,7 @@ class Placement(ABC):
         optimize()
 
     def align(self) -> None:  # noqa: B027
-        """Bring workers that go their own ways to one state before it is put together; all call it."""
+        """Average weights that have diverged (local-sgd) before the state is put together; all workers call it."""
 
     def synchronize(self) -> None:  # noqa: B027
         """Bring all workers to one state, or refuse where they have parted; all call it together."""
@@ -181,8 +181,8 @@ def load_whole_state(
     made_later = [name for name in state[MODEL] if name not in known]
     if made_later:
         raise InputError(
-            f"{made_later[0]} was put into the model while the run went on, and this worker, which has come later, was not "
-            "given it. Have all parts in the model before run.prepare, frozen at first: no worker can be replaced else."
+            f"{made_later[0]} was put into the model while the run went on, so a worker that replaces another does not "
+            "have it. Make all modules before run.prepare, frozen at first if need be."
         )
     model.load_state_dict(state[MODEL])
     put_unsaved(model, state.get("buffers", {}))

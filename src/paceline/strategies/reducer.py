@@ -17,7 +17,7 @@ from paceline.world import World, all_gather_object
 
 
 class Reducer:
-    """The gradients of one worker's shards, which are all there are; whoever has others to sum with does otherwise."""
+    """Adds up the gradients of one worker's shards; subclasses add up over workers, too."""
 
     watches = False
     """Whether passes may not write to weights, because each worker's would do so with other samples."""
@@ -88,14 +88,14 @@ class Reducer:
             )
 
     def refused(self, result: StepResult) -> None:
-        """Know that the step ends here: its loss or its norm is no number, on all workers alike."""
+        """Called where the step is rejected, on all workers alike: its loss or its norm is no number."""
 
     def abandon(self) -> None:
         """Release the group: it is broken."""
 
 
 class AroundReducer(Reducer):
-    """A reducer around another one, which does all that is not written anew."""
+    """A reducer around another one, which does all that a subclass does not write anew."""
 
     def __init__(self, inner: Reducer) -> None:
         super().__init__(inner.world)
@@ -126,6 +126,26 @@ class AroundReducer(Reducer):
     def result(self) -> StepResult | None:
         """Return what the step came to."""
         return self.inner.result()
+
+    def factor(self, result: StepResult) -> Tensor | float:
+        """Return what the gradients are to be multiplied by."""
+        return self.inner.factor(result)
+
+    def norm(self, held: Sequence[Tensor | None], *, wanted: bool) -> Tensor | None:
+        """Return the norm of the whole gradient."""
+        return self.inner.norm(held, wanted=wanted)
+
+    def unscale(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+        """Undo the scale of fp16 gradients."""
+        self.inner.unscale(scaler, optimizer)
+
+    def combine_buffers(self, buffers: Buffers) -> None:
+        """Make one value of what all shards made of each buffer."""
+        self.inner.combine_buffers(buffers)
+
+    def refused(self, result: StepResult) -> None:
+        """Called where the step is rejected."""
+        self.inner.refused(result)
 
     def abandon(self) -> None:
         """Release the group."""

@@ -45,7 +45,7 @@ from paceline.world.fault_points import FORWARD, OPTIMIZER, hit
 
 
 class Update(Protocol):
-    """What becomes of a step's gradients where this worker's optimizer is not the one to apply them."""
+    """Applies a step whose optimizer runs elsewhere, on a server."""
 
     def apply(self, replica: Replica, max_grad_norm: float | None) -> StepResult:
         """Have the step applied, and return what it came to."""
@@ -86,7 +86,7 @@ class Replica:
         """Whether the step in flight has begun to change what the optimizer keeps."""
 
     def take_hold(self) -> None:
-        """Wire up what lives on this worker: at first, and where that has become another part of the model."""
+        """Make step state and buffers for the parameters that are placed here: at first, and after each new placement."""
         self.step_state = StepState(
             self.model,
             self.optimizer,
@@ -119,7 +119,7 @@ class Replica:
 
     @property
     def reads_whole(self) -> bool:
-        """Whether `take` reads tensors whole of which it keeps a part."""
+        """Whether `load_local_state` reads whole tensors although it keeps a part of them."""
         return self.placement.reads_whole
 
     @property
@@ -190,7 +190,7 @@ class Replica:
         self.reducer.backward(loss)
 
     def combine(self) -> None:
-        """Make `.grad` hold the sum over the global batch, where it ever does; `apply` does so if nobody has."""
+        """Make `.grad` hold the sum over the global batch, for reducers whose sums appear there; `apply` does so if nobody has."""
         if not self._is_summed and self.reducer.shows_sums:
             self._is_summed = True
             self.reducer.finish()

@@ -33,7 +33,7 @@ class Passes(Protocol):
         """Return a batch on the device."""
 
     def take_hold(self) -> None:
-        """Wire up what lives on this worker, where that has become another part of the model."""
+        """Make step state and buffers for the parameters that are placed here now."""
 
 
 class Schedule:

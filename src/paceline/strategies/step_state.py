@@ -63,7 +63,7 @@ class StepState:
         """The loss of each batch of this step with its shard, to find where a bad one came from."""
         self._watched = watched
         self.counts_writes = True
-        """Whether those are refused, too, that torch counts, and finds itself where a pass back still needs what was there."""
+        """Whether in-place writes that torch counts are refused, too; autograd itself finds those that a backward pass still needs."""
         self.recompute = tuning.activation_checkpointing
         self._starts: dict[tuple[int, torch.dtype], Tensor] = {}
         self.auxiliary = Auxiliary(parameters)

@@ -221,7 +221,7 @@ class Calls(EnginePart):
             )
 
     def _be_as_then(self, phase: int) -> None:
-        """Have what a loop decides by be what it was behind a call that is gone by: its own small states, the rates."""
+        """Restore the registered states and the learning rates that held behind this call of `steps`."""
         if self.history.behind.holds(phase, LEFT):
             then = self.history.behind.next(phase, LEFT)
             self.loop.registered.give_known(then["states"])
@@ -230,9 +230,9 @@ class Calls(EnginePart):
             set_options(optimizer, then["options"])
 
     def _find_place(self, call: Call) -> bool:
-        """Take up the state of a resumed run where its call of `steps` begins, or return that it was saved behind this call.
+        """Load the state of a resumed run where its call of `steps` begins; return whether it was saved behind this call.
 
-        Then the state is taken up at that `run.save`.
+        Then that `run.save` loads it.
         """
         history, phase, at = self.history, call.phase, self.state.position
         more = (call.epochs is None or at.epoch < at.first_epoch + call.epochs) and (

@@ -121,10 +121,10 @@ class Run:
 
     @property
     def replaying(self) -> bool:
-        """Whether the function goes through what it did before, up to the place where the run goes on.
+        """Whether the function goes once more through code that comes before the place where the run goes on.
 
-        So it is in a resumed run, and in a worker that joins, behind the calls of `run.steps` that are over: those give no step,
-        and the weights are not those of then. Save and print behind a call only where this is False.
+        In a resumed run, and in a worker that joins, calls of `run.steps` that are over yield no step, and the weights behind
+        them are not those of then. Save and print behind a call only where this is False.
         """
         return self._engine.replay.under_way
 

@@ -90,12 +90,12 @@ class Step:
 
     @property
     def left_open(self) -> bool:
-        """Whether batches have gone through the model, and nothing came of them."""
+        """Whether batches have gone through the model and the step was not applied."""
         return self.result is None and (self._out or self._read or self._added > 0)
 
     @property
     def open_body(self) -> OpenBody | None:
-        """This attempt, where a loop of the user's own is in its body and nothing has come of it, or nothing will."""
+        """This attempt, while the body of a user's loop is open and the step is not applied, or never will be."""
         pending = self.result is None or self.again
         return self.body if pending and not self._ended and self.attempt is not None else None
 

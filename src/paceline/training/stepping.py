@@ -83,7 +83,7 @@ class Stepping:
                     self.after_epoch(state.position.epoch)
                     if self.sharded.due(
                         state.position
-                    ):  # one that was taken on the way is of no place to begin at
+                    ):  # one taken inside after_epoch could not be gone back to
                         self.group.take_snapshot()
             except WentBackError:
                 continue
@@ -180,7 +180,7 @@ class Stepping:
         return step
 
     def _applied(self, step: Step) -> None:
-        """Stand behind a step that has just been applied."""
+        """Advance the position, and record a step that has just been applied."""
         state = self.state
         state.position = state.position.after_step()
         if step.attempt is not None:

@@ -187,7 +187,7 @@ class DdpReducer(Reducer):
         self._last_bucket_seen = False
 
     def _hold_places(self) -> None:
-        """Add a gradient to parameters that an earlier pass of this step had one for: the reducer asks for it."""
+        """Give a zero gradient to parameters that had one in an earlier pass of this step: DDP's reducer expects it."""
         for place, parameter in enumerate(self.step.parameters):
             if parameter.grad is None and any(held[place] is not None for _, held in self.step.tree.nodes):
                 parameter.grad = nothing_like(parameter)

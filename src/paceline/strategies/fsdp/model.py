@@ -50,7 +50,7 @@ def make_sharded(inputs: StrategyInputs, data: World, place: World, listener: Li
     if made is None and not inputs.weights_in_sync:
         spread_weights(model, data)  # rows of models that differ would make none of them
     originals = {} if inputs.can_rebuild else {id(value): name for name, value in model.named_parameters()}
-    # Where batches may take different ways through a model, only the whole of it is gathered by all workers alike.
+    # With control flow that depends on data, workers could gather different blocks: the whole model is one group then.
     blocks = (
         find_blocks(model, inputs.structure)
         if not inputs.find_unused_parameters or inputs.structure.blocks

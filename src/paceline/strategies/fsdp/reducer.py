@@ -101,7 +101,7 @@ class FsdpReducer(Reducer):
             if not term.total.requires_grad:
                 raise InputError(
                     f"the auxiliary term {name} depends on nothing that is trained in this batch, and other workers would wait "
-                    "for the weights of its backward pass. Let it go through the model: Loss(0 * outputs.sum(), 0)."
+                    "for the weights of its backward pass. Make it depend on the output of the model: Loss(0 * outputs.sum(), 0)."
                 )
         for wrap in self._reduction.wraps:
             wrap.arm(reduces=False, keeps=wrap.name == "")
