@@ -3,7 +3,7 @@
     python benchmarks/elastic_cost.py [--rounds 30] [--workers 2,3] [--write]
 
 All contenders live in the same workers and take turns, a block of steps each:
-  unwatched    no launcher looks at the worker: no pulse, no elasticity
+  unwatched    no launcher looks at the worker: no status page, no elasticity
   no-elastic   --no-elastic: the launcher sees what the worker is at
   elastic      the default: it also listens for changes of the group
 """
@@ -31,7 +31,7 @@ def contenders(run: paceline.Run, name: str, rounds: int) -> dict[str, list[tupl
     case = CASES[name]
     fixed = replace(engine_of(run).state.options, elastic=False)
     made = {
-        "unwatched": ours(case, paceline.Run(replace(run.world, pulse=NoStatusPage()), fixed)),
+        "unwatched": ours(case, paceline.Run(replace(run.world, status_page=NoStatusPage()), fixed)),
         "no-elastic": ours(case, paceline.Run(run.world, fixed)),
         "elastic": ours(case, run),
     }

@@ -37,7 +37,7 @@ class Shutdown:
         self._next = signal.SIGTERM
 
     @property
-    def under_way(self) -> bool:
+    def in_progress(self) -> bool:
         """Whether the launch is ending."""
         return self.deadline is not None
 
@@ -82,7 +82,7 @@ class Shutdown:
         """Turn SIGINT and SIGTERM into an orderly end, for as long as the workers run; the first of `notices` into a notice."""
 
         def interrupt(number: int, _: object) -> None:
-            if number in notices and self.notice is None and not self.under_way:
+            if number in notices and self.notice is None and not self.in_progress:
                 self.notice = number
             else:
                 self.interrupt(number)

@@ -86,17 +86,19 @@ class Supervisor:
             self._scheduler.open_store(self._pool)
             if self._leading is not None:
                 self._leading.open(self._pool, self._scheduler.store_port)
-            while self._leading is not None and not self._leading.gathered() and not self._shutdown.under_way:
+            while (
+                self._leading is not None and not self._leading.gathered() and not self._shutdown.in_progress
+            ):
                 self._turn()
-            if not self._shutdown.under_way:
+            if not self._shutdown.in_progress:
                 self._scheduler.start_all()
             while self._busy():
                 self._turn()
         results, ending = self._roster.results(), self._shutdown
         noticed = ending.notice if ending.cause is None else None
-        if not results and noticed is None and not ending.under_way and self._scheduler.started:
+        if not results and noticed is None and not ending.in_progress and self._scheduler.started:
             self._shutdown.begin(failures.nobody_finished(env.host()))
-        self._announcements.drop() if self._shutdown.under_way else self._announcements.tell_all()
+        self._announcements.drop() if self._shutdown.in_progress else self._announcements.tell_all()
         outcome = Outcome(
             results=results,
             failure=self._shutdown.cause,
@@ -134,7 +136,7 @@ class Supervisor:
     def _turn(self) -> None:
         """Wait for what happens next, and take it."""
         ending = self._shutdown
-        look_at = None if ending.under_way else self._health.due
+        look_at = None if ending.in_progress else self._health.due
         far = None if self._leading is None else time.monotonic() + self._leading.tick()
         moments = (ending.deadline, look_at, far, self._announcements.due, ending.remind_at, self._cause_by)
         times = [moment for moment in moments if moment is not None]
@@ -145,7 +147,7 @@ class Supervisor:
                 key.data[0]() if isinstance(key.data, tuple) else key.data()
         if self._leading is not None:
             self._leading.tick()
-        if not ending.under_way:
+        if not ending.in_progress:
             self._announcements.tell_due()
             if self._cause_by is not None and time.monotonic() >= self._cause_by:
                 self._cause_by = None
@@ -157,7 +159,7 @@ class Supervisor:
                 self._pool.kill_server()  # it still loads torch: waiting for that only to end its workers helps nobody
                 return
             self._end_all()
-        elif not ending.under_way and look_at is not None and time.monotonic() >= look_at:
+        elif not ending.in_progress and look_at is not None and time.monotonic() >= look_at:
             self._look()
 
     @property
@@ -273,7 +275,7 @@ class Supervisor:
 
     def ended(self, number: int, status: int, why: str = "") -> None:
         """Take note of a worker's end, and decide how the others go on."""
-        if number == STORE and not self._shutdown.under_way and self._roster.running():
+        if number == STORE and not self._shutdown.in_progress and self._roster.running():
             # The next group meets at another one; the present one does not need it any more.
             self._scheduler.open_store(self._pool)
         if number not in self._roster:
@@ -312,7 +314,7 @@ class Supervisor:
         if (node := self._nodes.get(entry.node)) is not None:
             words = failure.trace or f"rank {failure.rank} {failure.message}\n"
             node.pool.write_log(entry.number, words)
-        if self._shutdown.under_way:
+        if self._shutdown.in_progress:
             self._shutdown.note(failure)
             return
         actions = self._membership.lost(entry.number, failure, failure.step)
@@ -365,7 +367,7 @@ class Supervisor:
     def _fill(self) -> None:
         """Start the first workers of machines that were not in the first group, once that trains."""
         first = [one for one in self._roster.running() if not self._only_waits(one)]
-        if self._shutdown.under_way or not self._membership.policy.elastic:
+        if self._shutdown.in_progress or not self._membership.policy.elastic:
             return
         if first and all(one.trains for one in first):
             self._scheduler.start_due()
@@ -373,7 +375,7 @@ class Supervisor:
     # What is to be done.
 
     def _do(self, actions: list[Action]) -> None:
-        if self._shutdown.under_way:
+        if self._shutdown.in_progress:
             return
         places = [action for action in actions if isinstance(action, Assign)]
         for action in actions:

@@ -88,10 +88,10 @@ class Recovery:
         group = self._group
         if group.waits_to_join:
             return action()  # alone: it is nothing that the others do too
-        pulse = group.world.pulse
+        status_page = group.world.status_page
         group.asks_in_body |= called is not None and group.open_call is not None
         while True:
-            pulse.begin(_KINDS[kind], group.position.number)
+            status_page.begin(_KINDS[kind], group.position.number)
             group.world.interruption.discards = (
                 None  # what is measured inside a step is not discarded with it
             )
@@ -117,9 +117,9 @@ class Recovery:
 
     def _end_operation(self) -> None:
         """Show that it is over; outside of the steps the function may take as long as it likes until the next."""
-        self._group.world.pulse.end()
+        self._group.world.status_page.end()
         if self._group.open_call is None:
-            self._group.world.pulse.enter(Phase.QUIET)
+            self._group.world.status_page.enter(Phase.QUIET)
 
     def _tries_again(self, kind: str, error: Exception) -> bool:
         """Return whether all are to repeat an evaluation in which the user's code raised: it has changed no state.
@@ -138,7 +138,7 @@ class Recovery:
         self._group.outcome = outcome.state() if isinstance(outcome, StepResult) else outcome
 
     def start_over(self) -> None:
-        """Raise: every state that is whole has lost something that the loop did, or has it twice. The launcher starts over from a checkpoint."""
+        """Raise where every whole state lacks something that the loop did, or has it twice: all start over from a checkpoint."""
         raise RolledBackError(self._group.position.number)
 
     def note_step(self) -> None:

@@ -90,10 +90,10 @@ class Regrouping:
                 operation=group.finished, kind=self._standing_kind(), step=group.position.number
             )
             # Whoever waits for a place may wait for a worker that is only being started: that is no hang.
-            group.world.pulse.enter(Phase.QUIET)
+            group.world.status_page.enter(Phase.QUIET)
             place = self.membership.next_place(None if group.waits_to_join else standing)
             started = time.monotonic()
-            group.world.pulse.enter(Phase.STARTING)
+            group.world.status_page.enter(Phase.STARTING)
             try:
                 group.world = self.options.laid_out(self._connect(place))
                 replica = self._agree(group.world)
@@ -150,7 +150,7 @@ class Regrouping:
             meeting_s=CONNECTING_S,
             interruption=interruption,
             on=group.world.device,
-            pulse=group.world.pulse,
+            status_page=group.world.status_page,
         )
 
     def _agree(self, world: World) -> Replica:

@@ -1,4 +1,4 @@
-"""Gathers the weights of a wrap: over the process group, or in memory that the workers of one host share.
+"""Gathers the weights of a parameter group: over the process group, or in memory that the workers of one host share.
 
 In shared memory every worker lays its rows where the message is to be read from, so nothing travels: torch's own copies
 into the message and out of it are the only ones. A few places for messages are used in turn. Before a worker writes into

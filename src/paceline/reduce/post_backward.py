@@ -98,9 +98,9 @@ class PostBackwardReduce:
             behind = [bucket.fill([*held, None]).clone() for held in others]
             exchange.start(key, [bucket.fill([*first, present]), *behind], bucket.flat, _nothing)
         hit(REDUCTION)
-        before = self._world.pulse.enter(Phase.COMMUNICATION)
+        before = self._world.status_page.enter(Phase.COMMUNICATION)
         exchange.finish()
-        self._world.pulse.enter(before)
+        self._world.status_page.enter(before)
         summed: Gradients = [None] * (len(like) + 1)
         for bucket in self._buckets:
             for view, place in zip(bucket.views, bucket.places, strict=True):

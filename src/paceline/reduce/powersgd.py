@@ -24,7 +24,7 @@ class Matrix:
     """This worker's part, and at the end the sum over all."""
     left: Tensor
     right: Tensor
-    under_way: list[PendingReduction]
+    in_progress: list[PendingReduction]
     """The reduction that this matrix and its neighbours wait for."""
 
 
@@ -88,15 +88,15 @@ class LowRank:
             return
         parts: list[Tensor] = [getattr(matrix, side) for matrix in matrices]
         flat = torch.cat([part.reshape(-1) for part in parts])
-        under_way = [self._comm.all_reduce_(flat)]
+        in_progress = [self._comm.all_reduce_(flat)]
         ring = 2 * (self._comm.size - 1) / self._comm.size
         self.sent += round(ring * flat.numel() * flat.element_size())
         for matrix, part, piece in zip(
             matrices, parts, torch.split(flat, [part.numel() for part in parts]), strict=True
         ):
             setattr(matrix, side, piece.view_as(part))
-            matrix.under_way = under_way
+            matrix.in_progress = in_progress
 
     def _wait(self, matrices: list[Matrix]) -> None:
-        for pending in matrices[0].under_way if matrices else []:
+        for pending in matrices[0].in_progress if matrices else []:
             pending.wait()

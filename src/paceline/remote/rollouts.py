@@ -47,14 +47,14 @@ class Rollouts(Generic[Result]):
     def _round(self, numbers: list[int]) -> dict[int, Result]:
         """Deal the numbers to the workers that are there, and give what came back."""
         players = self._present()
-        under_way: list[tuple[str, list[int], Future[list[Result]]]] = []
+        in_progress: list[tuple[str, list[int], Future[list[Result]]]] = []
         done: dict[int, Result] = {}
         for place, (name, player) in enumerate(players.items()):
             if share := numbers[place :: len(players)]:
                 with _unless_lost(name):
                     play = method(player.play).options(timeout=TIMEOUT_S)
-                    under_way.append((name, share, play.future(share)))
-        for name, share, answer in under_way:
+                    in_progress.append((name, share, play.future(share)))
+        for name, share, answer in in_progress:
             with _unless_lost(name):
                 done |= zip(share, answer.wait(), strict=True)
         return done

@@ -15,7 +15,7 @@ from paceline.compat import foreach
 from paceline.errors import InputError
 from paceline.reduce.packing import Packing
 from paceline.reduce.tree import Gradients, add
-from paceline.strategies.gradients import ledger_entry, own
+from paceline.strategies.gradients import loss_entry, own
 from paceline.task import Loss
 
 
@@ -62,7 +62,7 @@ class Auxiliary:
                     )
                 )
             made += map(own, found, self._parameters)
-            made.append(ledger_entry(loss, size))
+            made.append(loss_entry(loss, size))
         self._held = add(self._held, made) if self._held else made
 
     def over(self, parameters: Sequence[nn.Parameter]) -> Auxiliary:

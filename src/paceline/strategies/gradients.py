@@ -45,7 +45,7 @@ def scale(gradients: Sequence[Tensor], factor: Tensor | float) -> None:
         foreach.mul_(list(gradients), factor)
 
 
-def ledger_entry(loss: Loss, size: int) -> Tensor:
+def loss_entry(loss: Loss, size: int) -> Tensor:
     """Return what a loss adds to the ledger, its sum and its weight, without making a GPU wait.
 
     `size` is the number of samples of the global batch, by which the backward pass of `loss` divides.

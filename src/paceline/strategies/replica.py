@@ -176,7 +176,7 @@ class Replica:
             seeds.seed_everything(work.seed)
             for batch in work.batches:
                 hit(FORWARD)
-                self.world.pulse.batch()
+                self.world.status_page.batch()
                 placed = self.placed(batch)
                 self.schedule.open_batch()
                 yield placed
@@ -190,7 +190,7 @@ class Replica:
         self.reducer.backward(loss)
 
     def combine(self) -> None:
-        """Make `.grad` hold the sum over the global batch, for reducers whose sums appear there; `apply` does so if nobody has."""
+        """Make `.grad` hold the sum over the global batch, for reducers whose sums appear there; else `apply` does so."""
         if not self._is_summed and self.reducer.shows_sums:
             self._is_summed = True
             self.reducer.finish()

@@ -65,7 +65,7 @@ class Schedule:
                 for shard in work.shards:
                     seeds.seed_everything(shard.seed)
                     for part, batch in enumerate(shard.batches):
-                        passes.world.pulse.batch()
+                        passes.world.status_page.batch()
                         self.open_batch()
                         with passes.precision.autocast():
                             measured = metrics(passes.model, passes.placed(batch))

@@ -63,7 +63,7 @@ class StepState:
         """The loss of each batch of this step with its shard, to find where a bad one came from."""
         self._watched = watched
         self.counts_writes = True
-        """Whether in-place writes that torch counts are refused, too; autograd itself finds those that a backward pass still needs."""
+        """Whether in-place writes that torch counts are refused, too; autograd finds those that a backward pass still needs."""
         self.recompute = tuning.activation_checkpointing
         self._starts: dict[tuple[int, torch.dtype], Tensor] = {}
         self.auxiliary = Auxiliary(parameters)
@@ -131,7 +131,7 @@ class StepState:
 
     def starts(self, loss: Loss) -> list[Tensor]:
         """Return the gradients that a pass starts from at the loss and at its statistics."""
-        return [self.start(loss.total.dtype), gradients.ledger_entry(loss, self.work.size)]
+        return [self.start(loss.total.dtype), gradients.loss_entry(loss, self.work.size)]
 
     def take(self) -> Gradients:
         """Return the gradients gathered since the last call, auxiliary ones behind the main ones."""

@@ -102,7 +102,7 @@ class Calls(EnginePart):
             raise
         finally:
             # What the function does behind its steps may take as long as it likes.
-            state.world.pulse.enter(Phase.QUIET)
+            state.world.status_page.enter(Phase.QUIET)
             history.went_back = False
             if state.open_call == phase:  # an iterator may be closed long after the next call began
                 state.open_call = None

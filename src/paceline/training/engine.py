@@ -39,7 +39,7 @@ class Engine(EnginePart):
     def __init__(
         self, world: World, options: RunOptions, membership: Membership | None, listeners: Listeners | None
     ) -> None:
-        world.pulse.timeout_s = options.hang_timeout
+        world.status_page.timeout_s = options.hang_timeout
         recovery_options = _recovery_options(options)
         strategy = strategies.load(options.choice.name)
         state = RunState(
@@ -83,7 +83,7 @@ class Engine(EnginePart):
 
     def close(self) -> None:
         """Release data, listeners and the world."""
-        self.state.world.pulse.enter(Phase.ENDED)
+        self.state.world.status_page.enter(Phase.ENDED)
         self.feeds.close_all()
         self.saving.close()
         self.records.close()

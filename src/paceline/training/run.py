@@ -126,7 +126,7 @@ class Run:
         In a resumed run, and in a worker that joins, calls of `run.steps` that are over yield no step, and the weights behind
         them are not those of then. Save and print behind a call only where this is False.
         """
-        return self._engine.replay.under_way
+        return self._engine.replay.in_progress
 
 
 def engine_of(run: Run) -> Engine:

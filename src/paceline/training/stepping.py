@@ -97,8 +97,8 @@ class Stepping:
         self.journal.start()
         while state.position.number < self.last:
             # Once for each group: whoever is there now has other shards to read.
-            generation, pulse = state.world.generation, state.world.pulse
-            pulse.begin(Kind.STEP, state.position.number, Phase.DATA)
+            generation, status_page = state.world.generation, state.world.status_page
+            status_page.begin(Kind.STEP, state.position.number, Phase.DATA)
             for data in read_alike(
                 self.feed, state.world, TRAINING, state.position.epoch, state.position.step
             ):
@@ -124,7 +124,7 @@ class Stepping:
                     break
                 if state.position.number >= self.last:
                     return
-                pulse.begin(Kind.STEP, state.position.number, Phase.DATA)
+                status_page.begin(Kind.STEP, state.position.number, Phase.DATA)
             else:
                 if (body := state.broken_body) is None:
                     return
@@ -151,7 +151,7 @@ class Stepping:
         """Return a step for the loop's body; one of a `broken` body has no batches, and nothing comes of it."""
         state, seed, replica = self.state, self.state.options.seed, self.state.replica
         own_loop = state.task is None
-        state.world.pulse.enter(Phase.COMPUTE)
+        state.world.status_page.enter(Phase.COMPUTE)
         shards = [
             ShardWork(
                 shard.index,
@@ -193,7 +193,7 @@ class Stepping:
         self.journal.step(step, state.position, state.replica.optimizer)
         self.sharded.note_step(state.position, self.journal.state)
         self.recovery.note_step()
-        state.world.pulse.end()
+        state.world.status_page.end()
 
     def _end(self, step: Step) -> None:
         """Note that the loop has done with a step, its own states included."""

@@ -44,7 +44,7 @@ def connect(
     shares: tuple[int, ...] | None = None,
     interruption: Interruption | None = None,
     on: torch.device | None = None,
-    pulse: NoStatusPage | None = None,
+    status_page: NoStatusPage | None = None,
 ) -> World:
     """Enter the world as `identity`, and return when everybody has.
 
@@ -93,7 +93,7 @@ def connect(
         comm=CheckedComm(comm) if checked else comm,
         shares=shares,
         interruption=interruption,
-        pulse=pulse or NoStatusPage(),
+        status_page=status_page or NoStatusPage(),
         store=None if met is None else PrefixStore(f"generation-{generation}/beside", met),
     )
 

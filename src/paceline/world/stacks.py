@@ -22,7 +22,7 @@ SIGNAL = signal.SIGUSR2
 SHOWN = 16
 """Pending collectives that are told at most, the oldest first: it is those that hold a worker up."""
 _LONGEST = 60
-"""Letters of a name: with that, what is told fits a pulse's page."""
+"""Letters of a name: with that, what is told fits a status page."""
 
 
 def create() -> int:
@@ -38,10 +38,10 @@ def register(descriptor: int) -> None:
     faulthandler.register(SIGNAL, file=descriptor, all_threads=True, chain=False)
 
 
-def attend(pulse: StatusPage) -> None:
+def attend(status_page: StatusPage) -> None:
     """Answer the launcher's questions about pending collectives, from a thread that sleeps in between."""
     if futex.available():
-        threading.Thread(target=_attend, args=(pulse,), name="paceline-witness", daemon=True).start()
+        threading.Thread(target=_attend, args=(status_page,), name="paceline-witness", daemon=True).start()
 
 
 def flight_record() -> list[dict[str, Any]]:
@@ -64,8 +64,8 @@ def flight_record() -> list[dict[str, Any]]:
     ]
 
 
-def _attend(pulse: StatusPage) -> None:
+def _attend(status_page: StatusPage) -> None:
     question = 0
     while True:
-        question = pulse.wait_for_question(question)
-        pulse.answer(question, json.dumps(flight_record()[:SHOWN], separators=(",", ":")).encode())
+        question = status_page.wait_for_question(question)
+        status_page.answer(question, json.dumps(flight_record()[:SHOWN], separators=(",", ":")).encode())

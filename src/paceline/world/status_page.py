@@ -1,4 +1,4 @@
-"""A worker's pulse: one page of memory it shares with its launcher, where it stores what it is doing right now.
+"""A worker's status page: one page of memory it shares with its launcher, where it stores what it is doing right now.
 
 No message, and on x86-64 no system call: a worker stores a few words as it goes from reading data to computing to waiting for the
 others, and the launcher looks at them when it likes. The page is an anonymous file (memfd) that the launcher makes
@@ -20,7 +20,7 @@ from paceline.compat import futex
 from paceline.compat.futex import barrier
 
 SIZE = 4096
-_NAME = "paceline-pulse"
+_NAME = "paceline-status"
 # Words of eight bytes. The beat is odd while a worker is in the middle of storing words that belong together (a sequence
 # lock): the barriers keep those words between the two stores of the beat, and the reader's loads between its two. An
 # exception in the middle (a signal's) leaves it odd, and so begins the next storing.
@@ -72,7 +72,7 @@ _IDLE, _STEP_KIND, _OTHER = Phase.IDLE, Kind.STEP, Kind.OTHER
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What a pulse said at one moment."""
+    """What a status page said at one moment."""
 
     phase: Phase
     since: float
@@ -93,7 +93,7 @@ class Reading:
     longest_s: float
     """The longest step but the first, which may have compiled."""
     stopped: bool = False
-    """Whether the process is stopped by a signal; its launcher sees that, not the pulse."""
+    """Whether the process is stopped by a signal; its launcher sees that, not the status page."""
     whole: bool = True
     """Whether all of it is of one moment; else the worker is stopped, or has lost its core, in the middle of storing it."""
 
@@ -108,7 +108,7 @@ class Reading:
 
 
 class NoStatusPage:
-    """The pulse of a worker that no launcher of ours watches; also the surface that a real one has."""
+    """The status page of a worker that no launcher of ours watches; also the surface that a real one has."""
 
     __slots__ = ("timeout_s",)
 

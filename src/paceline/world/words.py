@@ -45,8 +45,8 @@ def hear(
     store = _store(world)
     if store is None:
         return
-    before = world.pulse.enter(Phase.COMMUNICATION)
-    limit_s = slack * (1 + world.apart) * world.pulse.limit_s
+    before = world.status_page.enter(Phase.COMMUNICATION)
+    limit_s = slack * (1 + world.apart) * world.status_page.limit_s
     limit = time.monotonic() + limit_s
     try:
         for rank in range(world.size):
@@ -54,13 +54,13 @@ def hear(
                 if store.check([_farewell(world)]):
                     world.interruption.interrupt()
                 world.interruption.check()
-                world.pulse.touch()
+                world.status_page.touch()
                 if time.monotonic() > limit:
                     raise late(rank, limit_s)
                 time.sleep(_POLL_S)
             yield rank, store.get(f"{key}/{rank}").decode()
     finally:
-        world.pulse.enter(before)
+        world.status_page.enter(before)
 
 
 def heard(world: World, key: str) -> Iterator[tuple[int, str]]:

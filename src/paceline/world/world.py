@@ -40,7 +40,7 @@ class World:
     """How the workers are laid out; flat where nobody said otherwise."""
     interruption: Interruption = field(default_factory=Interruption)
     """What ends every wait for the others, when one of them is gone."""
-    pulse: NoStatusPage = field(default_factory=NoStatusPage)
+    status_page: NoStatusPage = field(default_factory=NoStatusPage)
     """Where this worker shows its launcher what it is at."""
     apart: int = 0
     """How many steps one worker may be ahead of another: with a staleness, those that are slow are waited for longer."""

@@ -85,14 +85,14 @@ def test_messages_behind_a_flag_arrive_whole(barrier: str) -> None:
 WRITER = """
 import sys, time
 from paceline.world.status_page import Kind, Phase, StatusPage
-pulse = StatusPage(int(sys.argv[1]))
+status page = StatusPage(int(sys.argv[1]))
 number = 0
 while True:
     number += 1
-    pulse.begin(Kind.STEP if number % 2 else Kind.SAVE, number)
-    pulse._kind = Kind.STEP
+    status page.begin(Kind.STEP if number % 2 else Kind.SAVE, number)
+    status page._kind = Kind.STEP
     time.sleep(number % 7 * 1e-4)  # a reader needs a moment in which nothing is stored
-    pulse.end()
+    status page.end()
 """
 
 

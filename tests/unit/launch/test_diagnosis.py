@@ -38,22 +38,22 @@ def hold_the_interpreter():
     while True:
         ctypes.PyDLL(None).sleep({NEVER_S})
 
-pulse = StatusPage(int(sys.argv[2]))
+status page = StatusPage(int(sys.argv[2]))
 stacks.register(int(sys.argv[3]))
-stacks.attend(pulse)
-pulse.begin(Kind.STEP, 40)
-pulse.batch()
-pulse.end()
-pulse.begin(Kind.STEP, 41)
+stacks.attend(status page)
+status page.begin(Kind.STEP, 40)
+status page.batch()
+status page.end()
+status page.begin(Kind.STEP, 41)
 if sys.argv[1] == "data":
-    pulse.enter(Phase.DATA)
+    status page.enter(Phase.DATA)
     Digits()[0]
-pulse.batch()
+status page.batch()
 if sys.argv[1] == "spin":
     spin()
 if sys.argv[1] == "hold":
     hold_the_interpreter()
-pulse.enter(Phase.COMMUNICATION)
+status page.enter(Phase.COMMUNICATION)
 time.sleep({NEVER_S})
 """
 TRAIN = f"""\
@@ -64,37 +64,37 @@ from paceline.world import stacks
 from paceline.world.status_page import Kind, Phase, StatusPage
 
 rank = int(sys.argv[1])
-pulse = StatusPage(int(sys.argv[2]))
+status page = StatusPage(int(sys.argv[2]))
 stacks.register(int(sys.argv[3]))
-stacks.attend(pulse)
-pulse.enter(Phase.STARTING)
+stacks.attend(status page)
+status page.enter(Phase.STARTING)
 dist.init_process_group("gloo", init_method="file://" + sys.argv[4], rank=rank, world_size=2)
 dist.all_reduce(torch.ones(1))
 while stacks.flight_record():  # a thread of gloo's takes it off the list, a moment later
     time.sleep(0.01)
-pulse.begin(Kind.STEP, 7)
+status page.begin(Kind.STEP, 7)
 if rank == 1:
-    pulse.enter(Phase.IDLE)
+    status page.enter(Phase.IDLE)
     time.sleep({NEVER_S})
-pulse.enter(Phase.COMMUNICATION)
+status page.enter(Phase.COMMUNICATION)
 dist.all_gather([torch.zeros(1), torch.zeros(1)], torch.ones(1))
 """
 
 
 @contextmanager
 def started(rank: int, script: Path, *arguments: str) -> Iterator[Member]:
-    """Start a script with a pulse and a file for its stacks; kill it afterwards."""
-    pulse, file = StatusPage.create(), stacks.create()
-    command = [sys.executable, str(script), arguments[0], str(pulse), str(file), *arguments[1:]]
-    reader = StatusPageReader(pulse)
-    with subprocess.Popen(command, pass_fds=[pulse, file]) as process:
+    """Start a script with a status page and a file for its stacks; kill it afterwards."""
+    status_page, file = StatusPage.create(), stacks.create()
+    command = [sys.executable, str(script), arguments[0], str(status_page), str(file), *arguments[1:]]
+    reader = StatusPageReader(status_page)
+    with subprocess.Popen(command, pass_fds=[status_page, file]) as process:
         try:
-            yield Member(rank=rank, host="here", pid=process.pid, pulse=reader, stacks=file)
+            yield Member(rank=rank, host="here", pid=process.pid, status_page=reader, stacks=file)
         finally:
             process.kill()
             process.wait()
             reader.close()
-            os.close(pulse)
+            os.close(status_page)
             os.close(file)
 
 
@@ -107,7 +107,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 def wait_until_silent(members: list[Member], watch: HangWatch) -> None:
     """Wait until the watch would raise the alarm."""
-    wait_until(lambda: watch.overdue({one.rank: one.pulse.read() for one in members}, time.monotonic()))
+    wait_until(lambda: watch.overdue({one.rank: one.status_page.read() for one in members}, time.monotonic()))
 
 
 @pytest.fixture
@@ -124,8 +124,8 @@ def line_of(text: str, script: str = DIGITS) -> int:
 def test_a_worker_stuck_in_its_data_set(digits: Path) -> None:
     watch = HangWatch(0.3)
     with started(0, digits, "wait") as first, started(1, digits, "data") as second:
-        wait_until(lambda: first.pulse.read().phase is Phase.COMMUNICATION)
-        wait_until(lambda: second.pulse.read().phase is Phase.DATA)
+        wait_until(lambda: first.status_page.read().phase is Phase.COMMUNICATION)
+        wait_until(lambda: second.status_page.read().phase is Phase.DATA)
         wait_until_silent([first, second], watch)
         seen = look([first, second], os.kill, watch)
     verdict = judge(seen)
@@ -146,7 +146,7 @@ def test_a_worker_that_never_lets_go_of_the_interpreter_still_shows_its_stack(
 ) -> None:
     watch = HangWatch(0.3)
     with started(3, digits, way) as member:
-        wait_until(lambda: member.pulse.read().batches == 2)
+        wait_until(lambda: member.status_page.read().batches == 2)
         wait_until_silent([member], watch)
         (seen,) = look([member], os.kill, watch)
     assert seen.place is not None
@@ -161,7 +161,7 @@ def test_a_stopped_worker_is_not_asked(digits: Path) -> None:
     with started(0, digits, "wait") as first, started(1, digits, "wait") as second:
         members = [first, second]
         for one in members:
-            wait_until(lambda one=one: one.pulse.read().phase is Phase.COMMUNICATION)
+            wait_until(lambda one=one: one.status_page.read().phase is Phase.COMMUNICATION)
         os.kill(second.pid, signal.SIGSTOP)
         wait_until(lambda: process_state(second.pid) == "T")
         wait_until_silent(members, watch)
@@ -207,8 +207,8 @@ def test_a_collective_that_one_rank_never_enters(tmp_path: Path) -> None:
     with ExitStack() as stack:
         meeting = str(tmp_path / "meeting")
         members = [stack.enter_context(started(rank, script, str(rank), meeting)) for rank in range(2)]
-        wait_until(lambda: members[0].pulse.read().phase is Phase.COMMUNICATION)
-        wait_until(lambda: members[1].pulse.read().phase is Phase.IDLE)
+        wait_until(lambda: members[0].status_page.read().phase is Phase.COMMUNICATION)
+        wait_until(lambda: members[1].status_page.read().phase is Phase.IDLE)
         # The phase begins a moment before torch has started the collective.
         wait_until(lambda: look(members[:1], os.kill, watch)[0].pending)
         wait_until_silent(members, watch)

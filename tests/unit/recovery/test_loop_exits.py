@@ -19,12 +19,12 @@ def group(size: int) -> list[World]:
     store = HashStore()
     worlds = []
     for rank in range(size):
-        pulse, interruption = NoStatusPage(), Interruption()
-        pulse.timeout_s = 0.02
+        status_page, interruption = NoStatusPage(), Interruption()
+        status_page.timeout_s = 0.02
         worlds.append(
             World(
                 rank=rank, size=size, local_rank=rank, local_size=size, node_rank=0, nodes=1, device=torch.device("cpu"),
-                backend="gloo", generation=1, host="here", comm=LocalComm(), interruption=interruption, pulse=pulse,
+                backend="gloo", generation=1, host="here", comm=LocalComm(), interruption=interruption, status_page=status_page,
                 store=InterruptibleStore(store, interruption),
             )
         )  # fmt: skip

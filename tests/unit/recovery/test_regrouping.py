@@ -124,7 +124,7 @@ def test_going_back_is_final_also_where_the_next_group_broke_meanwhile() -> None
     """What was put together belongs to another step than the one this worker stands at: nobody may be offered it."""
     interruption = Interruption()
     left: list[bool] = []
-    world = SimpleNamespace(interruption=interruption, pulse=SimpleNamespace(enter=lambda _: None))
+    world = SimpleNamespace(interruption=interruption, status_page=SimpleNamespace(enter=lambda _: None))
     group = group_state(world, Position(number=12))
     change = regrouping(
         group=group,

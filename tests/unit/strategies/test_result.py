@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.errors import NonFiniteLossError
-from paceline.strategies.gradients import finish, ledger_entry
+from paceline.strategies.gradients import finish, loss_entry
 from paceline.strategies.result import StepResult
 from paceline.task import Loss, Weight
 
@@ -68,10 +68,10 @@ def test_finish_leaves_a_small_gradient_alone() -> None:
     ],
 )
 def test_a_weight_of_any_kind_is_one_number(weight: Weight) -> None:
-    entry = ledger_entry(Loss(torch.tensor(1.5, dtype=torch.float64), weight), 4)
+    entry = loss_entry(Loss(torch.tensor(1.5, dtype=torch.float64), weight), 4)
     assert entry.dtype == torch.float32
     assert entry.tolist() == [1.5, float(weight)]
-    elsewhere = ledger_entry(
+    elsewhere = loss_entry(
         Loss(torch.tensor(1.5, device="meta"), weight), 4
     )  # as on a GPU, without the numbers
     assert (elsewhere.shape, elsewhere.dtype) == (entry.shape, entry.dtype)

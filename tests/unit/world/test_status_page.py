@@ -16,14 +16,14 @@ from tests.patience import HANG_S
 WRITER = """
 import sys, time
 from paceline.world.status_page import Kind, Phase, StatusPage
-pulse = StatusPage(int(sys.argv[1]))
-pulse.begin(Kind.STEP, 41)
+status page = StatusPage(int(sys.argv[1]))
+status page.begin(Kind.STEP, 41)
 for _ in range(3):
-    pulse.batch()
-pulse.enter(Phase.DATA)
-question = pulse.wait_for_question(0)
-pulse.answer(question, b"collective 12")
-pulse.wait_for_question(question)
+    status page.batch()
+status page.enter(Phase.DATA)
+question = status page.wait_for_question(0)
+status page.answer(question, b"collective 12")
+status page.wait_for_question(question)
 """
 
 
@@ -48,17 +48,17 @@ def test_a_page_nobody_writes_to_is_quiet(page: int) -> None:
 
 
 def test_a_step_is_counted_with_its_times(page: int) -> None:
-    pulse, reader = StatusPage(page), StatusPageReader(page)
+    status_page, reader = StatusPage(page), StatusPageReader(page)
     started = time.monotonic()
-    pulse.begin(Kind.STEP, 41)
-    assert pulse.enter(Phase.DATA) is Phase.COMPUTE
+    status_page.begin(Kind.STEP, 41)
+    assert status_page.enter(Phase.DATA) is Phase.COMPUTE
     time.sleep(0.02)
-    pulse.batch()
-    assert pulse.enter(Phase.COMPUTE) is Phase.DATA
-    assert pulse.enter(Phase.COMMUNICATION) is Phase.COMPUTE
+    status_page.batch()
+    assert status_page.enter(Phase.COMPUTE) is Phase.DATA
+    assert status_page.enter(Phase.COMMUNICATION) is Phase.COMPUTE
     time.sleep(0.01)
     during = reader.read()
-    pulse.end()
+    status_page.end()
     after, took = reader.read(), time.monotonic() - started
 
     assert (during.phase, during.kind, during.step) == (Phase.COMMUNICATION, Kind.STEP, 41)
@@ -72,27 +72,27 @@ def test_a_step_is_counted_with_its_times(page: int) -> None:
 
 
 def test_an_exception_in_the_middle_of_storing_spoils_no_later_reading(page: int) -> None:
-    pulse, reader = StatusPage(page), StatusPageReader(page)
+    status_page, reader = StatusPage(page), StatusPageReader(page)
     with pytest.raises(TypeError):
-        pulse.begin(Kind.STEP, "interrupted")  # type: ignore[arg-type]
+        status_page.begin(Kind.STEP, "interrupted")  # type: ignore[arg-type]
     assert not reader.read().whole
-    pulse.begin(Kind.STEP, 7)
+    status_page.begin(Kind.STEP, 7)
     assert (reader.read().whole, reader.read().step) == (True, 7)
-    pulse.end()
+    status_page.end()
     assert (reader.read().whole, reader.read().steps) == (True, 1)
 
 
 def test_a_broken_step_and_an_evaluation_do_not_count(page: int) -> None:
-    pulse, reader = StatusPage(page), StatusPageReader(page)
-    pulse.begin(Kind.STEP, 0)
+    status_page, reader = StatusPage(page), StatusPageReader(page)
+    status_page.begin(Kind.STEP, 0)
     time.sleep(0.02)
     started = time.monotonic()
-    pulse.begin(Kind.STEP, 0)
-    pulse.end()
+    status_page.begin(Kind.STEP, 0)
+    status_page.end()
     one, took = reader.read(), time.monotonic() - started
-    pulse.begin(Kind.EVALUATE, 1)
+    status_page.begin(Kind.EVALUATE, 1)
     time.sleep(0.02)
-    pulse.end()
+    status_page.end()
     two = reader.read()
 
     assert (one.operation, one.steps) == (2, 1)
@@ -101,32 +101,32 @@ def test_a_broken_step_and_an_evaluation_do_not_count(page: int) -> None:
 
 
 def test_the_longest_step_is_not_the_first(page: int) -> None:
-    pulse, reader = StatusPage(page), StatusPageReader(page)
+    status_page, reader = StatusPage(page), StatusPageReader(page)
     times = []
     for pause in (0.1, 0.01, 0.0):
         started = time.monotonic()
-        pulse.begin(Kind.STEP, 0)
+        status_page.begin(Kind.STEP, 0)
         time.sleep(pause)
-        pulse.end()
+        status_page.end()
         times.append(time.monotonic() - started)
     assert 0.01 <= reader.read().longest_s <= max(times[1:])
 
 
 def test_silence_is_since_the_last_change(page: int) -> None:
-    pulse, reader = StatusPage(page), StatusPageReader(page)
-    pulse.enter(Phase.DATA)
+    status_page, reader = StatusPage(page), StatusPageReader(page)
+    status_page.enter(Phase.DATA)
     since = reader.read().since
     assert reader.read().silence_s(since + 7.0) == pytest.approx(7.0)
     time.sleep(0.01)
-    pulse.batch()
+    status_page.batch()
     later = reader.read()
     assert later.since == since
     assert later.silence_s(since + 7.0) < 7.0 - 0.009
 
 
 def test_a_worker_stopped_while_it_stores_can_still_be_read(page: int) -> None:
-    pulse = StatusPage(page)
-    pulse.begin(Kind.STEP, 5)
+    status_page = StatusPage(page)
+    status_page.begin(Kind.STEP, 5)
     with mmap.mmap(page, SIZE) as memory:
         memory[0] |= 1
     assert StatusPageReader(page).read().step == 5
@@ -160,11 +160,11 @@ def test_an_answer_longer_than_the_page_is_cut(page: int) -> None:
 
 
 def test_without_a_launcher_the_same_calls_do_nothing() -> None:
-    pulse = NoStatusPage()
-    pulse.begin(Kind.STEP, 1)
-    assert pulse.enter(pulse.enter(Phase.DATA)) is Phase.QUIET
-    pulse.batch()
-    pulse.end()
+    status_page = NoStatusPage()
+    status_page.begin(Kind.STEP, 1)
+    assert status_page.enter(status_page.enter(Phase.DATA)) is Phase.QUIET
+    status_page.batch()
+    status_page.end()
 
 
 def test_a_reading_is_of_one_moment(page: int) -> None:

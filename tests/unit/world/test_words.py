@@ -28,11 +28,11 @@ class LateError(Exception):
 @contextmanager
 def pair(timeout_s: float) -> Iterator[tuple[World, World, StatusPageReader]]:
     page = StatusPage.create()
-    pulse, reader = StatusPage(page), StatusPageReader(page)
-    pulse.timeout_s = timeout_s
-    pulse.begin(Kind.STEP, 0)
-    pulse.end()
-    alone = connect(ALONE, device="cpu", pulse=pulse)
+    status_page, reader = StatusPage(page), StatusPageReader(page)
+    status_page.timeout_s = timeout_s
+    status_page.begin(Kind.STEP, 0)
+    status_page.end()
+    alone = connect(ALONE, device="cpu", status_page=status_page)
     first = replace(alone, size=2, store=HashStore())
     yield first, replace(first, rank=1), reader
     alone.close()

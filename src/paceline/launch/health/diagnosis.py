@@ -32,7 +32,7 @@ class Member:
     rank: int
     host: str
     pid: int
-    pulse: StatusPageReader
+    status_page: StatusPageReader
     stacks: int
     """The file that its stacks are written to."""
 
@@ -69,7 +69,7 @@ def look(members: Sequence[Member], send: Send, watch: HangWatch) -> tuple[Evide
     """Collect what can be seen of each worker, all of them at once; takes a second at most."""
     # First of all, because a signal may wake what was asleep.
     now = time.monotonic()
-    readings = {one.rank: one.pulse.read() for one in members}
+    readings = {one.rank: one.status_page.read() for one in members}
     states = {one.rank: process_state(one.pid) for one in members}
     # A stopped process answers nothing, and would do so later, when nobody asks any more.
     answering = [one for one in members if states[one.rank] in "RSD"]
@@ -132,12 +132,12 @@ def _show_stacks(members: Sequence[Member], send: Send) -> dict[int, tuple[tuple
 
 
 def _pending_collectives(members: Sequence[Member]) -> dict[int, tuple[Collective, ...]]:
-    questions = [(one, one.pulse.ask()) for one in members]
+    questions = [(one, one.status_page.ask()) for one in members]
     found: dict[int, tuple[Collective, ...]] = {}
     deadline = time.monotonic() + ANSWER_S
     while len(found) < len(members) and time.monotonic() < deadline:
         time.sleep(_SETTLED_S / 4)
         for one, question in questions:
-            if one.rank not in found and (text := one.pulse.answer(question)) is not None:
+            if one.rank not in found and (text := one.status_page.answer(question)) is not None:
                 found[one.rank] = tuple(Collective(**entry) for entry in json.loads(text))
     return found

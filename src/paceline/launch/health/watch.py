@@ -30,7 +30,7 @@ class Findings:
 
 
 class Watch:
-    """What the pulses of a group tell, over time."""
+    """What the status pages of a group show, over time."""
 
     def __init__(self, hang_timeout_s: float) -> None:
         self._hang = HangWatch(hang_timeout_s)

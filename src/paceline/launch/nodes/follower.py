@@ -31,7 +31,7 @@ from paceline.observe.events import Note
 from paceline.world import env
 from paceline.world.env import Identity
 
-PULSES_S = 1.0
+READINGS_S = 1.0
 """How often the leader hears what the workers are at."""
 
 
@@ -62,7 +62,7 @@ class Follower:
         self._running: dict[int, int | None] = {}
         """The workers that run here, by number, with their process ids."""
         self._outcome: Outcome | None = None
-        self._pulses_at = time.monotonic()
+        self._readings_at = time.monotonic()
         self._pool = LocalWorkerPool(folder, _Relay(self._send), self._selector, self)
         log = f"rendezvous-{env.host()}.log"
         self._keeper = self._pool.start_keeper(plan.jobs[0], plan.rendezvous, plan.agreed, None, log)
@@ -72,7 +72,7 @@ class Follower:
         """Serve until the leader says that the run has ended."""
         with self._shutdown.on_signals(self._selector):
             while self._outcome is None:
-                if self._shutdown.under_way:
+                if self._shutdown.in_progress:
                     return Outcome(results=(), interrupted=self._shutdown.interrupted)
                 self._turn()
         return self._outcome
@@ -88,7 +88,7 @@ class Follower:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        wait = 1.0 if self._wire is None else min(self._wire.tick(now), max(0.0, self._pulses_at - now))
+        wait = 1.0 if self._wire is None else min(self._wire.tick(now), max(0.0, self._readings_at - now))
         for key, _ in self._selector.select(wait):
             if key.fd in self._selector.get_map():
                 key.data[0]() if isinstance(key.data, tuple) else key.data()
@@ -102,9 +102,9 @@ class Follower:
                 f"this machine is cut off from the run that {self._leader} leads: {reason}. Its workers have been ended; "
                 "start the same command again to rejoin."
             )
-        if now >= self._pulses_at:
-            self._pulses_at = now + PULSES_S
-            self._send_pulses()
+        if now >= self._readings_at:
+            self._readings_at = now + READINGS_S
+            self._send_readings()
 
     def _send(self, message: Message) -> None:
         if self._wire is not None:
@@ -211,14 +211,14 @@ class Follower:
             self._running.pop(number, None)
             self._send({"ended": number, "status": status, "why": why})
 
-    def _send_pulses(self) -> None:
+    def _send_readings(self) -> None:
         now = time.monotonic()
-        pulses = []
+        readings = []
         for number, pid in self._running.items():
             reading = self._pool.reading(number)
             if reading is not None and pid is not None:
-                pulses.append([number, travel.pack_reading(reading, now), process_state(pid)])
-        self._send({"pulses": pulses})
+                readings.append([number, travel.pack_reading(reading, now), process_state(pid)])
+        self._send({"readings": readings})
 
     def _look(self, numbers: list[int]) -> None:
         # Its own measure of what is too long does not matter: the leader applies its own.

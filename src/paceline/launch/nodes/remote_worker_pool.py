@@ -27,7 +27,7 @@ class RemoteWorkerPool:
     def __init__(self, send: Callable[[Message], None], audience: Audience, listener: Listener) -> None:
         self._send, self._audience, self._listener = send, audience, listener
         self._pids: dict[int, int] = {}
-        self._pulses: dict[int, tuple[dict[str, Any], str]] = {}
+        self._readings: dict[int, tuple[dict[str, Any], str]] = {}
         """The last reading of each worker, and the state of its process."""
         self._asked: float | None = None
         self._evidence: dict[int, Evidence] = {}
@@ -69,7 +69,7 @@ class RemoteWorkerPool:
         """End every worker, and be ready to start others; nobody is told."""
         self._send({"do": "restart"})
         self._pids.clear()
-        self._pulses.clear()
+        self._readings.clear()
 
     # What is known.
 
@@ -79,7 +79,7 @@ class RemoteWorkerPool:
 
     def reading(self, number: int) -> Reading | None:
         """Return what a running worker is at; None for one of whom nothing was heard yet."""
-        known = self._pulses.get(number)
+        known = self._readings.get(number)
         return None if known is None else travel.unpack_reading(known[0], time.monotonic())
 
     def look(self, ranks: Mapping[int, int], host: str, watch: HangWatch) -> tuple[Evidence, ...] | None:
@@ -100,9 +100,9 @@ class RemoteWorkerPool:
         return tuple(found)
 
     def _from_afar(self, number: int, now: float) -> Evidence | None:
-        if number not in self._pulses:
+        if number not in self._readings:
             return None
-        packed, state = self._pulses[number]
+        packed, state = self._readings[number]
         reading = travel.unpack_reading(packed, now)
         return Evidence(
             rank=-1, host="", reading=reading, silent_s=reading.silence_s(now), limit_s=0.0, state=state
@@ -119,10 +119,10 @@ class RemoteWorkerPool:
             case {"said": kind, "number": number, "value": value}:
                 self._listener.said(number, kind, travel.unpack_said(kind, value))
             case {"ended": number, "status": status, "why": why}:
-                self._pulses.pop(number, None)
+                self._readings.pop(number, None)
                 self._listener.ended(number, status, why)
-            case {"pulses": pulses}:
-                self._pulses = {number: (packed, state) for number, packed, state in pulses}
+            case {"readings": readings}:
+                self._readings = {number: (packed, state) for number, packed, state in readings}
             case {"evidence": evidence}:
                 self._evidence = {number: travel.unpack_evidence(packed) for number, packed in evidence}
             case {"output": stream, "text": text}:

@@ -42,7 +42,7 @@ class Worker:
     starts: int = 0
     """How often all workers were started over."""
     launcher: Connection | None = None
-    pulse: NoStatusPage = field(default_factory=NoStatusPage)
+    status_page: NoStatusPage = field(default_factory=NoStatusPage)
     extra: int | None = None
     """One more descriptor from the launcher: where events go, or the socket that the store listens on."""
 
@@ -76,13 +76,13 @@ def _join(worker: Worker, options: RunOptions, membership: Membership) -> Run:
     """Enter the world and make the run; rank 0 sends events to the launcher, where that has given a descriptor for them."""
     if worker.starts == 0 and not membership.newcomer:
         folder.check(options)
-    worker.pulse.enter(Phase.STARTING)
+    worker.status_page.enter(Phase.STARTING)
     world = connect(
         worker.identity,
         backend=options.backend,
         device=options.device,
         checked=options.check_collectives,
-        pulse=worker.pulse,
+        status_page=worker.status_page,
     )
     listeners = Listeners(options, worker.extra)
     listeners.listen(first=world.is_first and not membership.newcomer)

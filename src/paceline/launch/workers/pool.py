@@ -107,7 +107,7 @@ class LocalWorkerPool:
         )
         try:
             page, process.stacks = StatusPage.create(), stacks.create()
-            process.pulse = StatusPageReader(page)
+            process.status_page = StatusPageReader(page)
             process.ticket = self._server.request(
                 job, [out, err, theirs.fileno(), events, page, process.stacks], job.modules
             )
@@ -148,7 +148,7 @@ class LocalWorkerPool:
         member = self._member(number, rank=-1, host="")
         if member is None:
             return None
-        return dataclasses.replace(member.pulse.read(), stopped=process_state(member.pid) == "T")
+        return dataclasses.replace(member.status_page.read(), stopped=process_state(member.pid) == "T")
 
     def look(self, ranks: Mapping[int, int], host: str, watch: HangWatch) -> tuple[Evidence, ...]:
         """Have workers, given with their ranks, show what they are at; takes a second at most."""
@@ -157,9 +157,16 @@ class LocalWorkerPool:
 
     def _member(self, number: int, rank: int, host: str) -> Member | None:
         process = self._processes.get(number)
-        if process is None or process.pid is None or process.status is not None or process.pulse is None:
+        if (
+            process is None
+            or process.pid is None
+            or process.status is not None
+            or process.status_page is None
+        ):
             return None
-        return Member(rank=rank, host=host, pid=process.pid, pulse=process.pulse, stacks=process.stacks)
+        return Member(
+            rank=rank, host=host, pid=process.pid, status_page=process.status_page, stacks=process.stacks
+        )
 
     def write_log(self, number: int, text: str) -> None:
         """Add a line to a worker's log."""

@@ -27,7 +27,7 @@ class Process:
     control: Connection | None = field(default=None, repr=False)
     log: BinaryIO | None = field(default=None, repr=False)
     open_pipes: int = 0
-    pulse: StatusPageReader | None = field(default=None, repr=False)
+    status_page: StatusPageReader | None = field(default=None, repr=False)
     stacks: int = -1
 
     def pipe(self, selector: selectors.BaseSelector, receive: Callable[[bytes], None]) -> int:
@@ -65,7 +65,7 @@ class Process:
         if self.log is not None:
             self.log.close()
             self.log = None
-        if self.pulse is not None:
-            self.pulse.close()
+        if self.status_page is not None:
+            self.status_page.close()
             os.close(self.stacks)
-            self.pulse = None
+            self.status_page = None

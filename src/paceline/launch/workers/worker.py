@@ -61,7 +61,7 @@ def run(
         newcomer=job.newcomer,
         starts=job.starts,
         launcher=launcher,
-        pulse=_open_pulse(page, shown),
+        status_page=_open_status_page(page, shown),
         extra=extra,
     )
     status = _attempt(job, worker, launcher)
@@ -69,14 +69,14 @@ def run(
     return status
 
 
-def _open_pulse(page: int | None, shown: int | None) -> NoStatusPage:
+def _open_status_page(page: int | None, shown: int | None) -> NoStatusPage:
     if page is None or shown is None:
         return NoStatusPage()
     stacks.register(shown)
-    pulse = StatusPage(page)
+    status_page = StatusPage(page)
     os.close(page)
-    stacks.attend(pulse)
-    return pulse
+    stacks.attend(status_page)
+    return status_page
 
 
 def _end_quietly(*_: object) -> None:

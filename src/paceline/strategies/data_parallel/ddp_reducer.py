@@ -205,13 +205,15 @@ class DdpReducer(Reducer):
         )
         if isinstance(self.exchange, CompressedExchange):
             self.exchange.lay_out(bucket.index(), self._spans(bucket, buffer))
-        before = self.world.pulse.enter(COMMUNICATION)  # an exchange without room left waits for the others
+        before = self.world.status_page.enter(
+            COMMUNICATION
+        )  # an exchange without room left waits for the others
         self.exchange.start(bucket.index(), parts, buffer, partial(future.set_result, buffer))
         if bucket.is_last():
             self._last_bucket_seen = True
             hit(REDUCTION)
             self.exchange.finish()
-        self.world.pulse.enter(before)
+        self.world.status_page.enter(before)
         return future
 
     def _parts(self, bucket: GradBucket, buffer: Tensor) -> list[Tensor]:

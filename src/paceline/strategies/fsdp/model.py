@@ -31,7 +31,7 @@ class Sharded:
     """A model that is sharded, and how it came to be."""
 
     model: nn.Module
-    wraps: list[ParamGroup]
+    param_groups: list[ParamGroup]
     originals: dict[int, str]
     """The parameters as the user made them, where an optimizer may have been made over them."""
     notes: list[str]
@@ -57,10 +57,10 @@ def make_sharded(inputs: StrategyInputs, data: World, place: World, listener: Li
         else {}
     )
     if not blocks and inputs.structure.blocks is None:
-        notes.append(_note_of_one_wrap(model, inputs))
+        notes.append(_note_of_one_group(model, inputs))
     # Named by generation: torch remembers shapes by mesh, and in the next group this worker may have another rank.
     mesh = DeviceMesh.from_group(_group(place), data.device.type, mesh_dim_names=(f"fsdp-{data.generation}",))
-    wraps = shard_model(model, blocks, mesh, inputs.tuning, listener)
+    param_groups = shard_model(model, blocks, mesh, inputs.tuning, listener)
     if made is not None:
         _fill(model, made, data.device, offload=inputs.tuning.offload)
     for name, parameter in model.named_parameters():
@@ -71,10 +71,10 @@ def make_sharded(inputs: StrategyInputs, data: World, place: World, listener: Li
     if inputs.compile:
         for module in blocks.values() or [model]:
             module.compile()
-    return Sharded(model, wraps, originals, notes)
+    return Sharded(model, param_groups, originals, notes)
 
 
-def _note_of_one_wrap(model: nn.Module, inputs: StrategyInputs) -> str:
+def _note_of_one_group(model: nn.Module, inputs: StrategyInputs) -> str:
     """Return what a user should know of a model that is gathered whole."""
     if inputs.find_unused_parameters and find_blocks(model, inputs.structure):
         cause = "with find_unused_parameters batches may take different ways through it"

@@ -1,7 +1,7 @@
-"""The wraps of a fully sharded model: parameters that are gathered together and whose gradients leave together.
+"""The parameter groups of a fully sharded model: parameters that are gathered together and whose gradients leave together.
 
 torch's `fully_shard` does the gathering, frees what is not needed, and fires at the right moments. Here is decided
-which messages a pass sends, what is in them, and when a wrap's gradients are complete.
+which messages a pass sends, what is in them, and when a parameter group's gradients are complete.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Listener(Protocol):
-    """What a replica does about the messages of its wraps."""
+    """What a replica does about the messages of its parameter groups."""
 
     gather: Gather
 
     def outlive(self, action: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:
         """Return what a message of a pass came to, or something else in its place where its step is discarded."""
 
-    def gathers(self, wrap: ParamGroup) -> None:
-        """Know that the weights of a wrap are about to be gathered."""
+    def gathers(self, param_group: ParamGroup) -> None:
+        """Know that the weights of a parameter group are about to be gathered."""
 
-    def reduces(self, wrap: ParamGroup, gradients: Tensor, output: Tensor) -> None:
-        """Add a wrap's gradients up over all workers; `output` gets this worker's rows."""
+    def reduces(self, param_group: ParamGroup, gradients: Tensor, output: Tensor) -> None:
+        """Add a parameter group's gradients up over all workers; `output` gets this worker's rows."""
 
-    def room(self, wrap: ParamGroup) -> Tensor:
-        """Return memory in which a wrap's gradients are laid out for `reduces`."""
+    def room(self, param_group: ParamGroup) -> Tensor:
+        """Return memory in which a parameter group's gradients are laid out for `reduces`."""
 
 
 class ParamGroup:
@@ -131,7 +131,7 @@ class ParamGroup:
         self._reduces = False
 
     def finish_reductions(self) -> None:
-        """Reduce now what could not leave during the pass: a wrap that the pass went through more than once."""
+        """Reduce now what could not leave during the pass: a parameter group that the pass went through more than once."""
         if self._reduces and not self.reduced and any(one.gathered is not None for one in self.trained):
             self._uses = 0
             self._after_backward()
@@ -270,7 +270,7 @@ class ParamGroup:
         if not self.name and autograd.current_node() is not None:
             return
         self.check_switched("")  # torch would reduce gradients that nobody has made room for
-        # A wrap that was used more than once in a pass is complete only at the end of it.
+        # A parameter group that was used more than once in a pass is complete only at the end of it.
         leaves = self._reduces and self._uses <= 1
         self._module.set_requires_gradient_sync(leaves, recurse=False)
         if leaves and not self.reduced:
@@ -286,12 +286,12 @@ class ParamGroup:
 class _Gather(fsdp.AllGather):
     """Gathering in a way of our own, that those who follow can be told of."""
 
-    def __init__(self, wrap: ParamGroup, listener: Listener) -> None:
-        self._wrap, self._listener = wrap, listener
+    def __init__(self, param_group: ParamGroup, listener: Listener) -> None:
+        self._param_group, self._listener = param_group, listener
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return memory for the weights of all workers."""
-        self._wrap.check_slots(memory=True)
+        self._param_group.check_slots(memory=True)
         return self._listener.outlive(
             lambda: self._listener.gather.room(int(*size), dtype, device),
             lambda: torch.zeros(*size, dtype=dtype, device=device),
@@ -304,10 +304,10 @@ class _Gather(fsdp.AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        """Gather the weights of a wrap."""
+        """Gather the weights of a parameter group."""
 
         def start() -> dist.Work | None:
-            self._listener.gathers(self._wrap)
+            self._listener.gathers(self._param_group)
             return self._listener.gather.start(output_tensor, input_tensor, group, later=async_op)
 
         work = self._listener.outlive(start, lambda: None)
@@ -335,14 +335,14 @@ class _Outlived(dist.Work):
 class _Reduce(fsdp.ReduceScatter):
     """Additions of our own in the place of torch's."""
 
-    def __init__(self, wrap: ParamGroup, listener: Listener) -> None:
-        self._wrap, self._listener = wrap, listener
+    def __init__(self, param_group: ParamGroup, listener: Listener) -> None:
+        self._param_group, self._listener = param_group, listener
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return memory for all gradients of a wrap, which are asked for first, or for this worker's rows of them."""
-        if int(*size) == self._wrap.chunk:
+        """Return memory for all gradients of a parameter group, which are asked for first, or for this worker's rows of them."""
+        if int(*size) == self._param_group.chunk:
             return torch.empty(*size, dtype=dtype, device=device)
-        return self._listener.room(self._wrap)
+        return self._listener.room(self._param_group)
 
     def __call__(
         self,
@@ -352,16 +352,16 @@ class _Reduce(fsdp.ReduceScatter):
         op: Any,  # noqa: ARG002
         async_op: bool = False,  # noqa: ARG002
     ) -> dist.Work | None:
-        """Add the gradients of a wrap up over all workers."""
-        self._wrap.reduced = True
-        self._listener.reduces(self._wrap, input_tensor, output_tensor)
+        """Add the gradients of a parameter group up over all workers."""
+        self._param_group.reduced = True
+        self._listener.reduces(self._param_group, input_tensor, output_tensor)
         return None
 
 
 def shard_model(
     model: nn.Module, blocks: Mapping[str, nn.Module], mesh: DeviceMesh, tuning: Tuning, listener: Listener
 ) -> list[ParamGroup]:
-    """Shard a model in place, block by block, and give its wraps in the model's order."""
+    """Shard a model in place, block by block, and give its parameter groups in the model's order."""
     _check(model, blocks)
     # A last linear layer over more than two dimensions returns a view: in every step of every transformer.
     warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor")
@@ -381,17 +381,17 @@ def shard_model(
     for block in sorted(blocks.values(), key=lambda one: sum(1 for _ in one.modules())):
         fully_shard(block, reshard_after_forward=tuning.reshard, **options)
     fully_shard(model, **options)
-    wraps: list[ParamGroup] = []
+    param_groups: list[ParamGroup] = []
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
             refuse_copies(model.get_submodule(name), "fsdp")
             for group in fsdp.groups_of(model.get_submodule(name)):
-                wraps.append(ParamGroup(len(wraps), name, module, group, listener))
-    return wraps
+                param_groups.append(ParamGroup(len(param_groups), name, module, group, listener))
+    return param_groups
 
 
 def _check(model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
-    """Refuse what cannot be cut into rows, or belongs to two wraps."""
+    """Refuse what cannot be cut into rows, or belongs to two parameter groups."""
     if isinstance(model, nn.ModuleDict | nn.ModuleList):
         raise InputError(
             f"fsdp gathers weights when a module is called, and nobody calls an nn.{type(model).__name__}. Give it a class "
@@ -401,12 +401,13 @@ def _check(model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
     types: dict[str, tuple[str, torch.dtype]] = {}
     names = sorted(blocks, key=len, reverse=True)
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        wrap = next((block for block in names if name.startswith(f"{block}.")), "")
-        first, owner = owners.setdefault(id(parameter), (name, wrap))
-        if owner != wrap:
+        param_group = next((block for block in names if name.startswith(f"{block}.")), "")
+        first, owner = owners.setdefault(id(parameter), (name, param_group))
+        if owner != param_group:
             raise InputError(
-                f"{first} and {name} are one parameter, but belong to two wraps ({owner or 'the model'} and "
-                f"{wrap or 'the model'}) that fsdp gathers at different times. Name other blocks in wrap_blocks(), or use ddp."
+                f"{first} and {name} are one parameter, but belong to two parameter groups ({owner or 'the model'} and "
+                f"{param_group or 'the model'}) that fsdp gathers at different times. Name other blocks in wrap_blocks(), or "
+                "use ddp."
             )
         if parameter.numel() == 0:
             raise InputError(
@@ -423,7 +424,7 @@ def _check(model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
                 "into rows. Make it contiguous(), or use ddp."
             )
         if parameter.requires_grad:
-            other, dtype = types.setdefault(wrap, (name, parameter.dtype))
+            other, dtype = types.setdefault(param_group, (name, parameter.dtype))
             if dtype != parameter.dtype:
                 raise InputError(
                     f"{other} is {dtype} and {name} is {parameter.dtype}, but fsdp gathers them together. "

@@ -42,11 +42,13 @@ class RowsPlacement(Placement):
         self.optimizer, self.local = optimizer, ShardedTensors(self.model)
         self.local.rewire(optimizer, self._made.originals)
         check_held(cast(nn.Module, self.local), optimizer)
-        wraps = self._made.wraps
-        places = [[order[id(member.sharded)] for member in wrap.trained] for wrap in wraps]
-        self._reduction.attach(wraps, places, self.parameters())
-        for wrap in wraps:
-            wrap.watch(self.local)
+        param_groups = self._made.param_groups
+        places = [
+            [order[id(member.sharded)] for member in param_group.trained] for param_group in param_groups
+        ]
+        self._reduction.attach(param_groups, places, self.parameters())
+        for param_group in param_groups:
+            param_group.watch(self.local)
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the rows of those that train."""

@@ -103,8 +103,8 @@ class FsdpReducer(Reducer):
                     f"the auxiliary term {name} depends on nothing that is trained in this batch, and other workers would wait "
                     "for the weights of its backward pass. Make it depend on the output of the model: Loss(0 * outputs.sum(), 0)."
                 )
-        for wrap in self._reduction.wraps:
-            wrap.arm(reduces=False, keeps=wrap.name == "")
+        for param_group in self._reduction.param_groups:
+            param_group.arm(reduces=False, keeps=param_group.name == "")
         self._terms.backward(loss.auxiliary, step.start, step.work.size)
         step.auxiliary.names = self._terms.names
 
@@ -117,9 +117,9 @@ class FsdpReducer(Reducer):
     def _note_use(self) -> None:
         """Remember which parameters had a gradient, and refuse a missing one that nobody announced."""
         unused: list[str] = []
-        for wrap, places in zip(self._reduction.wraps, self._reduction.places, strict=True):
-            for place, member in zip(places, wrap.trained, strict=True):
-                used = wrap.reduced and not any(member is one for one in wrap.missing)
+        for param_group, places in zip(self._reduction.param_groups, self._reduction.places, strict=True):
+            for place, member in zip(places, param_group.trained, strict=True):
+                used = param_group.reduced and not any(member is one for one in param_group.missing)
                 self._used[place] |= used
                 unused += [] if used else [self._placement.names[place]]
         if unused and not self._find_unused_parameters:
@@ -222,7 +222,7 @@ class FsdpReducer(Reducer):
             self._place.comm.all_reduce_(found, "max").wait()
 
     def abandon(self) -> None:
-        """Release shared memory at once: the wraps are a circle with the model, which may stay for long."""
+        """Release shared memory at once: the parameter groups are a circle with the model, which may stay for long."""
         self._reduction.abandon()
 
 

@@ -1,8 +1,8 @@
 """Takes gradients to the workers that hold their rows, and workers without a batch through the passes of the others.
 
 Within a step gradients add up in each worker's own memory, as they do in one process; only its last pass sends them out,
-together with the shards that were finished before, wrap by wrap while the pass goes on. Every row is added along the
-canonical tree by the worker that holds it. Below the level bitwise every pass ends with torch's own reduction.
+together with the shards that were finished before, one parameter group after another while the pass goes on. Every row is
+added along the canonical tree by the worker that holds it. Below the level bitwise every pass ends with torch's own reduction.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Reduction:
         self._exact = exact
         self.gather = open_gather(place, transport)
         self.scatter = open_scatter(data, copies, shards, transport)
-        self.wraps: list[ParamGroup] = []
+        self.param_groups: list[ParamGroup] = []
         self.trained: list[Member] = []
         """The parameters that train, in the model's order."""
         self.blocks: list[str] = []
@@ -53,30 +53,30 @@ class Reduction:
         self._outputs: dict[int, Tensor] = {}
 
     def attach(
-        self, wraps: list[ParamGroup], places: list[list[int]], parameters: Sequence[nn.Parameter]
+        self, param_groups: list[ParamGroup], places: list[list[int]], parameters: Sequence[nn.Parameter]
     ) -> None:
-        """Know the wraps, where each one's parameters stand in the model's order, and the rows held of all of them."""
-        self.wraps, self.places = wraps, places
+        """Know the parameter groups, where each one's parameters stand in the model's order, and the rows held of all of them."""
+        self.param_groups, self.places = param_groups, places
         self._parameters = [[parameters[place] for place in inside] for inside in places]
         self._types = [one.dtype for one in parameters]
-        self.gather.reserve(max(wrap.length for wrap in wraps))
-        self.scatter.reserve(max(wrap.chunk * wrap.workers * wrap.type.itemsize for wrap in wraps))
+        self.gather.reserve(max(param_group.length for param_group in param_groups))
+        self.scatter.reserve(max(one.chunk * one.workers * one.type.itemsize for one in param_groups))
         placed = {
             place: member
-            for wrap, inside in zip(wraps, places, strict=True)
-            for place, member in zip(inside, wrap.trained, strict=True)
+            for param_group, inside in zip(param_groups, places, strict=True)
+            for place, member in zip(inside, param_group.trained, strict=True)
         }
         self.trained = [placed[place] for place in sorted(placed)]
-        self.blocks = [wrap.name for wrap in wraps if wrap.name]
+        self.blocks = [param_group.name for param_group in param_groups if param_group.name]
 
     # The passes of a step.
 
     def begin(self, rounds: Rounds, *, looks: bool = False) -> None:
         """Start the rounds of a step; `looks` compares the values of gathered weights behind each pass."""
         self._round = RoundProgress(self._data, rounds)
-        for wrap in self.wraps:
-            wrap.looks = looks
-            wrap.open()
+        for param_group in self.param_groups:
+            param_group.looks = looks
+            param_group.open()
 
     @property
     def ends(self) -> bool:
@@ -91,25 +91,25 @@ class Reduction:
     def arm(self, combination: Combination | None, *, reduces: bool) -> None:
         """Prepare for the backward pass; `combination` says what this worker's sums are made of, if it is the last."""
         self._combination = combination
-        for wrap in self.wraps:
-            wrap.arm(reduces=reduces)
+        for param_group in self.param_groups:
+            param_group.arm(reduces=reduces)
 
     def finish_reductions(self) -> None:
         """Complete the reductions of a pass and take the rows that came of them."""
-        for wrap in self.wraps:
-            wrap.finish_reductions()
+        for param_group in self.param_groups:
+            param_group.finish_reductions()
         # Before anything is waited for: those who follow wait for their rows only when they know that no more come.
         self._round.announce(END)
         self._collect()
-        for wrap in self.wraps:
-            wrap.disarm()
+        for param_group in self.param_groups:
+            param_group.disarm()
 
     def _collect(self) -> None:
         self.scatter.finish()
         for index, output in self._outputs.items():
-            wrap = self.wraps[index]
+            param_group = self.param_groups[index]
             for member, parameter, rows in zip(
-                wrap.trained, self._parameters[index], wrap.split(output), strict=True
+                param_group.trained, self._parameters[index], param_group.split(output), strict=True
             ):
                 member.sharded.grad = None
                 mine = rows.to(parameter.device)
@@ -118,20 +118,20 @@ class Reduction:
 
     def open_root(self) -> None:
         """Gather what belongs to no block before a pass: a loss may use it, or methods of the model, outside of its forward."""
-        for wrap in self.wraps:
-            if not wrap.name:
-                wrap.gather()
+        for param_group in self.param_groups:
+            if not param_group.name:
+                param_group.gather()
 
     def check_slots(self) -> None:
         """Raise where other tensors were put in the place of weights: they are neither trained nor saved."""
-        for wrap in self.wraps:
-            wrap.check_slots(memory=False)
-            wrap.check_slots(memory=True)
+        for param_group in self.param_groups:
+            param_group.check_slots(memory=False)
+            param_group.check_slots(memory=True)
 
     def check_passes(self, when: str) -> None:
         """Raise if a pass has written to a gathered parameter, or told it to train: the next gathering undoes it."""
-        for wrap in self.wraps:
-            wrap.check(when)
+        for param_group in self.param_groups:
+            param_group.check(when)
 
     def end_forward(self) -> None:
         """Close a pass that has no way back."""
@@ -140,23 +140,23 @@ class Reduction:
 
     def end_pass(self) -> None:
         """Close a pass."""
-        for wrap in self.wraps:
-            wrap.close()
+        for param_group in self.param_groups:
+            param_group.close()
         self._round.next()
-        for wrap in self.wraps:
-            wrap.open()
+        for param_group in self.param_groups:
+            param_group.open()
 
     def follow(self, combination: Combination | None) -> None:
         """Go through a pass of the others without a batch of one's own."""
         self._combination = combination
         while (message := self._round.listen()) != END:
             index, reduces = divmod(message, 2)
-            wrap = self.wraps[index]
+            param_group = self.param_groups[index]
             if reduces:
-                output = torch.empty(wrap.chunk, dtype=wrap.type, device=self._data.device)
-                self._reduce(wrap, None, output)
+                output = torch.empty(param_group.chunk, dtype=param_group.type, device=self._data.device)
+                self._reduce(param_group, None, output)
             else:
-                wrap.join_gather()
+                param_group.join_gather()
         self._collect()
         self._round.next()
 
@@ -164,55 +164,55 @@ class Reduction:
         """Let go of the group, and of memory that is shared in it; nothing is gathered or reduced after this."""
         self.gather = self.scatter = self._combination = None  # type: ignore[assignment]
         self._outputs = {}
-        for wrap in self.wraps:
-            wrap.abandon()
+        for param_group in self.param_groups:
+            param_group.abandon()
 
-    # What torch's wraps ask for.
+    # What torch's parameter groups ask for.
 
     def outlive(self, action: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:
         """Return what a message of a pass came to, or something else in its place where its step is discarded."""
-        before = self._place.pulse.enter(_COMMUNICATION)
+        before = self._place.status_page.enter(_COMMUNICATION)
         made: Value = self._place.interruption.outlive(action, otherwise)
-        self._place.pulse.enter(before)
+        self._place.status_page.enter(before)
         return made
 
-    def gathers(self, wrap: ParamGroup) -> None:
-        """Know that the weights of a wrap are about to be gathered."""
-        self._round.announce(2 * wrap.index)
+    def gathers(self, param_group: ParamGroup) -> None:
+        """Know that the weights of a parameter group are about to be gathered."""
+        self._round.announce(2 * param_group.index)
 
-    def reduces(self, wrap: ParamGroup, gradients: Tensor, output: Tensor) -> None:
-        """Add a wrap's gradients up over all workers; `output` gets this worker's rows."""
-        self._round.announce(2 * wrap.index + 1)
-        self._reduce(wrap, gradients, output)
+    def reduces(self, param_group: ParamGroup, gradients: Tensor, output: Tensor) -> None:
+        """Add a parameter group's gradients up over all workers; `output` gets this worker's rows."""
+        self._round.announce(2 * param_group.index + 1)
+        self._reduce(param_group, gradients, output)
 
-    def room(self, wrap: ParamGroup) -> Tensor:
-        """Return memory in which a wrap's gradients are laid out for `reduces`."""
-        count = wrap.chunk * wrap.workers
+    def room(self, param_group: ParamGroup) -> Tensor:
+        """Return memory in which a parameter group's gradients are laid out for `reduces`."""
+        count = param_group.chunk * param_group.workers
         if self._combination is None:
-            return torch.empty(count, dtype=wrap.type, device=wrap.device)
+            return torch.empty(count, dtype=param_group.type, device=param_group.device)
         place = next(place for place, (_, live) in enumerate(self._combination.nodes) if live)
-        return self.scatter.room(place, count, wrap.type, wrap.device)
+        return self.scatter.room(place, count, param_group.type, param_group.device)
 
-    def _reduce(self, wrap: ParamGroup, live: Tensor | None, output: Tensor) -> None:
+    def _reduce(self, param_group: ParamGroup, live: Tensor | None, output: Tensor) -> None:
         hit(REDUCTION)
-        self._outputs[wrap.index] = output
+        self._outputs[param_group.index] = output
         if self._combination is None:
-            self._reduce_plainly(wrap, live, output)
+            self._reduce_plainly(param_group, live, output)
             return
-        inside = self.places[wrap.index]
+        inside = self.places[param_group.index]
         for completed in self._combination.into_live:
             if live is not None:
-                live += wrap.flat([completed[place] for place in inside])
+                live += param_group.flat([completed[place] for place in inside])
         sums = []
         for held, is_live in self._combination.nodes:
             if is_live and live is not None:
                 sums.append(live)
             else:
-                sums.append(wrap.flat([None if held is None else held[place] for place in inside]))
+                sums.append(param_group.flat([None if held is None else held[place] for place in inside]))
         self.scatter.start(sums, output)
 
-    def _reduce_plainly(self, wrap: ParamGroup, live: Tensor | None, output: Tensor) -> None:
-        mine = wrap.flat([None] * len(wrap.trained)) if live is None else live
+    def _reduce_plainly(self, param_group: ParamGroup, live: Tensor | None, output: Tensor) -> None:
+        mine = param_group.flat([None] * len(param_group.trained)) if live is None else live
         process_groups.reduce_scatter_single(output, mine, op=dist.ReduceOp.SUM, group=self._place.comm.group)
         if self._copies.size > 1:
             self._copies.comm.all_reduce_(output).wait()
@@ -222,28 +222,30 @@ class Reduction:
     def scatter_terms(self, tree: TreeSum, start: int) -> list[Tensor]:
         """Add up whole gradients that lie in the tree's lists from `start` on, and give this worker's rows of them."""
         found: list[Tensor | None] = [None] * sum(len(inside) for inside in self.places)
-        for wrap, inside in zip(self.wraps, self.places, strict=True):
+        for param_group, inside in zip(self.param_groups, self.places, strict=True):
             if not inside:
                 continue
-            output = torch.empty(wrap.chunk, dtype=wrap.type, device=self._data.device)
+            output = torch.empty(param_group.chunk, dtype=param_group.type, device=self._data.device)
             sums = [
-                wrap.flat([held[start + place] if len(held) > start else None for place in inside])
+                param_group.flat([held[start + place] if len(held) > start else None for place in inside])
                 for _, held in tree.nodes
             ]
             self.scatter.start(sums, output)
             self.scatter.finish()
-            for place, rows in zip(inside, wrap.split(output), strict=True):
+            for place, rows in zip(inside, param_group.split(output), strict=True):
                 found[place] = rows
         return [rows for rows in found if rows is not None]
 
     def norm(self) -> Tensor:
         """Return the norm of the whole gradient: to the bit where that is promised."""
         found: dict[int, Tensor] = {}
-        for wrap, inside, parameters in zip(self.wraps, self.places, self._parameters, strict=True):
+        for param_group, inside, parameters in zip(
+            self.param_groups, self.places, self._parameters, strict=True
+        ):
             if not inside:
                 continue
             rows = [parameter.grad for parameter in parameters]
-            norms = zip(inside, self._norms(wrap, rows), strict=True)
+            norms = zip(inside, self._norms(param_group, rows), strict=True)
             found |= {place: norm for place, norm in norms if norm is not None}
         places = sorted(found)
         # In 64 bits no norm is rounded, whatever the type of its parameter.
@@ -251,15 +253,15 @@ class Reduction:
         total = total_norm(ordered, [self._types[place] for place in places])
         return total if self._exact else self._place.comm.all_reduce(total.square()).sqrt()
 
-    def _norms(self, wrap: ParamGroup, rows: list[Tensor | None]) -> list[Tensor | None]:
+    def _norms(self, param_group: ParamGroup, rows: list[Tensor | None]) -> list[Tensor | None]:
         """Return each gradient's norm: of all its rows, gathered for a moment, or of the rows held here."""
         if not self._exact:
             return [None if one is None else torch.linalg.vector_norm(one) for one in rows]
-        mine = torch.zeros(wrap.chunk, dtype=wrap.type, device=self._data.device)
-        for place, one in zip(wrap.split(mine), rows, strict=True):
+        mine = torch.zeros(param_group.chunk, dtype=param_group.type, device=self._data.device)
+        for place, one in zip(param_group.split(mine), rows, strict=True):
             if one is not None:
                 place.copy_(one)
-        whole = wrap.whole(torch.stack(self._place.comm.all_gather(mine)))
+        whole = param_group.whole(torch.stack(self._place.comm.all_gather(mine)))
         # As `gradients.finish` does it in one process: fresh copies all lie alike in a GPU's memory.
         placed = [one.clone() for one in whole] if mine.is_cuda else whole
         return [None if one is None else norm for one, norm in zip(rows, foreach.norm(placed), strict=True)]

@@ -100,10 +100,10 @@ class TablesUpdate:
     def apply(self, replica: Replica, max_grad_norm: float | None) -> StepResult:  # noqa: ARG002  (the trainers clip)
         """Take part in a step of the trainers."""
         step, placement, world = replica.step_state, self._placement, replica.world
-        before = world.pulse.enter(Phase.COMMUNICATION)
+        before = world.status_page.enter(Phase.COMMUNICATION)
         summed = self._add_up(placement.service.collect(), step.shards)
         commit = placement.service.confirm(_norms(summed))
-        world.pulse.enter(before)
+        world.status_page.enter(before)
         result = StepResult(step.work.number, step.work.size, commit.entry.to(world.device), {})
         if result.on_cpu:
             result.check()

@@ -34,9 +34,9 @@ class Averaging:
         if self._exchange is not None:
             flat = values.view(-1)
             self._exchange.start(0, [flat], flat, lambda: None)
-            before = self.world.pulse.enter(Phase.COMMUNICATION)
+            before = self.world.status_page.enter(Phase.COMMUNICATION)
             self._exchange.finish()
-            self.world.pulse.enter(before)
+            self.world.status_page.enter(before)
         return values
 
     def sum(self, shares: list[Tensor]) -> list[Tensor]:

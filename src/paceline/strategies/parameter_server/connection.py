@@ -39,7 +39,7 @@ class ServerCalls:
 
     def wait(self, futures: Sequence[remote.Future[Value | None]]) -> list[Value]:
         """Return what each server answered, in the order of the calls."""
-        before = self._world.pulse.enter(Phase.COMMUNICATION)
+        before = self._world.status_page.enter(Phase.COMMUNICATION)
         for future in futures:
             future.when_done(self._ring)
         with self._bell:
@@ -47,12 +47,12 @@ class ServerCalls:
                 self._world.interruption.check()
                 self._world.interruption.await_change(self._bell)
         found = self.outcomes(futures)
-        self._world.pulse.enter(before)
+        self._world.status_page.enter(before)
         return found
 
     def outcomes(self, futures: Sequence[remote.Future[Value | None]]) -> list[Value]:
         """Return the answers even if the group breaks meanwhile; raise what has happened to one that does not come."""
-        before = self._world.pulse.enter(Phase.COMMUNICATION)
+        before = self._world.status_page.enter(Phase.COMMUNICATION)
         try:
             answers = remote.wait_all(futures)
         except RemoteError as error:
@@ -60,7 +60,7 @@ class ServerCalls:
         found = [one for one in answers if one is not None]
         if len(found) < len(answers):
             raise InterruptedWaitError("the group is broken: a server has left it")
-        self._world.pulse.enter(before)
+        self._world.status_page.enter(before)
         return found
 
     def _ring(self) -> None:

@@ -85,9 +85,9 @@ class ServerPlacement(Placement):
 
     def receive(self, count: int) -> list[Push]:
         """Wait for so many pushes."""
-        before = self.world.pulse.enter(Phase.COMMUNICATION)
+        before = self.world.status_page.enter(Phase.COMMUNICATION)
         pushes = self.queue.take(count)
-        self.world.pulse.enter(before)
+        self.world.status_page.enter(before)
         return pushes
 
     def answer_of(

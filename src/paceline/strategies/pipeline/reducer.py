@@ -19,7 +19,7 @@ from paceline.reduce.tree import Gradients
 from paceline.strategies.auxiliary import check_terms
 from paceline.strategies.base import StepWork, StrategyInputs
 from paceline.strategies.buffers.buffers import Buffers
-from paceline.strategies.gradients import ledger_entry
+from paceline.strategies.gradients import loss_entry
 from paceline.strategies.guards.loss_checks import check_loss
 from paceline.strategies.memory.recompute import check_passes
 from paceline.strategies.pipeline.placement import StagePlacement
@@ -83,7 +83,7 @@ class StageReducer(Reducer):
             check_passes(step.recompute)
         for term, part in enumerate([loss, *(loss.auxiliary[name] for name in names)]):
             step.totals.append((micro.shard, part.total.detach()))
-            self._add(micro.shard, self._stride * (term + 1) - 1, [ledger_entry(part, step.work.size)])
+            self._add(micro.shard, self._stride * (term + 1) - 1, [loss_entry(part, step.work.size)])
 
     def add_gradients(self, micro: Micro, stage: Stage, made: Sequence[Gradients]) -> None:
         """Add one micro-batch's gradients of a stage's parameters, one list for each term, the auxiliary terms first."""

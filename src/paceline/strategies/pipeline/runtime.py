@@ -74,7 +74,7 @@ class PipelineRuntime:
         stage, micro = self._stages[action.stage], self._micros[action.micro]
         if action.stage == self._first:
             hit(FORWARD)
-            self._pipe.pulse.batch()
+            self._pipe.status_page.batch()
         if action.stage != self._final:  # the loss works on it again in a later stage, maybe in place
             micro = replace(micro, batch=copied(micro.batch))
         message = self._messages.pop((action.stage, action.micro), None)

@@ -58,7 +58,7 @@ class Replay:
     _handles: list[RemovableHandle] = field(default_factory=list, init=False)
 
     @property
-    def under_way(self) -> bool:
+    def in_progress(self) -> bool:
         """Whether the run is further than the user's function, which goes through what it did before."""
         state, history = self.state, self.history
         if state.waits_to_join or history.elsewhere or history.resumed:
