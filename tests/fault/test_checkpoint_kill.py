@@ -19,7 +19,7 @@ from paceline.checkpoint.inspection import inspect
 from paceline.errors import CheckpointError
 from paceline.training.folder import newest_step
 from tests.checkpoints import Checkpoints
-from tests.unit.checkpoint.states import MANIFEST, PART, REST, assert_same, refuse, run_state
+from tests.unit.checkpoint.states import EXTRA_STATE, MANIFEST, PART, assert_same, refuse, run_state
 from tests.unit.checkpoint.victims import (
     FORKSERVER,
     KEEP,
@@ -132,7 +132,7 @@ def test_death_at_any_byte_of_any_file(tmp_path: Path) -> None:
     before = tmp_path / "before"
     Checkpoints(before).save(1, run_state(1))
     whole = Checkpoints(tmp_path / "whole").save(2, long_state(2))
-    sizes = [(whole / name).stat().st_size for name in (PART, REST, MANIFEST)]
+    sizes = [(whole / name).stat().st_size for name in (PART, EXTRA_STATE, MANIFEST)]
     assert sizes == sorted(sizes), "a limit must reach the files in the order they are written"
     died_in: set[str] = set()
     with executioner() as have_done:
@@ -149,7 +149,7 @@ def test_death_at_any_byte_of_any_file(tmp_path: Path) -> None:
             assert {path.name for path in folder.iterdir()} == {"step-1", "step-2"}
             assert whole_steps(folder) == [1, 2]
         assert have_done(die_at_byte, sizes[-1], before, 2) == 0
-    assert {REST, MANIFEST} < died_in, "no death in one of the files"
+    assert {EXTRA_STATE, MANIFEST} < died_in, "no death in one of the files"
 
 
 def test_death_at_random_moments_loses_nothing(tmp_path: Path) -> None:

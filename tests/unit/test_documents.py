@@ -77,8 +77,8 @@ def test_a_document_that_is_none_is_refused_at_once(
 
 @pytest.mark.parametrize("spoil", [fifo, endless])
 def test_parts_and_ledgers_that_are_no_files(run: Path, spoil: Callable[[Path], None]) -> None:
-    spoil(run / "checkpoints/step-30/rest.pt")
-    assert "no regular file" in inspect(run, verify_all=True).damage["rest.pt"]
+    spoil(run / "checkpoints/step-30/extra_state.pt")
+    assert "no regular file" in inspect(run, verify_all=True).damage["extra_state.pt"]
     (run / ledger.FOLDER).mkdir()
     spoil(run / ledger.FOLDER / "rank-0-from-0.bin")
     with pytest.raises(InputError, match="no regular file"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint.durable import FileRecord, verify
-from paceline.checkpoint.manifest import COMMITTED, MANIFEST, REST, Manifest, newest_readable
+from paceline.checkpoint.manifest import COMMITTED, EXTRA_STATE, MANIFEST, Manifest, newest_readable
 from paceline.checkpoint.stored import Stored
 from paceline.errors import CheckpointError
 
@@ -91,14 +91,14 @@ def inspect(place: Path, *, verify_all: bool = False) -> Inspection:
 def _misfits(path: Path, manifest: Manifest) -> dict[str, str]:
     """Return which files are the ones that were recorded, and yet hold something else than the manifest says."""
     # Only where every byte is read anyway: loading torch takes a second.
+    from paceline.checkpoint.extra_state import read_extra_state
     from paceline.checkpoint.parts import StoredTensors
-    from paceline.checkpoint.rest import read_rest
 
     found: dict[str, str] = {}
     try:
-        read_rest(path)
+        read_extra_state(path)
     except CheckpointError as error:
-        found[REST] = str(error)
+        found[EXTRA_STATE] = str(error)
     try:
         with StoredTensors(path, manifest) as parts:
             parts.check()

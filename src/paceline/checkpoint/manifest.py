@@ -19,7 +19,7 @@ from paceline.documents import check_weights_sha256, is_sha256
 from paceline.errors import CheckpointError
 
 FORMAT = 2
-REST = "rest.pt"
+EXTRA_STATE = "extra_state.pt"
 MANIFEST = "manifest.json"
 MODEL_PREFIX = "model/"
 COMMITTED = r"step-(\d+)"
@@ -63,7 +63,7 @@ class Manifest:
     @property
     def parts(self) -> list[str]:
         """The files with tensors, in order."""
-        return [name for name in self.files if name != REST]
+        return [name for name in self.files if name != EXTRA_STATE]
 
     @property
     def model(self) -> dict[str, Stored]:
@@ -167,7 +167,10 @@ class Manifest:
             weights_sha256=body["weights_sha256"],
         )
         # Nobody may be led outside of the folder by a name.
-        if made.parts != [part_name(number) for number in range(len(made.parts))] or REST not in made.files:
+        if (
+            made.parts != [part_name(number) for number in range(len(made.parts))]
+            or EXTRA_STATE not in made.files
+        ):
             raise documents.DocumentError("the files are not those of a checkpoint")
         return made
 

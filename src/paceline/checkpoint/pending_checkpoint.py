@@ -1,6 +1,6 @@
 """A checkpoint that is being written: a hidden folder, a part from each writer, and markers that say which are done.
 
-.step-200.partial-...  part-0.safetensors  part-1.safetensors  part-1.json  rest.pt
+.step-200.partial-...  part-0.safetensors  part-1.safetensors  part-1.json  extra_state.pt
 
 A done-marker (part-1.json) is left by a worker when its part is on the disk, or when it could not be written, so that nobody
 needs to talk to anybody while the parts are written beside the training.
@@ -18,8 +18,8 @@ from typing import Any
 from torch import Tensor
 
 from paceline.checkpoint.durable import FileRecord, remove, sync, sync_and_hash
-from paceline.checkpoint.manifest import REST, part_name
-from paceline.checkpoint.rest import write_rest
+from paceline.checkpoint.extra_state import write_extra_state
+from paceline.checkpoint.manifest import EXTRA_STATE, part_name
 from paceline.checkpoint.tensors import write_tensors
 from paceline.errors import CheckpointError, DiskFaultError
 from paceline.world import fault_points
@@ -70,10 +70,10 @@ class PendingCheckpoint:
         write_tensors(self.part(number), tensors, {"format": "pt"})
         fault_points.hit(fault_points.CHECKPOINT)
 
-    def write_rest(self, rest: Mapping[str, Any]) -> FileRecord:
+    def write_extra_state(self, rest: Mapping[str, Any]) -> FileRecord:
         """Write what is no tensor of model and optimizer."""
-        write_rest(self.partial, rest)
-        return sync_and_hash(self.partial / REST)
+        write_extra_state(self.partial, rest)
+        return sync_and_hash(self.partial / EXTRA_STATE)
 
     # Done-markers: how writers that do not talk tell each other.
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint.durable import FileRecord, verify
+from paceline.checkpoint.extra_state import read_extra_state
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.parts import StoredTensors, dtype_named
-from paceline.checkpoint.rest import read_rest
 from paceline.errors import CheckpointError
 from paceline.state.chunks import ChunkBounds, assemble
 
@@ -54,7 +54,7 @@ def read(path: Path) -> Loaded:
         }
     tensors.update({alias: tensors[key] for alias, key in manifest.aliases.items()})
     state = {
-        **assemble(tensors, read_rest(path)),
+        **assemble(tensors, read_extra_state(path)),
         "position": manifest.position,
         "meta": manifest.meta,
     }

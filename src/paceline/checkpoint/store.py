@@ -1,7 +1,7 @@
 """The checkpoints of a run: each is committed whole by one rename, and the newest whole one is found.
 
 checkpoints/
-  step-100/ part-0.safetensors  part-1.safetensors  rest.pt  manifest.json
+  step-100/ part-0.safetensors  part-1.safetensors  extra_state.pt  manifest.json
   step-0100/                   the old step-100, while the new one is renamed into its place
   .step-200.partial-...        being written, and .step-50.removed-... being deleted: see leftovers.py
 """
@@ -17,12 +17,12 @@ from pathlib import Path
 from paceline.checkpoint.compare import same
 from paceline.checkpoint.contents import Contents
 from paceline.checkpoint.durable import remove, sync, sync_and_hash
+from paceline.checkpoint.extra_state import read_extra_state
 from paceline.checkpoint.leftovers import beside, discard, holds_others_files, sweep
-from paceline.checkpoint.manifest import COMMITTED, REST, Manifest, committed, part_name
+from paceline.checkpoint.manifest import COMMITTED, EXTRA_STATE, Manifest, committed, part_name
 from paceline.checkpoint.parts import StoredTensors
 from paceline.checkpoint.pending_checkpoint import PendingCheckpoint
 from paceline.checkpoint.read import check_files, seems_whole
-from paceline.checkpoint.rest import read_rest
 from paceline.errors import CheckpointError, DiskFaultError, InputError
 from paceline.state.chunks import ChunkBounds
 
@@ -70,7 +70,10 @@ class Checkpoints:
     def _write_once(self, pending: PendingCheckpoint, contents: Contents) -> str:
         self.open(pending)
         pending.write_part(0, contents.tensors)
-        files = {part_name(0): sync_and_hash(pending.part(0)), REST: pending.write_rest(contents.rest)}
+        files = {
+            part_name(0): sync_and_hash(pending.part(0)),
+            EXTRA_STATE: pending.write_extra_state(contents.rest),
+        }
         weights = contents.fingerprint(pending.partial)
         self.commit(pending, contents.manifest(files, weights))
         return weights
@@ -178,7 +181,7 @@ def _holds_same(final: Path, partial: Path, manifest: Manifest, *, replaces: boo
             equal = (
                 existing.position == manifest.position
                 and there.catalogue == here.catalogue
-                and same(read_rest(final), read_rest(partial))
+                and same(read_extra_state(final), read_extra_state(partial))
                 and all(
                     same(
                         there.read(key, ChunkBounds.whole(meta.shape)),

@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.checkpoint.background import Background
 from paceline.checkpoint.contents import Contents
 from paceline.checkpoint.durable import FileRecord, committing, disk_fault, hash_file, sync
-from paceline.checkpoint.manifest import REST, part_name
+from paceline.checkpoint.manifest import EXTRA_STATE, part_name
 from paceline.checkpoint.pending_checkpoint import Fault, PendingCheckpoint
 from paceline.checkpoint.staging import Staging
 from paceline.checkpoint.store import Checkpoints
@@ -136,7 +136,7 @@ class Writing:
         """Commit when all parts are on the disk; `fingerprint` gives that of the weights, or raises what went wrong."""
         with committing(self.pending.partial, self.pending.final):
             files = {part_name(part): records[part] for part in range(len(self.contents.plan.writers))}
-            files[REST] = self.pending.write_rest(self.contents.rest)
+            files[EXTRA_STATE] = self.pending.write_extra_state(self.contents.rest)
             weights = fingerprint()
             self.checkpoints.commit(self.pending, self.contents.manifest(files, weights))
         return self._saved(weights)

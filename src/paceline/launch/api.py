@@ -78,8 +78,8 @@ def start(
 
 def choose(console: Console | None = None) -> Launcher:
     """Return the launcher for this process: of the world that it was started in, or of this machine."""
-    joined = JoinedLauncher()
-    return joined if joined.detect() else LocalLauncher(console)
+    launchers: tuple[Launcher, ...] = (JoinedLauncher(), LocalLauncher(console))
+    return next(one for one in launchers if one.detect())
 
 
 def plan(

@@ -77,8 +77,8 @@ class Policy:
     @property
     def most(self) -> int:
         """How many workers can have something to do."""
-        sizes = dict(self.choice.sizes) if self.choice is not None else {}
-        return self.shards * (sizes.get("tp") or 1) * (sizes.get("pp") or 1) + self.server_count
+        split = self.choice.split if self.choice is not None else 1
+        return self.shards * split + self.server_count
 
     @property
     def server_count(self) -> int:

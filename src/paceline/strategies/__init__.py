@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from paceline.errors import InputError, UnknownNameError
-from paceline.world.mesh import SERVERS, SIDES, Mesh
+from paceline.world.mesh import DATA, SERVERS, SIDES, Mesh
 
 if TYPE_CHECKING:
     from paceline.strategies.replica import Strategy
@@ -53,6 +54,8 @@ _SPLIT = (
     "torch.distributed.fsdp",
     *PARTS,
 )
+_COMPUTES = ("pp", "tp", "fsdp", "ddp")
+"""Of several sides that are named, the strategy of the first computes."""
 SHARDED_OPTIMIZER = (*PARTS, "paceline.strategies.data_parallel.zero")
 _SERVED = (*PARTS, "paceline.remote.served")
 STRATEGIES = {
@@ -168,7 +171,7 @@ class Choice:
         servers = min(self.servers, workers - 1)
         workers -= servers
         asked = {side: size or 1 for side, size in self.sizes}
-        inner: dict[str, int] = {side: asked[side] for side in ("pp", "tp") if side in asked}
+        inner = {side: size for side, size in asked.items() if side not in DATA}
         if workers % Mesh.of(inner).workers:
             inner = {}
         data, kept = workers // Mesh.of(inner).workers, asked.get("fsdp", 1)
@@ -187,7 +190,12 @@ class Choice:
         side = _entry(self.name).side
         if side in dict(mesh.sizes):
             return self.name
-        return next(name for name in ("pp", "tp", "fsdp", "ddp") if name in dict(mesh.sizes))
+        return next(name for name in _COMPUTES if name in dict(mesh.sizes))
+
+    @property
+    def split(self) -> int:
+        """How many workers share the samples of one replica, as far as their number is named."""
+        return math.prod(size or 1 for side, size in self.sizes if side not in DATA)
 
     def _advice(self, fixed: Mesh, workers: int) -> str:
         ways = [f"--workers {fixed.workers}"]
@@ -226,7 +234,7 @@ def choice(text: str) -> Choice:
         raise InputError(
             f"--strategy {text} leaves more than one size open. Give all but one, like ddp=2,tp=2."
         )
-    name = "ps" if servers else next((name for name in ("pp", "tp", "fsdp", "ddp") if name in sizes), "")
+    name = "ps" if servers else next((name for name in _COMPUTES if name in sizes), "")
     if not sizes or not name:
         raise UnknownNameError("strategy", text, STRATEGIES)
     wrong = [side for side in sizes if side != STRATEGIES[name].side and side not in STRATEGIES[name].beside]

@@ -146,11 +146,8 @@ class Replica:
 
     def begin(self, work: StepWork) -> None:
         """Start a step with no gradients, wired up for what trains now."""
-        if not self.schedule.stepwise:
-            raise InputError(
-                "pp needs step.compute(loss): no worker holds the whole model, so a loop cannot call it batch by batch. "
-                "Give the loss as a function, or use another strategy."
-            )
+        if self.schedule.whole_step_only is not None:
+            raise InputError(self.schedule.whole_step_only)
         self.has_updated = False
         self._begin(work)
 

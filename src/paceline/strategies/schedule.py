@@ -39,8 +39,8 @@ class Passes(Protocol):
 class Schedule:
     """One shard after another, batch by batch."""
 
-    stepwise = True
-    """Whether a loop of the user's own can take the passes itself."""
+    whole_step_only: str | None = None
+    """Why a loop of the user's own cannot take the passes itself; None where it can."""
 
     def open_step(self, passes: Passes, work: StepWork, loss: LossFunction) -> None:
         """Prepare for the passes of a step that has yet to begin."""

@@ -46,11 +46,11 @@ class Tuning(Options):
 
     activation_checkpointing: str = option(
         "none",
-        "Compute activations again in the backward pass: none, blocks, or selective (all but products).",
+        "Compute activations again in the backward pass: none, blocks, or selective (keeps the outputs of matrix products).",
         SPEED,
         names=RECOMPUTE,
     )
-    activation_checkpointing_every: int = option(1, "Recompute one of so many blocks.", SPEED, COUNT)
+    activation_checkpointing_every: int = option(1, "Checkpoint every N-th block.", SPEED, COUNT)
     shard_optimizer: bool = option(
         False, "Each worker keeps the optimizer state of its part of the parameters (ZeRO-1).", _OF_DDP
     )
@@ -96,8 +96,8 @@ class Tuning(Options):
     )
     staleness: int = option(
         0,
-        "Steps that a worker may be ahead of the slowest; 0 takes all steps together.",
-        "Strategies ps and hybrid",
+        "Steps that a worker may be ahead of the slowest; 0 is synchronous.",
+        "Strategy ps",
         COUNT_OR_NONE,
     )
 

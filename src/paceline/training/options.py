@@ -227,8 +227,7 @@ class RunOptions(Options):
             raise InputError(
                 f"--min-workers is {self.min_workers}, but must be from 1 to the {most + self.total_servers} workers of the run."
             )
-        sizes = dict(self.choice.sizes)
-        split = (sizes.get("tp") or 1) * (sizes.get("pp") or 1)
+        split = self.choice.split
         if most // split > self.total_shards:
             fewer = max(1, self.total_shards // self.max_nodes) * split
             raise InputError(

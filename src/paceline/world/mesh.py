@@ -17,6 +17,7 @@ from paceline.errors import InputError
 SIDES = ("pp", "ddp", "fsdp", "tp")
 """From the outermost to the innermost."""
 DATA = ("ddp", "fsdp")
+"""Along these, samples are dealt out; along the others, the workers of one replica share its samples."""
 SERVERS = "servers"
 
 

@@ -13,7 +13,7 @@ import torch
 
 import paceline
 from paceline.checkpoint.durable import sync_and_hash
-from paceline.checkpoint.manifest import REST, Manifest
+from paceline.checkpoint.manifest import EXTRA_STATE, Manifest
 from paceline.errors import InputError
 from paceline.training import trainer
 from paceline.training.spec import TrainSpec
@@ -76,11 +76,13 @@ def test_an_optimizer_that_does_not_take_what_was_saved(run: Path, tmp_path: Pat
     out = tmp_path / "run"
     shutil.copytree(run, out)
     path = out / "checkpoints" / "step-6"
-    rest = torch.load(path / REST, weights_only=True)
+    rest = torch.load(path / EXTRA_STATE, weights_only=True)
     rest["optimizer"]["state"]["nowhere"] = {"count": 1}
-    torch.save(rest, path / REST)
+    torch.save(rest, path / EXTRA_STATE)
     manifest = Manifest.read(path)
-    dataclasses.replace(manifest, files=manifest.files | {REST: sync_and_hash(path / REST)}).write(path)
+    dataclasses.replace(
+        manifest, files=manifest.files | {EXTRA_STATE: sync_and_hash(path / EXTRA_STATE)}
+    ).write(path)
     with pytest.raises(InputError, match=r"step-6 cannot be used: its state was not taken \(\w+: ") as caught:
         train(out, resume=True)
     assert "\n" not in str(caught.value)

@@ -9,7 +9,7 @@ import torch
 
 from paceline.checkpoint.compare import same
 
-PART, REST, MANIFEST = "part-0.safetensors", "rest.pt", "manifest.json"
+PART, EXTRA_STATE, MANIFEST = "part-0.safetensors", "extra_state.pt", "manifest.json"
 
 
 def run_state(step: int, width: int = 8) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from paceline.cli.inspect import inspect
 from paceline.documents import DocumentError
 from paceline.errors import CheckpointError
 from tests.checkpoints import Checkpoints
-from tests.unit.checkpoint.states import MANIFEST, PART, REST, assert_same, run_state
+from tests.unit.checkpoint.states import EXTRA_STATE, MANIFEST, PART, assert_same, run_state
 
-FILES = [PART, REST, MANIFEST]
+FILES = [PART, EXTRA_STATE, MANIFEST]
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_every_truncation_is_noticed(folder: Path, name: str) -> None:
             assert reason == f"{name} is {len(whole) - length} bytes short"
 
 
-@pytest.mark.parametrize("name", [PART, REST])
+@pytest.mark.parametrize("name", [PART, EXTRA_STATE])
 def test_every_flipped_byte_is_noticed(folder: Path, name: str) -> None:
     whole = (folder / "step-2" / name).read_bytes()
     for place in range(0, len(whole), len(whole) // 25):
@@ -101,9 +101,9 @@ def test_a_file_that_grew_is_noticed(folder: Path) -> None:
 
 
 def test_a_folder_in_place_of_a_file_is_noticed(folder: Path) -> None:
-    (folder / "step-2" / REST).unlink()
-    (folder / "step-2" / REST).mkdir()
-    assert REST in reason_for(folder)
+    (folder / "step-2" / EXTRA_STATE).unlink()
+    (folder / "step-2" / EXTRA_STATE).mkdir()
+    assert EXTRA_STATE in reason_for(folder)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_without_any_whole_one_there_is_none(folder: Path, damage: Callable[[Pat
 
 def reseal(path: Path, **changes: Any) -> None:
     """Write the manifest anew, as one who means harm would, so that every checksum fits."""
-    changes.setdefault("files", {name: sync_and_hash(path / name) for name in (PART, REST)})
+    changes.setdefault("files", {name: sync_and_hash(path / name) for name in (PART, EXTRA_STATE)})
     made = dataclasses.replace(Manifest.read(path), **changes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Manifest, "check", lambda _: None)
@@ -154,10 +154,12 @@ class Malice:
 @pytest.mark.parametrize("as_zip", [True, False])
 def test_a_malicious_pickle_is_refused(folder: Path, as_zip: bool) -> None:
     mark = folder / "harm-done"
-    path = folder / "step-2" / REST
+    path = folder / "step-2" / EXTRA_STATE
     torch.save({"optimizer": Malice(mark)}, path, _use_new_zipfile_serialization=as_zip)
     reseal(folder / "step-2")
-    assert reason_for(folder) == "rest.pt holds objects other than tensors and numbers, and was refused"
+    assert (
+        reason_for(folder) == "extra_state.pt holds objects other than tensors and numbers, and was refused"
+    )
     assert not mark.exists()
     torch.load(path, weights_only=False)
     assert mark.exists(), "the file carries no harm, so refusing it proves nothing"
@@ -165,9 +167,9 @@ def test_a_malicious_pickle_is_refused(folder: Path, as_zip: bool) -> None:
 
 @pytest.mark.parametrize("content", [b"hello", pickle.dumps({"optimizer": 1}, 2), pickle.dumps([1], 2)])
 def test_a_file_that_is_something_else_is_refused(folder: Path, content: bytes) -> None:
-    (folder / "step-2" / REST).write_bytes(content)
+    (folder / "step-2" / EXTRA_STATE).write_bytes(content)
     reseal(folder / "step-2")
-    assert reason_for(folder).startswith("rest.pt ")
+    assert reason_for(folder).startswith("extra_state.pt ")
 
 
 @pytest.mark.parametrize(
@@ -218,11 +220,11 @@ def test_a_file_that_is_something_else_is_refused(folder: Path, content: bytes) 
 def test_a_rest_with_a_field_that_cannot_be_is_refused(
     folder: Path, changes: dict[str, Any], says: str
 ) -> None:
-    path = folder / "step-2" / REST
+    path = folder / "step-2" / EXTRA_STATE
     rest = torch.load(path, weights_only=True) | changes
     torch.save({name: value for name, value in rest.items() if value is not ...}, path)
     reseal(folder / "step-2")
-    assert reason_for(folder).startswith(f"rest.pt: {says}")
+    assert reason_for(folder).startswith(f"extra_state.pt: {says}")
     with pytest.raises(CheckpointError, match=r"step-2 is damaged: rest\.pt: "):
         inspect(folder, verify=True)
 
@@ -349,7 +351,7 @@ def test_a_tensor_that_is_another_is_refused(folder: Path, stored: Stored, says:
 
 def test_names_that_lead_elsewhere_are_refused(folder: Path) -> None:
     manifest = Manifest.read(folder / "step-2")
-    files = {"../step-1/part-0.safetensors": manifest.files[PART], REST: manifest.files[REST]}
+    files = {"../step-1/part-0.safetensors": manifest.files[PART], EXTRA_STATE: manifest.files[EXTRA_STATE]}
     reseal(folder / "step-2", files=files)
     assert reason_for(folder) == (
         "manifest.json does not describe a checkpoint (the files are not those of a checkpoint)"

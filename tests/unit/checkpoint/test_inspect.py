@@ -17,7 +17,7 @@ from paceline.cli.inspect import inspect
 from paceline.errors import CheckpointError
 from tests.checkpoints import Checkpoints
 from tests.patience import HANG_S
-from tests.unit.checkpoint.states import MANIFEST, PART, REST, run_state
+from tests.unit.checkpoint.states import EXTRA_STATE, MANIFEST, PART, run_state
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_as_json(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "shape": [100, 100], "dtype": "float32", "bytes": 40_000, "parts": [0]
     }  # fmt: skip
     assert told["tensor_count"] == len(told["tensors"]) == 15
-    assert set(told["files"]) == {PART, REST}
+    assert set(told["files"]) == {PART, EXTRA_STATE}
     assert told["weights_sha256"] == weights_sha256(
         load(run_folder / "checkpoints" / "step-1").state["model"]
     )
@@ -70,7 +70,7 @@ def test_as_json(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("name", "says"),
     [
         (PART, "is damaged: it needs 1 part and has 0: part-0.safetensors is missing. Use"),
-        (REST, "is damaged: rest.pt is missing. Use"),
+        (EXTRA_STATE, "is damaged: extra_state.pt is missing. Use"),
         (MANIFEST, "cannot be used: manifest.json is missing. Use"),
     ],
 )

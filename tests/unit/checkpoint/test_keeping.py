@@ -14,7 +14,7 @@ import torch
 from paceline.checkpoint import export, load
 from paceline.errors import CheckpointError, DiskFaultError, InputError
 from tests.checkpoints import Checkpoints
-from tests.unit.checkpoint.states import MANIFEST, PART, REST, assert_same, refuse, run_state
+from tests.unit.checkpoint.states import EXTRA_STATE, MANIFEST, PART, assert_same, refuse, run_state
 
 
 def names(folder: Path) -> set[str]:
@@ -150,7 +150,7 @@ def test_a_damaged_step_is_put_right_when_the_run_comes_there_again(tmp_path: Pa
 
 
 @pytest.mark.parametrize("damage", [lambda file: file.write_bytes(b"half"), lambda file: file.unlink()])
-@pytest.mark.parametrize("name", [PART, REST, MANIFEST])
+@pytest.mark.parametrize("name", [PART, EXTRA_STATE, MANIFEST])
 def test_damaged_ones_do_not_count_among_those_kept(
     tmp_path: Path, damage: Callable[[Path], object], name: str
 ) -> None:
@@ -174,7 +174,7 @@ def test_a_run_that_fell_back_below_damaged_ones_keeps_what_it_stands_on(tmp_pat
     for step in (10, 20, 30):
         Checkpoints(tmp_path).save(step, run_state(step))
     for step in (20, 30):
-        (tmp_path / f"step-{step}" / REST).unlink()
+        (tmp_path / f"step-{step}" / EXTRA_STATE).unlink()
     checkpoints = Checkpoints(tmp_path, keep=2)
     checkpoints.save(12, run_state(12))
     checkpoints.save(14, run_state(14))
@@ -184,7 +184,7 @@ def test_a_run_that_fell_back_below_damaged_ones_keeps_what_it_stands_on(tmp_pat
 def test_any_file_may_be_read_by_whom_the_others_may(tmp_path: Path) -> None:
     path = Checkpoints(tmp_path / "checkpoints").save(1, run_state(1))
     modes = {file.name: stat.filemode(file.stat().st_mode) for file in path.iterdir()}
-    assert modes[PART] == modes[REST] == modes[MANIFEST]
+    assert modes[PART] == modes[EXTRA_STATE] == modes[MANIFEST]
     exported = export(tmp_path, tmp_path / "model.safetensors").path
     assert stat.filemode(exported.stat().st_mode) == modes[PART]
 

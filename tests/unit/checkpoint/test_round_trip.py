@@ -18,7 +18,7 @@ from paceline.checkpoint import load
 from paceline.errors import CheckpointError
 from paceline.state.optimizer_state import optimizer_state
 from tests.checkpoints import Checkpoints
-from tests.unit.checkpoint.states import MANIFEST, PART, REST, assert_same, refuse, run_state
+from tests.unit.checkpoint.states import EXTRA_STATE, MANIFEST, PART, assert_same, refuse, run_state
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64,
@@ -32,7 +32,7 @@ def test_the_whole_state_comes_back(tmp_path: Path) -> None:
     loaded = Checkpoints(tmp_path / "checkpoints").newest(refuse)
     assert loaded is not None
     assert path == loaded.path == tmp_path / "checkpoints" / "step-12"
-    assert {file.name for file in path.iterdir()} == {MANIFEST, PART, REST}
+    assert {file.name for file in path.iterdir()} == {MANIFEST, PART, EXTRA_STATE}
     assert (loaded.step, loaded.position, loaded.meta) == (12, state["position"], state["meta"])
     assert_same(loaded.state, state)
     assert isinstance(loaded.state["optimizer"]["groups"][0]["betas"], tuple)
@@ -95,7 +95,7 @@ def test_views_of_one_memory_come_back(tmp_path: Path) -> None:
 def test_a_small_view_does_not_drag_its_storage_along(tmp_path: Path) -> None:
     state = run_state(1) | {"scaler": {"scale": torch.zeros(1_000_000)[:2]}}
     path = Checkpoints(tmp_path).save(1, state)
-    assert (path / REST).stat().st_size < 100_000
+    assert (path / EXTRA_STATE).stat().st_size < 100_000
 
 
 def test_schedules_and_optimizers_of_torch_come_back(tmp_path: Path) -> None:

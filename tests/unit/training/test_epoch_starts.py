@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from paceline import Run
-from paceline.checkpoint.manifest import REST
+from paceline.checkpoint.manifest import EXTRA_STATE
 from paceline.data import ShardedLoader
 from paceline.errors import InputError
 from paceline.observe import Note
@@ -408,7 +408,7 @@ def test_a_checkpoint_that_says_nothing_of_its_stream_is_resumed(tmp_path: Path)
         train(run, Shuffled(), 6)
         run._engine.state.epoch_starts = EpochStarts()
         run.save()
-    (rest,) = tmp_path.rglob(REST)
+    (rest,) = tmp_path.rglob(EXTRA_STATE)
     assert "stream" not in torch.load(rest)
     with resumed(tmp_path) as run:
         train(run, Shuffled(), 9)

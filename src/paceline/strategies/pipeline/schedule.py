@@ -22,7 +22,10 @@ from paceline.world.fault_points import BACKWARD, hit
 class PipelineSchedule(Schedule):
     """A program of forward and backward passes, sends and receives for each worker."""
 
-    stepwise = False
+    whole_step_only = (
+        "pp needs step.compute(loss): no worker holds the whole model, so a loop cannot call it batch by batch. "
+        "Give the loss as a function, or use another strategy."
+    )
 
     def __init__(self, name: str, placement: StagePlacement, reducer: StageReducer) -> None:
         """`name` is that of the order: gpipe, 1f1b, interleaved or zero-bubble."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.checkpoint.manifest import REST
+from paceline.checkpoint.manifest import EXTRA_STATE
 from paceline.documents import shown
 from paceline.errors import CheckpointError
 
@@ -20,25 +20,25 @@ _STREAM = {"began": str, "last": str, "first": str, "call": int, "call's first":
 _WORDS = {dict: "a dict", list: "a list", str: "text", Tensor: "a tensor", int: "a number"}
 
 
-def read_rest(folder: Path) -> dict[str, Any]:
+def read_extra_state(folder: Path) -> dict[str, Any]:
     """Return it; nothing but tensors and plain values is unpickled, and a field of another type is refused by name."""
     try:
-        rest = torch.load(folder / REST, map_location="cpu", weights_only=True)
+        rest = torch.load(folder / EXTRA_STATE, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{REST} holds objects other than tensors and numbers, and was refused"
+            f"{EXTRA_STATE} holds objects other than tensors and numbers, and was refused"
         ) from error
     except (RuntimeError, LookupError, ValueError, TypeError, AttributeError, EOFError, OSError) as error:
-        raise CheckpointError(f"{REST} is not a file that torch.save wrote") from error
+        raise CheckpointError(f"{EXTRA_STATE} is not a file that torch.save wrote") from error
     if not isinstance(rest, dict) or not isinstance(rest.get("optimizer"), dict):
-        raise CheckpointError(f"{REST} does not hold the state of an optimizer")
+        raise CheckpointError(f"{EXTRA_STATE} does not hold the state of an optimizer")
     _check(rest)
     return rest
 
 
-def write_rest(folder: Path, rest: Mapping[str, Any]) -> None:
+def write_extra_state(folder: Path, rest: Mapping[str, Any]) -> None:
     """Write it."""
-    with (folder / REST).open("wb") as file:
+    with (folder / EXTRA_STATE).open("wb") as file:
         torch.save(dict(rest), file)
 
 
@@ -76,7 +76,7 @@ def _check(rest: dict[str, Any]) -> None:
 
 def _there(found: Mapping[str, Any], name: str, where: str) -> Any:
     if name not in found:
-        raise CheckpointError(f"{REST}: {where}{name} is missing")
+        raise CheckpointError(f"{EXTRA_STATE}: {where}{name} is missing")
     return found[name]
 
 
@@ -88,4 +88,6 @@ def _items(where: str, value: Any, kind: type) -> Iterable[Any]:
 
 def _be(where: str, value: Any, *kinds: type) -> None:
     if not isinstance(value, kinds) or (int in kinds and isinstance(value, bool)):
-        raise CheckpointError(f"{REST}: {where} is a {type(value).__name__}, but must be {_WORDS[kinds[0]]}")
+        raise CheckpointError(
+            f"{EXTRA_STATE}: {where} is a {type(value).__name__}, but must be {_WORDS[kinds[0]]}"
+        )
