@@ -23,7 +23,7 @@ EXTRA_STATE = "extra_state.pt"
 MANIFEST = "manifest.json"
 MODEL_PREFIX = "model/"
 COMMITTED = r"step-(\d+)"
-OWN_FILE = re.compile(r"part-\d+\.safetensors|\.?part-\d+\.json|rest\.pt|manifest\.json")
+OWN_FILE = re.compile(r"part-\d+\.safetensors|\.?part-\d+\.json|extra_state\.pt|manifest\.json")
 """The names of all files that a checkpoint consists of, or that are there while it is written."""
 
 

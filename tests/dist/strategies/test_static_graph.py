@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 from paceline import InputError, Loss, Run, launch
 from paceline.checkpoint import weights_sha256
+from paceline.strategies.data_parallel.ddp_reducer import DdpReducer
 
 ORDER = (3, 0, 5, 1, 4, 2)
 
@@ -33,19 +34,19 @@ class Crossed(nn.Module):
 
 def train(run: Run, passes: int | None) -> tuple[list[list[str]], str]:
     """Train three steps; gives the layers in the order in which their sums left, step by step, and the weights."""
+    names: dict[int, str] = {}
+    left: list[list[str]] = []
+    reduce = DdpReducer.reduce
+
+    def noted(reducer: Any, bucket):  # type: ignore[no-untyped-def]  (torch looks at its name and at its type)
+        left[-1].extend(names[id(one)] for one in bucket.parameters() if id(one) in names)
+        return reduce(reducer, bucket)
+
+    DdpReducer.reduce = noted  # type: ignore[method-assign]
     replica: Any = run._engine.preparation.prepare_replica(
         lambda: Crossed(passes), lambda model: torch.optim.SGD(model.parameters(), lr=0.01)
     )
-    names = {id(value): name for name, value in replica.model.named_parameters()}
-    left: list[list[str]] = []
-    if hasattr(replica.reducer, "reduce"):
-        reduce = replica.reducer.reduce
-
-        def noted(bucket: Any) -> Any:
-            left[-1].extend(names[id(one)] for one in bucket.parameters() if id(one) in names)
-            return reduce(bucket)
-
-        replica.reducer.reduce = noted
+    names |= {id(value): name for name, value in replica.model.named_parameters()}
     data = TensorDataset(torch.randn(24, 300, generator=torch.Generator().manual_seed(1)))
     for step in run.steps(data, batch_size=8, steps=3):
         left.append([])

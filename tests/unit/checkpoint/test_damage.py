@@ -225,7 +225,7 @@ def test_a_rest_with_a_field_that_cannot_be_is_refused(
     torch.save({name: value for name, value in rest.items() if value is not ...}, path)
     reseal(folder / "step-2")
     assert reason_for(folder).startswith(f"extra_state.pt: {says}")
-    with pytest.raises(CheckpointError, match=r"step-2 is damaged: rest\.pt: "):
+    with pytest.raises(CheckpointError, match=r"step-2 is damaged: extra_state\.pt: "):
         inspect(folder, verify=True)
 
 

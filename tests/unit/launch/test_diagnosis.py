@@ -38,22 +38,22 @@ def hold_the_interpreter():
     while True:
         ctypes.PyDLL(None).sleep({NEVER_S})
 
-status page = StatusPage(int(sys.argv[2]))
+status_page = StatusPage(int(sys.argv[2]))
 stacks.register(int(sys.argv[3]))
-stacks.attend(status page)
-status page.begin(Kind.STEP, 40)
-status page.batch()
-status page.end()
-status page.begin(Kind.STEP, 41)
+stacks.attend(status_page)
+status_page.begin(Kind.STEP, 40)
+status_page.batch()
+status_page.end()
+status_page.begin(Kind.STEP, 41)
 if sys.argv[1] == "data":
-    status page.enter(Phase.DATA)
+    status_page.enter(Phase.DATA)
     Digits()[0]
-status page.batch()
+status_page.batch()
 if sys.argv[1] == "spin":
     spin()
 if sys.argv[1] == "hold":
     hold_the_interpreter()
-status page.enter(Phase.COMMUNICATION)
+status_page.enter(Phase.COMMUNICATION)
 time.sleep({NEVER_S})
 """
 TRAIN = f"""\
@@ -64,19 +64,19 @@ from paceline.world import stacks
 from paceline.world.status_page import Kind, Phase, StatusPage
 
 rank = int(sys.argv[1])
-status page = StatusPage(int(sys.argv[2]))
+status_page = StatusPage(int(sys.argv[2]))
 stacks.register(int(sys.argv[3]))
-stacks.attend(status page)
-status page.enter(Phase.STARTING)
+stacks.attend(status_page)
+status_page.enter(Phase.STARTING)
 dist.init_process_group("gloo", init_method="file://" + sys.argv[4], rank=rank, world_size=2)
 dist.all_reduce(torch.ones(1))
 while stacks.flight_record():  # a thread of gloo's takes it off the list, a moment later
     time.sleep(0.01)
-status page.begin(Kind.STEP, 7)
+status_page.begin(Kind.STEP, 7)
 if rank == 1:
-    status page.enter(Phase.IDLE)
+    status_page.enter(Phase.IDLE)
     time.sleep({NEVER_S})
-status page.enter(Phase.COMMUNICATION)
+status_page.enter(Phase.COMMUNICATION)
 dist.all_gather([torch.zeros(1), torch.zeros(1)], torch.ones(1))
 """
 

@@ -16,14 +16,14 @@ from tests.patience import HANG_S
 WRITER = """
 import sys, time
 from paceline.world.status_page import Kind, Phase, StatusPage
-status page = StatusPage(int(sys.argv[1]))
-status page.begin(Kind.STEP, 41)
+status_page = StatusPage(int(sys.argv[1]))
+status_page.begin(Kind.STEP, 41)
 for _ in range(3):
-    status page.batch()
-status page.enter(Phase.DATA)
-question = status page.wait_for_question(0)
-status page.answer(question, b"collective 12")
-status page.wait_for_question(question)
+    status_page.batch()
+status_page.enter(Phase.DATA)
+question = status_page.wait_for_question(0)
+status_page.answer(question, b"collective 12")
+status_page.wait_for_question(question)
 """
 
 

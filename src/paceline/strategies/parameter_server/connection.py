@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar, ParamSpec, TypeVar
 
@@ -16,6 +17,8 @@ from paceline.world.status_page import Phase
 
 Parameters = ParamSpec("Parameters")
 Value = TypeVar("Value")
+ANSWER_S = 20.0
+"""How long an answer may take to come when the group has broken: a server whose machine is gone gives none."""
 GOODBYE_S = 1.0
 """How long a server may take to hear that a trainer leaves."""
 
@@ -39,20 +42,28 @@ class ServerCalls:
 
     def wait(self, futures: Sequence[remote.Future[Value | None]]) -> list[Value]:
         """Return what each server answered, in the order of the calls."""
-        before = self._world.status_page.enter(Phase.COMMUNICATION)
-        for future in futures:
-            future.when_done(self._ring)
-        with self._bell:
-            while not all(future.done() for future in futures):
-                self._world.interruption.check()
-                self._world.interruption.await_change(self._bell)
-        found = self.outcomes(futures)
-        self._world.status_page.enter(before)
-        return found
+        return self._answers(futures, 0.0)
 
     def outcomes(self, futures: Sequence[remote.Future[Value | None]]) -> list[Value]:
         """Return the answers even if the group breaks meanwhile; raise what has happened to one that does not come."""
+        return self._answers(futures, ANSWER_S)
+
+    def _answers(self, futures: Sequence[remote.Future[Value | None]], grace_s: float) -> list[Value]:
+        """Wait for all answers, or for so long after the group has broken."""
+        interruption = self._world.interruption
         before = self._world.status_page.enter(Phase.COMMUNICATION)
+        for future in futures:
+            future.when_done(self._ring)
+        until: float | None = None
+        with self._bell:
+            while not all(future.done() for future in futures):
+                if not interruption.raised:
+                    interruption.await_change(self._bell)
+                    continue
+                until = until or time.monotonic() + grace_s
+                if time.monotonic() >= until:
+                    interruption.check()
+                self._bell.wait(until - time.monotonic())
         try:
             answers = remote.wait_all(futures)
         except RemoteError as error:

@@ -129,7 +129,7 @@ class ServerPlacement(Placement):
             self.world.comm.barrier()
             self._stale = False
             before, self._before = self._before, {}
-            if before.get("weights") == self._checksums():  # not those of a checkpoint
+            if before and before["weights"] == self._checksums():  # not those of a checkpoint
                 self.applied = before["applied"]
 
     @contextmanager
