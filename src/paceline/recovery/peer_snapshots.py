@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +20,15 @@ from paceline.checkpoint.contents import own_slots, with_slots
 from paceline.recovery.position import Position
 from paceline.state.chunks import LocalState, TensorChunk
 from paceline.world import Comm, World, all_gather_object
+from paceline.world.interruption import Interruption
 
 KEPT = 2
+RELEASE_S = 1.0
+"""How long an exchange may take to fail when its group has broken.
+
+Gloo may forget a message that was in flight at that moment, and wait for it until its time-out: such a thread is left behind.
+"""
+_LOOK_S = 0.1
 
 
 @dataclass
@@ -45,11 +53,12 @@ class PeerSnapshots:
         self._comm: Comm | None = None
         self._to = self._source = 0
         self._thread: threading.Thread | None = None
+        self._interruption = Interruption()
 
     def attach(self, world: World) -> None:
         """Use a group that has just formed; everybody calls it. Alone there is nobody to keep anything."""
         self.detach()
-        self._comm = None
+        self._comm, self._interruption = None, world.interruption
         if world.size > 1:
             self._comm = world.comm.split(0)
             ring = _ring(world)
@@ -58,9 +67,19 @@ class PeerSnapshots:
 
     def detach(self) -> None:
         """Release the group; it is broken, or about to be left."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._end_exchange()
+
+    def _end_exchange(self) -> bool:
+        """Wait for the exchange in flight; return whether it has ended, and not been left behind in a broken group."""
+        thread, until = self._thread, None
+        while thread is not None and thread.is_alive():
+            thread.join(_LOOK_S)
+            if self._interruption.raised:
+                until = until or time.monotonic() + RELEASE_S
+                if time.monotonic() > until:
+                    break
+        self._thread = None
+        return thread is None or not thread.is_alive()
 
     def due(self, position: Position) -> bool:
         """Return whether it is time for one."""
@@ -73,8 +92,8 @@ class PeerSnapshots:
         """
         if self._comm is None:
             return
-        if self._thread is not None:
-            self._thread.join()
+        if not self._end_exchange():
+            self._interruption.check()
         if anew:
             self.kept.pop(position.number, None)
         snapshot = Snapshot(position, shared, held.rest, to_host(held.chunks))
@@ -102,6 +121,8 @@ class PeerSnapshots:
             room = self._swap(comm, torch.cat(sent) if sent else torch.empty(0, dtype=torch.uint8))
         except RuntimeError:
             return  # the group broke; what is here already may serve
+        if comm is not self._comm:
+            return  # left behind by now
         received: dict[str, TensorChunk] = {}
         start = 0
         for key, meta, bounds in metas:
