@@ -66,6 +66,8 @@ class Buffers:
         self._steps = 0
         self.watched = False
         """Whether the passes of this step may have to do with them."""
+        self.follows_writes = True
+        """Whether a write alone makes a buffer a changing one; not where others put buffers back in between."""
         self.refuses_unsaved = True
         """Whether a buffer that no state holds may not change; off where the replica holds those, too."""
 
@@ -108,7 +110,7 @@ class Buffers:
             names = [
                 name
                 for name, old in self._before.items()
-                if versions[name] != mark(held[name]) or not _equal(held[name], old)
+                if (self.follows_writes and versions[name] != mark(held[name])) or not _equal(held[name], old)
             ]
         late = [name for name in held if name not in self._before and versions.get(name) != mark(held[name])]
         if self.names is not None:

@@ -36,6 +36,7 @@ class DriftingPlacement(WholePlacement):
         # Not the replica of the group before itself, which would be kept in memory.
         self._before = {} if inputs.previous is None else inputs.previous.placement.carried
         self._across = Buffers(self.model, inputs.buffer_rules, world.size)
+        self._across.follows_writes = False  # each step of a period puts all of them back for its shards
         self._versions: Versions | None = None
         """Where the buffers stood when the period began; None before it has."""
         self.learned = torch.zeros((), device=world.device)
