@@ -86,6 +86,20 @@ def test_what_a_checkpoint_holds_is_not_lost_without_a_word(tmp_path: Path) -> N
         plain_loop(run, best=Best(), more={})  # more begins as it is
 
 
+@pytest.mark.parametrize("states", [{}, {"score": {"best": 1.0}}])
+def test_a_resumed_loop_that_has_registered_nothing_is_told_so(
+    states: dict[str, Any], tmp_path: Path
+) -> None:
+    with opened(out=tmp_path) as run:
+        plain_loop(run, **states)
+    heard: list[Any] = []
+    with resumed(tmp_path) as run:
+        run._engine.state.emit = heard.append
+        plain_loop(run, **states)
+    told = [one for one in heard if "run.register_state" in getattr(one, "text", "")]
+    assert len(told) == (0 if states else 1)
+
+
 def test_what_no_checkpoint_holds_is_refused(tmp_path: Path) -> None:
     for wrong, words in ((object(), "no state_dict"), ({1, 2}, "a set, which has no state_dict")):
         with opened() as run, pytest.raises(InputError, match=words):
