@@ -48,7 +48,9 @@ class EmbeddingService(Service):
         self._parts, self._trainers = parts, trainers
         self._turn = 0
         self._brought: dict[int, Sent] = {}
-        self._norms: Norms | None = None
+        self._norms: tuple[int, Norms] = -1, []
+        """Of which turn, and the norms. They stay when the turn ends: a call may be told of them after another trainer, who
+        was quicker, has had the step applied."""
         self._commit: Commit | None = None
         self._missed = False
         """Whether the commit did not come in time: it comes to nothing from then on."""
@@ -59,7 +61,7 @@ class EmbeddingService(Service):
         """Come to the next turn."""
         with self._changed:
             self._turn += 1
-            self._brought, self._norms, self._commit = {}, None, None
+            self._brought, self._commit = {}, None
             self._changed.notify_all()
 
     def collect(self) -> list[Sent]:
@@ -71,7 +73,7 @@ class EmbeddingService(Service):
     def confirm(self, norms: Norms) -> Commit:
         """Tell the trainers that everything is here, and wait for their commit."""
         with self._changed:
-            self._norms = norms
+            self._norms = self._turn, norms
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._commit is not None or not self._open)
             self._changed.wait_for(lambda: self._commit is not None, timeout=GRACE_S)
@@ -97,8 +99,9 @@ class EmbeddingService(Service):
             self._changed.wait_for(lambda: self._turn >= turn or not self._open)
             self._brought[trainer] = sent
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._norms is not None or not self._open)
-            return self._norms
+            self._changed.wait_for(lambda: self._norms[0] == turn or not self._open)
+            answered, norms = self._norms
+            return norms if answered == turn else None
 
     def apply(self, turn: int, commit: Commit) -> bool | None:
         """Commit the step; several trainers send the same."""
