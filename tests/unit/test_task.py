@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from paceline import Loss, reduction
+from paceline import Loss
 from paceline.errors import InputError
-from paceline.reduction import is_mean
+from paceline.strategies.guards import mean_losses
 from paceline.strategies.guards.loss_checks import check_loss
+from paceline.strategies.guards.mean_losses import is_mean
 from tests.unit.training.own_runs import data, losses, opened, prepared
 
 LABELS = torch.tensor([0, 1, 2, 0])
@@ -74,7 +75,7 @@ SUMS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.fixture(autouse=True)
 def _nothing_seen() -> None:
-    reduction._CONSTANTS.clear()
+    mean_losses._CONSTANTS.clear()
 
 
 def scores() -> Tensor:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.errors import InputError
@@ -189,8 +188,10 @@ def load_whole_state(
     load_optimizer_state(model, optimizer, state[OPTIMIZER], grows=grows)
 
 
-def spread_weights(model: nn.Module, world: World, source: int = 0) -> None:
-    """Send one worker's weights and buffers to all others."""
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            tensor.data.copy_(world.comm.broadcast(tensor.data.to(world.device), source))
+def spread_weights(held: nn.Module | Iterable[Tensor], world: World, source: int = 0) -> None:
+    """Send one worker's values to all others: the weights and buffers of a model, or some tensors."""
+    if world.size == 1:
+        return
+    tensors = (*held.parameters(), *held.buffers()) if isinstance(held, nn.Module) else held
+    for tensor in tensors:
+        tensor.data.copy_(world.comm.broadcast(tensor.data.to(world.device), source))

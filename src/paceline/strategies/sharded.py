@@ -7,7 +7,7 @@ when the group is gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -33,6 +33,16 @@ from paceline.state.chunks import (
 )
 from paceline.state.optimizer_state import load_optimizer_state, optimizer_state, plain
 from paceline.strategies.memory.offload import HostRows, without_memory
+
+
+def deal(sizes: Sequence[int], workers: int) -> list[int]:
+    """Return an owner for each item: the largest first, each to whoever has least so far."""
+    owners = [0] * len(sizes)
+    loads = [0] * workers
+    for item in sorted(range(len(sizes)), key=lambda item: (-sizes[item], item)):
+        owners[item] = min(range(workers), key=lambda rank: (loads[rank], rank))
+        loads[owners[item]] += sizes[item]
+    return owners
 
 
 def bounds_of(tensor: DTensor) -> ChunkBounds:

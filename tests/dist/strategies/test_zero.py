@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 import paceline
 from paceline.checkpoint import weights_sha256
 from paceline.state.chunks import ChunkBounds
-from paceline.strategies.data_parallel.zero import deal
+from paceline.strategies.sharded import deal
 from paceline.world import fault_points
 
 STEPS = 9

@@ -30,6 +30,7 @@ from paceline.strategies import compression, gradients, sparse
 from paceline.strategies.base import Exactness, StepWork, StrategyInputs
 from paceline.strategies.guards.hooks import silenced
 from paceline.strategies.guards.trained import refuse_replaced
+from paceline.strategies.placement import spread_weights
 from paceline.strategies.reducer import Reducer, agree_on_terms
 from paceline.strategies.step_state import StepState
 from paceline.strategies.tuning import Tuning
@@ -75,8 +76,7 @@ class GatheredRows:
 
     def begin(self, weights: Sequence[nn.Parameter]) -> None:
         """Have the first worker's tables."""
-        for weight in weights:
-            weight.data.copy_(self._world.comm.broadcast(weight.data))
+        spread_weights(weights, self._world)
 
     def combine(self, sums: TreeSum, step: StepState) -> None:
         """Make `.grad` everybody's rows, added along the tree."""

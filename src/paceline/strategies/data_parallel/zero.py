@@ -33,20 +33,11 @@ from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.guards.trained import check_equal
 from paceline.strategies.placement import Optimize, Placement, load_whole_state, whole_state
 from paceline.strategies.result import StepResult
+from paceline.strategies.sharded import deal
 from paceline.world import World
 
 BUCKET = 4 << 20
 """Bytes of parameters that travel together; a larger one travels alone, without a copy."""
-
-
-def deal(sizes: Sequence[int], workers: int) -> list[int]:
-    """Return an owner for each item: the largest first, each to whoever has least so far."""
-    owners = [0] * len(sizes)
-    loads = [0] * workers
-    for item in sorted(range(len(sizes)), key=lambda item: (-sizes[item], item)):
-        owners[item] = min(range(workers), key=lambda rank: (loads[rank], rank))
-        loads[owners[item]] += sizes[item]
-    return owners
 
 
 class DealtPlacement(Placement):

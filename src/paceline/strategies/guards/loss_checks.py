@@ -9,7 +9,7 @@ from typing import NoReturn
 from torch import Tensor
 
 from paceline.errors import InputError
-from paceline.reduction import is_mean
+from paceline.strategies.guards.mean_losses import is_mean
 from paceline.task import Loss
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline import remote
 from paceline.reduce.tree import Subtree
 from paceline.state.optimizer_state import Options
-from paceline.strategies.parameter_server.connection import Service
+from paceline.strategies.server_calls import Service
 from paceline.strategies.sharded import Part
 from paceline.world.interruption import InterruptedWaitError, Interruption
 

@@ -14,6 +14,7 @@ from paceline.strategies.hybrid.kept import checked
 from paceline.strategies.hybrid.server import TablesPlacement, TablesUpdate
 from paceline.strategies.hybrid.tables import bring_back, check
 from paceline.strategies.hybrid.trainer import DensePlacement, PushedRows, ServedRowsReducer
+from paceline.strategies.placement import spread_weights
 from paceline.strategies.reducer import Reducer
 from paceline.strategies.replica import Replica
 from paceline.strategies.tuning import Tuning
@@ -46,8 +47,7 @@ class Hybrid:
         world.note_transport(RPC)
         group = world.submesh("ddp")
         if not inputs.weights_in_sync:
-            for parameter in sparse.sparse_parameters(inputs.model):
-                parameter.data.copy_(world.comm.broadcast(parameter.data.to(world.device)))
+            spread_weights(sparse.sparse_parameters(inputs.model), world)
         if world.serves:
             tables = TablesPlacement(inputs, world)
             served = replace(inputs, make_optimizer=lambda model: checked(inputs.make_optimizer(model)))

@@ -25,10 +25,10 @@ from paceline.strategies.hybrid import embedding_service
 from paceline.strategies.hybrid.embedding_service import Norms
 from paceline.strategies.hybrid.kept import KeptPlacement, KeptState, bounds
 from paceline.strategies.hybrid.tables import Fetch, send_away
-from paceline.strategies.parameter_server.connection import ServerCalls
 from paceline.strategies.placement import Optimize
 from paceline.strategies.reducer import AroundReducer, Reducer, norm_of
 from paceline.strategies.result import StepResult
+from paceline.strategies.server_calls import ServerCalls
 from paceline.strategies.step_state import StepState
 from paceline.world import World
 from paceline.world.fault_points import REDUCTION, hit

@@ -50,13 +50,6 @@ class Averaging:
         return [mine if total is None else total for mine, total in zip(shares, summed, strict=True)]
 
     @torch.no_grad()
-    def send_from(self, source: int, tensors: list[Tensor]) -> None:
-        """Send the values of one worker to all others."""
-        if self.world.size > 1:
-            for tensor in tensors:
-                tensor.copy_(self.world.comm.broadcast(tensor.detach(), source))
-
-    @torch.no_grad()
     def average_optimizers(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Average the state of all optimizers; a count becomes the largest.
 

@@ -15,7 +15,13 @@ from paceline.strategies.buffers.buffers import Buffers, Versions, gather_rows
 from paceline.strategies.guards.writes import Writes
 from paceline.strategies.local_sgd.averaging import Averaging, wide
 from paceline.strategies.local_sgd.outer import Nesterov
-from paceline.strategies.placement import Optimize, WholePlacement, load_whole_state, whole_state
+from paceline.strategies.placement import (
+    Optimize,
+    WholePlacement,
+    load_whole_state,
+    spread_weights,
+    whole_state,
+)
 from paceline.strategies.reducer import agreed_names
 from paceline.strategies.result import StepResult
 from paceline.world import World, all_gather_object
@@ -80,19 +86,19 @@ class DriftingPlacement(WholePlacement):
         self._stirred = any(stirred for _, _, stirred, _ in found)
         self.outer = self._before.get("outer") or self.outer
         if not self._in_sync:
-            self.averaging.send_from(0, list(self.model.state_dict().values()))
+            spread_weights(self.model, self.world)
         if source is not None and averaged:
-            self.averaging.send_from(averaged[0], list(self.model.state_dict().values()))
+            spread_weights(self.model, self.world, averaged[0])
             if self.outer is not None:
-                self.averaging.send_from(averaged[0], self.outer.tensors())
+                spread_weights(self.outer.tensors(), self.world, averaged[0])
             return
         if self.outer is not None:
             if source is None:
                 self.outer.start()
-            self.averaging.send_from(source or 0, self.outer.tensors())
+            spread_weights(self.outer.tensors(), self.world, source or 0)
         if source is not None:
             # Each had the buffers of its own shards; rules need a beginning that newcomers do not know.
-            self.averaging.send_from(source, list(self.model.buffers()))
+            spread_weights(self.model.buffers(), self.world, source)
             self._steps = 1
             self.learned += mine[1]
             self.total += sum(learned for _, learned, *_ in found)

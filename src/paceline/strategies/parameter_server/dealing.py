@@ -1,22 +1,12 @@
-"""What trainers and servers begin with: the same weights, and which server holds what of the model."""
+"""Which server holds what of the model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
-from paceline.strategies.data_parallel.zero import deal
-from paceline.world import World
-
-
-@torch.no_grad()
-def send_first_weights(model: nn.Module, world: World) -> None:
-    """Begin with the first worker's weights, on all workers."""
-    for value in model.state_dict().values():
-        if isinstance(value, Tensor):
-            value.copy_(world.comm.broadcast(value, 0))
+from paceline.strategies.sharded import deal
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from paceline import remote
-from paceline.strategies.parameter_server.connection import Service
+from paceline.strategies.server_calls import Service
 from paceline.world.interruption import Interruption
 
 Content = dict[str, Any]

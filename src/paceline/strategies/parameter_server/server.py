@@ -16,10 +16,10 @@ from paceline.state.optimizer_state import Options, load_optimizer_state, same_o
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.guards.writes import checksum
-from paceline.strategies.parameter_server.dealing import Dealing, named_tensors, send_first_weights
+from paceline.strategies.parameter_server.dealing import Dealing, named_tensors
 from paceline.strategies.parameter_server.packing import HostPacking
 from paceline.strategies.parameter_server.push_queue import Content, Push, PushQueue
-from paceline.strategies.placement import Optimize, Placement, whole_state
+from paceline.strategies.placement import Optimize, Placement, spread_weights, whole_state
 from paceline.strategies.result import StepResult
 from paceline.world import World
 from paceline.world.status_page import Phase
@@ -60,7 +60,7 @@ class ServerPlacement(Placement):
         """Keep this server's part, and open the queue that trainers push to."""
         super().adopt(optimizer)
         if not self._in_sync:
-            send_first_weights(self.model, self.world)
+            spread_weights(self.model, self.world)
         self.every = super().parameters()
         """All parameters that train, this server's and others'."""
         dealing = Dealing(self.model, self.every, self.world.mesh.servers)

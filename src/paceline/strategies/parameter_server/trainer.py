@@ -25,13 +25,13 @@ from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.guards.trained import check_equal
 from paceline.strategies.guards.writes import Writes
 from paceline.strategies.parameter_server import push_queue
-from paceline.strategies.parameter_server.connection import ServerCalls
-from paceline.strategies.parameter_server.dealing import Dealing, named_tensors, send_first_weights
+from paceline.strategies.parameter_server.dealing import Dealing, named_tensors
 from paceline.strategies.parameter_server.packing import HostPacking
-from paceline.strategies.placement import Placement, whole_state
+from paceline.strategies.placement import Placement, spread_weights, whole_state
 from paceline.strategies.reducer import Reducer, agree_on_terms
 from paceline.strategies.replica import Replica
 from paceline.strategies.result import StepResult
+from paceline.strategies.server_calls import ServerCalls
 from paceline.strategies.step_state import StepState
 from paceline.world import World
 from paceline.world.fault_points import OPTIMIZER as OPTIMIZER_POINT
@@ -58,7 +58,7 @@ class ServedPlacement(Placement):
         """Meet the servers, with the first worker's weights."""
         super().adopt(optimizer)
         if not self._in_sync:
-            send_first_weights(self.model, self.world)
+            spread_weights(self.model, self.world)
         parameters = self.parameters()
         self.dealing = Dealing(self.model, parameters, self.world.mesh.servers)
         self.parts = [[parameters[place] for place in places] for places in self.dealing.places]
