@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.checkpoint.manifest import EXTRA_STATE
 from paceline.documents import shown
 from paceline.errors import CheckpointError
+from paceline.state.optimizer_state import NUMPY_KINDS, is_numpy
 
-_NUMBER = (int, float, Tensor)
+_NUMBER = (int, float, Tensor, np.number)
+_NUMPY = "numpy dtype, shape and bytes in hex"
+"""How a file says that a value is numpy's: torch's restricted unpickler knows nothing of it."""
 _STREAM = {"began": str, "last": str, "first": str, "call": int, "call's first": str}
 """What a checkpoint knows of a stream."""
 _WORDS = {dict: "a dict", list: "a list", str: "text", Tensor: "a tensor", int: "a number"}
@@ -23,7 +28,7 @@ _WORDS = {dict: "a dict", list: "a list", str: "text", Tensor: "a tensor", int: 
 def read_extra_state(folder: Path) -> dict[str, Any]:
     """Return it; nothing but tensors and plain values is unpickled, and a field of another type is refused by name."""
     try:
-        rest = torch.load(folder / EXTRA_STATE, map_location="cpu", weights_only=True)
+        rest = _decoded(torch.load(folder / EXTRA_STATE, map_location="cpu", weights_only=True))
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{EXTRA_STATE} holds objects other than tensors and numbers, and was refused"
@@ -39,7 +44,36 @@ def read_extra_state(folder: Path) -> dict[str, Any]:
 def write_extra_state(folder: Path, rest: Mapping[str, Any]) -> None:
     """Write it."""
     with (folder / EXTRA_STATE).open("wb") as file:
-        torch.save(dict(rest), file)
+        torch.save(_encoded(rest), file)
+
+
+def _encoded(value: Any) -> Any:
+    """Return a state with numbers and arrays of numpy as plain values."""
+    if is_numpy(value):
+        shape = value.shape if isinstance(value, np.ndarray) else None
+        return {_NUMPY: (value.dtype.str, shape, value.tobytes().hex())}
+    return _mapped(_encoded, value)
+
+
+def _decoded(value: Any) -> Any:
+    """Return a state as it was before `_encoded`."""
+    if not isinstance(value, dict) or value.keys() != {_NUMPY}:
+        return _mapped(_decoded, value)
+    kind, shape, data = value[_NUMPY]
+    dtype = np.dtype(kind)
+    if dtype.kind not in NUMPY_KINDS:
+        raise TypeError(f"{dtype} is not a type of numbers or text")
+    read = np.frombuffer(bytes.fromhex(data), dtype)
+    return read[0] if shape is None else read.reshape(shape).copy()
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, dict):
+        entries = {key: function(one) for key, one in value.items()}
+        return type(value)(entries) if type(value) in (Counter, OrderedDict) else entries
+    if isinstance(value, list | tuple):
+        return type(value)(function(one) for one in value) if type(value) in (list, tuple) else value
+    return value
 
 
 def _check(rest: dict[str, Any]) -> None:

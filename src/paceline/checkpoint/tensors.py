@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.errors import CheckpointError
 from paceline.state.chunks import MODEL, TensorChunk
+from paceline.state.optimizer_state import is_numpy
 
 # Schedules of torch keep these two in their state, and torch's restricted unpickler knows them.
 _KNOWN_MAPPINGS: tuple[type, ...] = (dict, OrderedDict, Counter)
@@ -68,16 +69,18 @@ def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def plain(value: Any, where: str) -> Any:
-    """Copy a nested state down to tensors, numbers, strings, dicts, lists and tuples, and nothing else."""
+    """Copy a nested state down to tensors, numbers, strings, arrays, dicts, lists and tuples, and nothing else."""
     if isinstance(value, Tensor):
         return whole(dense(value, where))
-    if value is None or isinstance(value, (bool, int, float, str, np.generic)):
+    if is_numpy(value):
+        return value.copy()
+    if value is None or isinstance(value, (bool, int, float, str)):
         return _scalar(value)
     if isinstance(value, (list, tuple)):
         items = [plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, Mapping):
-        entries = {plain(key, where): plain(item, f"{where}.{key}") for key, item in value.items()}
+        entries = {_key(key, where): plain(item, f"{where}.{key}") for key, item in value.items()}
         return type(value)(entries) if type(value) in _KNOWN_MAPPINGS else entries  # type: ignore[call-arg]
     raise CheckpointError(
         f"cannot save {where}: it is a {type(value).__name__}, and a checkpoint holds only tensors, numbers, "
@@ -85,16 +88,20 @@ def plain(value: Any, where: str) -> Any:
     )
 
 
+def _key(value: Any, where: str) -> Any:
+    """Return what a dict is asked by: a number of numpy is equal to Python's own."""
+    return _scalar(value.item()) if isinstance(value, np.generic) else plain(value, where)
+
+
 def _scalar(value: Any) -> Any:
     """Return the bare value that an enum or a number of some library stands for."""
-    bare = value.item() if isinstance(value, np.generic) else value
-    if isinstance(bare, bool):
-        return bare
-    if isinstance(bare, int):
-        return int.__int__(bare)
-    if isinstance(bare, float):
-        return float.__float__(bare)
-    return str.__str__(bare) if isinstance(bare, str) else bare
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    return str.__str__(value) if isinstance(value, str) else value
 
 
 @cache

@@ -120,7 +120,7 @@ def saved_options_of(optimizer: Optimizer) -> Options:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
-    return isinstance(value, bool | int | float | str | Tensor)
+    return isinstance(value, bool | int | float | str | Tensor) or is_numpy(value)
 
 
 def options_to_tell(optimizer: Optimizer) -> Options:
@@ -142,6 +142,8 @@ def same_options(these: Options, those: Options) -> bool:
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     return bool(one == other) or (one != one and other != other)  # noqa: PLR0124  (no two NaN are equal)
@@ -235,21 +237,19 @@ def _names(model: nn.Module, optimizer: Optimizer) -> list[str]:
 
 
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial, type, ref)
+NUMPY_KINDS = "biufcSU"
+"""Types of numpy that a checkpoint holds: numbers and text."""
 _KEPT_MAPPINGS: tuple[type, ...] = (Counter, OrderedDict)
 
 
 def plain(value: Any, where: str = "the state") -> Any:
-    """Return what a checkpoint can hold: numbers, strings, tensors, lists and dicts.
+    """Return what a checkpoint can hold: numbers, strings, tensors, arrays, lists and dicts.
 
-    Functions in a dict are left out: whoever makes the schedule again makes them again. Numbers of numpy become Python's, its
-    arrays tensors. Anything else would be lost, so it is refused by name.
+    Functions in a dict are left out: whoever makes the schedule again makes them again. Numbers and arrays of numpy stay what
+    they are: single precision would go on in double. Anything else would be lost, so it is refused by name.
     """
-    if value is None or isinstance(value, bool | int | float | str | Tensor):
-        return value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, np.generic):
-        return plain(value.item(), where)
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value.copy())
+    if value is None or isinstance(value, bool | int | float | str | Tensor) or is_numpy(value):
+        return value.copy() if isinstance(value, np.ndarray) else value
     if isinstance(value, dict):
         kept = {
             key: plain(item, f"{where}, {key!r}") for key, item in value.items() if not _is_made_again(item)
@@ -262,6 +262,11 @@ def plain(value: Any, where: str = "the state") -> Any:
         f"cannot hold {where}: it is a {type(value).__name__}, and a checkpoint holds only tensors, numbers, strings, lists and "
         "dicts. Keep it out of state_dict(), or give it as one of those."
     )
+
+
+def is_numpy(value: Any) -> bool:
+    """Return whether this is a number or an array of numpy that bytes can say: of numbers or of text, not of objects."""
+    return isinstance(value, np.generic | np.ndarray) and value.dtype.kind in NUMPY_KINDS
 
 
 def _is_made_again(value: Any) -> bool:

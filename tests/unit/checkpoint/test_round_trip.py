@@ -112,14 +112,58 @@ def test_schedules_and_optimizers_of_torch_come_back(tmp_path: Path) -> None:
     schedule.load_state_dict(loaded["scheduler"])
 
 
-def test_numbers_of_other_libraries_come_back_as_plain_ones(tmp_path: Path) -> None:
+def test_numbers_and_arrays_of_numpy_come_back_as_they_were(tmp_path: Path) -> None:
+    """Single precision that came back as a number of Python's would be computed with in double."""
+
     class Mode(str, enum.Enum):  # noqa: UP042 - its str() is not its value
         MINIMUM = "min"
 
-    odd = {"lr": np.float64(0.1), "count": np.int64(3), "mode": Mode.MINIMUM, "flag": np.bool_(True)}
-    loaded = load(Checkpoints(tmp_path).save(1, run_state(1) | {"scheduler": odd})).state["scheduler"]
-    assert loaded == {"lr": 0.1, "count": 3, "mode": "min", "flag": True}
-    assert [type(value) for value in loaded.values()] == [float, int, str, bool]
+    odd = {
+        "lr": np.float64(0.1),
+        "scale": np.float32(0.97),
+        "half": np.float16(0.1),
+        "count": np.int64(3),
+        "flag": np.bool_(True),
+        "complex": np.complex64(1 + 2j),
+        "name": np.str_("é"),
+        "nested": [{"deep": (np.int8(-3),)}],
+    }
+    arrays = {
+        "table": np.arange(6, dtype=np.float32).reshape(2, 3)[:, ::-1],
+        "names": np.array(["a", "bc"]),
+        "one": np.array(2.5),
+        "none": np.zeros((0, 3), dtype=np.uint16),
+    }
+    state = run_state(1) | {"scheduler": {**odd, **arrays, "mode": Mode.MINIMUM, "by": {np.int64(2): 1}}}
+    loaded = load(Checkpoints(tmp_path).save(1, state)).state["scheduler"]
+    assert {name: loaded[name] for name in odd} == odd
+    assert [type(loaded[name]) for name in odd] == [type(value) for value in odd.values()]
+    assert type(loaded["nested"][0]["deep"][0]) is np.int8
+    for name, array in arrays.items():
+        assert isinstance(loaded[name], np.ndarray), name
+        assert loaded[name].dtype == array.dtype
+        assert loaded[name].shape == array.shape
+        assert np.array_equal(loaded[name], array)
+        loaded[name][...] = loaded[name]  # it can be written to
+    assert loaded["mode"] == "min"
+    assert type(loaded["mode"]) is str
+    assert [type(key) for key in loaded["by"]] == [int]
+
+
+def test_a_file_that_names_a_type_of_objects_is_refused(tmp_path: Path) -> None:
+    from paceline.checkpoint import extra_state
+
+    for wrong in (
+        ("|O", None, b"12345678"),
+        ("<f4", (7,), b"1234"),
+        ("<f4", None, b""),
+        "float32",
+        ("<q9", None, b""),
+    ):
+        rest = {"optimizer": {"state": {}, "groups": []}, "scheduler": {"x": {extra_state._NUMPY: wrong}}}
+        torch.save(rest, tmp_path / "extra_state.pt")
+        with pytest.raises(CheckpointError, match=r"extra_state.pt"):
+            extra_state.read_extra_state(tmp_path)
 
 
 def test_parts_beyond_the_usual_ones_are_kept(tmp_path: Path) -> None:
