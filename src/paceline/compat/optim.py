@@ -27,6 +27,11 @@ def step_hooks(optimizer: Optimizer) -> Iterator[tuple[str, Callable[..., Any]]]
             yield how, hook
 
 
+def ensure_hooks(optimizer: Optimizer) -> None:
+    """Have hooks on its step run, as they do for every optimizer that calls torch's constructor: wrappers may not."""
+    optimizer._patch_step_function()
+
+
 def mark_stepped(optimizer: Optimizer) -> None:
     """Have schedules take it that the optimizer has made a step: they warn where theirs comes first."""
     vars(optimizer)["_opt_called"] = True

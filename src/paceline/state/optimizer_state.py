@@ -39,7 +39,7 @@ def load_optimizer_state(
     """Load what `optimizer_state` gave; where the optimizer `grows`, with the groups that were added to it in between."""
     there = [group["params"] for group in saved["groups"]]
     here = _named_groups(model, optimizer)
-    added = there[len(here) :] if _are_same(here, there[: len(here)]) else []
+    added = there[len(here) :] if _aresame_option(here, there[: len(here)]) else []
     known = dict(model.named_parameters())
     if added and known.keys() >= {name for group in added for name in group}:
         if not grows:
@@ -50,7 +50,7 @@ def load_optimizer_state(
         for group in added:
             optimizer.add_param_group({"params": [known[name] for name in group]})
         here = _named_groups(model, optimizer)
-    if not _are_same(here, there):
+    if not _aresame_option(here, there):
         moved = sorted(
             {name for group in there for name in group} ^ {name for group in here for name in group}
         )
@@ -134,18 +134,19 @@ def options_to_tell(optimizer: Optimizer) -> Options:
 def same_options(these: Options, those: Options) -> bool:
     """Return whether two lists of options are the same."""
     return len(these) == len(those) and all(
-        one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+        one.keys() == other.keys() and all(same_option(one[key], other[key]) for key in one)
         for one, other in zip(these, those, strict=True)
     )
 
 
-def _same(one: Any, other: Any) -> bool:
+def same_option(one: Any, other: Any) -> bool:
+    """Return whether two values of an option are the same."""
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.array_equal(one, other)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(map(same_option, one, other))
     return bool(one == other) or (one != one and other != other)  # noqa: PLR0124  (no two NaN are equal)
 
 
@@ -180,7 +181,7 @@ def _named_groups(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
     return [[next(names) for _ in group["params"]] for group in optimizer.param_groups]
 
 
-def _are_same(left: list[list[str]], right: list[list[str]]) -> bool:
+def _aresame_option(left: list[list[str]], right: list[list[str]]) -> bool:
     return [sorted(group) for group in left] == [sorted(group) for group in right]
 
 

@@ -37,8 +37,8 @@ from paceline.world import World
 class Optimize(Protocol):
     """Steps this worker's optimizer and its schedule."""
 
-    def __call__(self, *, steps: bool = True) -> None:
-        """Do so; without `steps` only the schedule goes on."""
+    def __call__(self, *, steps: bool = True, schedules: bool = True) -> None:
+        """Do so, or one of the two."""
 
 
 class Placement(ABC):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.compat.optim import ensure_hooks
 from paceline.data import to_device
 from paceline.errors import InputError, NonFiniteLossError
 from paceline.state.chunks import Catalogue, LocalState, Read, split
@@ -73,6 +74,7 @@ class Replica:
         if inputs.compile and not inputs.carries_on:
             self.model.compile()  # in place: the module keeps its type and its names
         self.optimizer: Optimizer = inputs.optimizer(self.model)
+        ensure_hooks(self.optimizer)
         check_own_entries(self.optimizer, kept=placement.adapts)
         self.partial_update = PartialUpdate(self.optimizer, placement.scope, world.device)
         self.scheduler: LRScheduler | None = inputs.scheduler(self.optimizer)
@@ -240,8 +242,8 @@ class Replica:
         result.applied_factor = factor
         gradients.scale([one.values() if one.is_sparse else one for one in held], factor)
 
-    def _optimize(self, *, steps: bool = True) -> None:
-        """Update the weights; without `steps` only the schedule goes on."""
+    def _optimize(self, *, steps: bool = True, schedules: bool = True) -> None:
+        """Update the weights, then have the schedule go on; or one of the two."""
         if self.partial_update.watches:
             self.partial_update.check()
         self.has_updated = True
@@ -255,6 +257,8 @@ class Replica:
             overflowed = (
                 self.scaler.get_scale() < before
             )  # then no update was made, so the schedule waits too
+        if not schedules:
+            return
         if self.scheduler is not None and not overflowed:
             self.scheduler.step()
         if self.buffers.watched:

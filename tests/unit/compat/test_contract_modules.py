@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
+from typing import Any
 
 import torch
 from torch import nn
@@ -132,6 +134,32 @@ def test_hooks_on_a_step() -> None:
         "register_step_pre_hook",
     ]
     assert len([*step_hooks(optimizer)]) == before
+
+
+@leans_on("torch.optim.Optimizer:_patch_step_function", "torch.optim.Optimizer:_optimizer_step_pre_hooks")
+def test_hooks_run_for_an_optimizer_that_never_called_torchs_constructor() -> None:
+    from paceline.compat.optim import ensure_hooks
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self._optimizer_step_pre_hooks = OrderedDict()
+            self._optimizer_step_post_hooks = OrderedDict()
+            self.inner, self.param_groups, self.defaults = inner, inner.param_groups, inner.defaults
+
+        def step(self, closure: Any = None) -> Any:
+            return self.inner.step(closure)
+
+    made = Wrapper(torch.optim.SGD([torch.ones(1)]))
+    seen = []
+    made.register_step_pre_hook(lambda *_: seen.append(1))
+    made.step()
+    assert not seen, "torch runs them itself: ensure_hooks may go"
+    ensure_hooks(made)
+    made.step()
+    assert seen == [1]
+    ensure_hooks(made)
+    made.step()
+    assert seen == [1, 1]
 
 
 @leans_on("torch.optim.Optimizer:_opt_called")

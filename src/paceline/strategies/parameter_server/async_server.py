@@ -67,12 +67,14 @@ class AsyncUpdate:
         replica.partial_update.check()
         self._placement.take_options(pushes)
         hit(OPTIMIZER)
-        rates = [group["lr"] for group in optimizer.param_groups]
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * whole
-        optimizer.step()
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        with self._placement.stepped.watch():
+            rates = [(group["lr"], group["lr"] * whole) for group in optimizer.param_groups]
+            for group, (_, scaled) in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = scaled
+            optimizer.step()
+            for group, (rate, scaled) in zip(optimizer.param_groups, rates, strict=True):
+                if group["lr"] is scaled:  # else the step has set another
+                    group["lr"] = rate
         for parameter in parameters:
             parameter.grad = None
         self._placement.check_slots()
@@ -99,6 +101,7 @@ class AsyncUpdate:
             del self._placement.applied[old]
         if replica.scheduler is not None:
             replica.scheduler.step()
+            self._placement.stepped.note()
         rows = [push.content["buffers"] for _, push in sorted(self._entries[number].items())]
         if not rows[0]:
             return

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from paceline import remote
+from paceline.state.optimizer_state import Options
 from paceline.strategies.server_calls import Service
 from paceline.world.interruption import Interruption
 
@@ -33,9 +34,11 @@ class PushQueue(Service):
 
     current: ClassVar[PushQueue | None] = None
 
-    def __init__(self, weights: Callable[[], dict[str, Tensor]], interruption: Interruption) -> None:
+    def __init__(
+        self, held: Callable[[], tuple[dict[str, Tensor], Options]], interruption: Interruption
+    ) -> None:
         super().__init__(interruption)
-        self.weights = weights
+        self.held = held
         self._waiting: list[Push] = []
 
     def bring(self, push: Push) -> Content | None:
@@ -68,6 +71,6 @@ def push(trainer: int, step: int, content: Content) -> Content | None:
 
 
 @remote.function
-def pull() -> dict[str, Tensor] | None:
-    """Return all that this server holds of the model, by name."""
-    return None if PushQueue.current is None else PushQueue.current.weights()
+def pull() -> tuple[dict[str, Tensor], Options] | None:
+    """Return all that this server holds of the model, by name, and of the optimizer's options those that its step changes."""
+    return None if PushQueue.current is None else PushQueue.current.held()

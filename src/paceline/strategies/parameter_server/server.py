@@ -12,13 +12,14 @@ from torch.optim import Optimizer
 
 from paceline.errors import InputError
 from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read, assemble, split
-from paceline.state.optimizer_state import Options, load_optimizer_state, same_options, set_options
+from paceline.state.optimizer_state import Options, load_optimizer_state, same_options
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.guards.writes import checksum
 from paceline.strategies.parameter_server.dealing import Dealing, named_tensors
 from paceline.strategies.parameter_server.packing import HostPacking
 from paceline.strategies.parameter_server.push_queue import Content, Push, PushQueue
+from paceline.strategies.parameter_server.stepped_options import SteppedOptions
 from paceline.strategies.placement import Optimize, Placement, spread_weights, whole_state
 from paceline.strategies.result import StepResult
 from paceline.world import World
@@ -43,15 +44,17 @@ class ServerPlacement(Placement):
         """With staleness: the shards of the last steps whose gradients are in this server's weights."""
         previous = inputs.previous
         self._before = {} if previous is None else dict(previous.placement.carried)
+        self._stepped_keys: list[set[str]] = self._before.pop("stepped", [])
         self._checked = False
         self._stale = True
 
     @property
     def carried(self) -> Mapping[str, Any]:  # type: ignore[override]
         """What is in this server's weights, for a group that forms anew and takes steps again of which some is."""
+        stepped = {"stepped": self._stepped_keys}
         if self._before:  # a group that came to no step
-            return self._before
-        return {"applied": self.applied, "weights": self._checksums()} if self.applied else {}
+            return self._before | stepped
+        return ({"applied": self.applied, "weights": self._checksums()} if self.applied else {}) | stepped
 
     def _checksums(self) -> list[int]:
         return [checksum(one) for one in self.parameters()]
@@ -69,7 +72,9 @@ class ServerPlacement(Placement):
         self._mine = {name for name, owner in dealing.owners.items() if owner == self.peers.rank}
         self.packing = HostPacking(self.parameters())
         self._release()
-        self.queue = PushQueue(self._weights, self.world.interruption)
+        self.stepped = SteppedOptions(optimizer, self._stepped_keys)
+        """What the optimizer's own step has changed in its groups."""
+        self.queue = PushQueue(lambda: (self._weights(), self.stepped.noted), self.world.interruption)
         self.queue.serve(self.world)
 
     def parameters(self) -> list[nn.Parameter]:
@@ -100,6 +105,7 @@ class ServerPlacement(Placement):
             "terms": {name: one.cpu() for name, one in terms.items()},
             "norm": None if norm is None else norm.cpu(),
             "buffers": {},
+            "options": self.stepped.behind_step,
         }
 
     def answer(self, result: StepResult | None) -> None:
@@ -119,13 +125,14 @@ class ServerPlacement(Placement):
                 "the optimizer's options (lr, weight_decay, ...) differ between the trainers, whose loops have changed them "
                 "differently. Change them alike on every worker, not by what one has of the batch."
             )
-        set_options(self.optimizer, told[0])
+        self.stepped.set(told[0])
 
     # Steps.
 
     def refresh(self) -> None:
         """Wait until the trainers have come to fetch what is here, in a new group or after loading."""
         if self._stale:
+            self.stepped.note()
             self.world.comm.barrier()
             self._stale = False
             before, self._before = self._before, {}
@@ -141,7 +148,10 @@ class ServerPlacement(Placement):
 
     def update(self, optimize: Optimize, result: StepResult) -> None:
         """Update this server's parameters, and answer; all servers have all that they need, so nothing can fail half-way."""
-        optimize()
+        with self.stepped.watch():
+            optimize(schedules=False)
+        optimize(steps=False)
+        self.stepped.note()
         self.check_slots()
         self.keep_buffers(self.pushes[0].content["buffers"])
         self.answer(result)

@@ -27,6 +27,7 @@ from paceline.strategies.guards.writes import Writes
 from paceline.strategies.parameter_server import push_queue
 from paceline.strategies.parameter_server.dealing import Dealing, named_tensors
 from paceline.strategies.parameter_server.packing import HostPacking
+from paceline.strategies.parameter_server.stepped_options import HeardOptions
 from paceline.strategies.placement import Placement, spread_weights, whole_state
 from paceline.strategies.reducer import Reducer, agree_on_terms
 from paceline.strategies.replica import Replica
@@ -53,6 +54,7 @@ class ServedPlacement(Placement):
         self.number = 0
         """The step that was taken last."""
         self._stale = True
+        self.heard = HeardOptions()
 
     def adopt(self, optimizer: Optimizer) -> None:
         """Meet the servers, with the first worker's weights."""
@@ -78,9 +80,12 @@ class ServedPlacement(Placement):
         """Fetch all that the servers hold, once everybody is here and so has nothing in flight."""
         self.world.comm.barrier()
         own = named_tensors(self.model)
-        for held in self.servers.wait([one.future() for one in self._pull]):
+        told = []
+        for held, options in self.servers.wait([one.future() for one in self._pull]):
+            told.append(options)
             for name, value in held.items():
                 own[name].copy_(value)
+        self.heard.hear(self.optimizer, told)
         self._stale = False
 
     @contextlib.contextmanager
@@ -139,7 +144,7 @@ class ServedUpdate:
             self._shares(replica, max_grad_norm) if placement.staleness else (self._sums(replica), None)
         )
         # Servers' loops have no batches, and not all weights to compute options from.
-        options = options_to_tell(replica.optimizer)
+        options = placement.heard.changed(options_to_tell(replica.optimizer))
         for content in contents:
             content["options"] = options
         hit(REDUCTION)
@@ -160,6 +165,7 @@ class ServedUpdate:
         hit(OPTIMIZER_POINT)
         placement.number = step.work.number
         self._take_weights(answers)
+        placement.heard.hear(replica.optimizer, [one["options"] for one in answers])
         if replica.scheduler is not None:
             replica.scheduler.step()
         replica.buffers.end_step()
