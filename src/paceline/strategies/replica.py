@@ -31,6 +31,7 @@ from paceline.strategies.base import (
 )
 from paceline.strategies.guards.loss_checks import check_trainable
 from paceline.strategies.guards.partial_update import PartialUpdate
+from paceline.strategies.guards.schedules import step_schedule
 from paceline.strategies.guards.trained import agree_on_change, check_held
 from paceline.strategies.memory.recompute import recompute_blocks
 from paceline.strategies.placement import Placement
@@ -256,7 +257,7 @@ class Replica:
                 self.scaler.get_scale() < before
             )  # then no update was made, so the schedule waits too
         if self.scheduler is not None and not overflowed:
-            self.scheduler.step()
+            step_schedule(self.scheduler)
         if self.buffers.watched:
             self.buffers.end_step()
 
