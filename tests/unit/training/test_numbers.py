@@ -127,7 +127,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
 def test_a_number_that_follows_the_passes_is_told_of_once(kind: str, passes: int) -> None:
     change, name = CHANGES[kind]
     [told] = notes(Counting(), Net(change), passes=passes)
-    assert re.search(rf"changes {name} from pass to pass \(", told)
+    assert re.search(rf"changes the number {name} from pass to pass \(", told)
     assert "task.steps_done" in told
 
 
@@ -136,7 +136,7 @@ def test_so_is_one_of_the_task_and_of_its_class() -> None:
         task.run = float(batch.mean()) + 0.9 * (task.run or 0)
 
     [told] = notes(Counting(average), Net(lambda net, x: None), passes=2)
-    assert "changes task.run from pass to pass" in told
+    assert "changes the number task.run from pass to pass" in told
 
 
 def test_one_that_a_closure_holds_is_told_of() -> None:
@@ -146,7 +146,7 @@ def test_one_that_a_closure_holds_is_told_of() -> None:
         state["mean"] += float(inputs.mean())
 
     [told] = notes(Counting(), Net(move), passes=2)
-    assert "changes state['mean']" in told
+    assert "changes the number state['mean']" in told
 
 
 def test_a_pass_that_is_a_step_may_be_counted() -> None:

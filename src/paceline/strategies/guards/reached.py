@@ -46,7 +46,12 @@ _ITEMS = 256
 _FRAMES = 3
 _ATOMS = (int, float, complex, bool, str, bytes, type(None))
 _NUMBERS = (int, float)
-_ITERATORS: tuple[type, ...] = (type(iter(range(0))), type(iter(range(1 << 99))), type(iter([])), type(iter(())))
+_ITERATORS: tuple[type, ...] = (
+    type(iter(range(0))),
+    type(iter(range(1 << 99))),
+    type(iter([])),
+    type(iter(())),
+)
 """Iterators of which can be said, without taking an item, how far they have come."""
 _TABLES = frozenset(vars(nn.Module()))
 _CLOSED = (Dataset, DataLoader, Sampler, Optimizer)

@@ -73,8 +73,8 @@ class Numbers:
 def changing(name: str, was: object, now: object) -> str:
     """Return what to tell about a number that passes change."""
     return (
-        f"loss() or forward() changes {name} from pass to pass ({was} before, {now} after). It follows the passes of this "
-        "worker's own samples, so what is computed from it depends on shards and workers; in a log it does no harm. "
+        f"loss() or forward() changes the number {name} from pass to pass ({was} before, {now} after). It follows the passes of "
+        "this worker's own samples, so what is computed from it depends on shards and workers; in a log it does no harm. "
         "task.steps_done counts optimizer steps; other state belongs into a buffer with a rule in buffers()."
     )
 
