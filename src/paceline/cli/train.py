@@ -59,6 +59,7 @@ def train(
         looked = f": {out} holds no run of paceline train that has one" if said.get("resume") else ""
         raise InputError(f"Missing argument 'task'{looked}. See paceline train --help.")
     asked = Asked.together(task, file, given, before, out)
+    folder.check_resumed(asked.options)
     for text in asked.notes:
         print(f"note: {text}", file=sys.stderr)  # noqa: T201
     call: tuple[Any, ...] = (api.TRAINER, (asked.spec,), {}, asked.options)

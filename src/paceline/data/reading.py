@@ -20,6 +20,7 @@ from torch.utils.data import TensorDataset, default_collate
 
 from paceline.data.epochs import epoch_setters, tell_epoch
 from paceline.data.generators import GeneratorsAside, seed_generators
+from paceline.data.in_place import Items
 from paceline.data.permutation import Indices
 from paceline.world.seeds import derive
 
@@ -66,12 +67,19 @@ class SampleReader:
         self._fetches_many = callable(getattr(dataset, "__getitems__", None))
         self._aside = GeneratorsAside()
         self._draws = False
+        self._looks = collate is not default_collate
+        """Whether collate is watched for changes in place: in the first step that is read."""
         self._setters = epoch_setters(dataset)
 
     def read(self, epoch: int, pieces: Sequence[Indices]) -> list[Any]:
         """Return one collated batch for each piece."""
         if self._setters:
             tell_epoch(self._setters, epoch)
+        batches = self._read(epoch, pieces)
+        self._looks = False
+        return batches
+
+    def _read(self, epoch: int, pieces: Sequence[Indices]) -> list[Any]:
         with self._aside:
             if not self._draws:
                 try:
@@ -118,8 +126,12 @@ class SampleReader:
             raise
 
     def _collated(self, epoch: int, samples: list[int], items: list[Any]) -> Any:
+        watched = Items(items) if self._looks else None
         try:
-            return self._collate(items)
+            batch = self._collate(items)
         except Exception as error:
             error.add_note(f"while collating samples {samples}, in epoch {epoch}")
             raise
+        if watched is not None:
+            watched.check(samples, lambda sample: self._one(epoch, sample))
+        return batch

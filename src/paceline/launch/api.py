@@ -49,6 +49,7 @@ def launch(
         raise job.ReachedLaunch
     with errors_in_keywords():
         made, before, notes = run_options(options)
+        folder.check_resumed(made)
         threads = threads if threads is not None else before.get("threads")
         console, identity = Console(notes=True), env.identity()
         for text in notes if identity is None or identity.rank == 0 else ():

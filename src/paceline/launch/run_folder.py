@@ -19,15 +19,6 @@ from paceline.launch.base import Outcome
 from paceline.observe.events import Note, RunStarted
 from paceline.training import folder
 
-_FILES = {
-    "logs": ("rank-*.log", "store.log"),
-    "ledger": ("rank-*-from-*.bin",),
-    "tensorboard": ("events.out.tfevents.*",),
-    folder.CHECKPOINTS: (),
-    ".": (folder.SPEC, folder.EVENTS, "receipt.json", "workers.json"),
-}
-"""Every file that a launch and its workers write before there is a checkpoint, by the folder that it is in."""
-
 
 class RunFolder:
     """The user's folder, or a temporary one for the logs of a launch that asked for none.
@@ -53,7 +44,7 @@ class RunFolder:
         try:
             self._make()
             if self._claim():
-                self._found = {place for name in _FILES if (place := self.path / name).exists()}
+                self._found = {place for name in folder.FILES if (place := self.path / name).exists()}
                 self._found |= self._written()
             (self.path / "logs").mkdir(exist_ok=True)
             if not self._temporary:
@@ -151,7 +142,7 @@ class RunFolder:
             return
         emptied = list(self._made)
         if self._found is not None:
-            emptied[:0] = {self.path / name for name in _FILES} - self._found - {self.path}
+            emptied[:0] = {self.path / name for name in folder.FILES} - self._found - {self.path}
             with suppress(OSError):
                 for path in self._written() - self._found:
                     path.unlink(missing_ok=True)
@@ -163,7 +154,7 @@ class RunFolder:
         """Return the files of a launch that are there."""
         return {
             path
-            for name, patterns in _FILES.items()
+            for name, patterns in folder.FILES.items()
             for pattern in patterns
             for path in (self.path / name).glob(pattern)
             if not path.is_dir()

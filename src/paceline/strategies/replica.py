@@ -32,6 +32,7 @@ from paceline.strategies.base import (
 )
 from paceline.strategies.guards.loss_checks import check_trainable
 from paceline.strategies.guards.partial_update import PartialUpdate
+from paceline.strategies.guards.schedules import step_schedule
 from paceline.strategies.guards.trained import agree_on_change, check_held
 from paceline.strategies.memory.recompute import recompute_blocks
 from paceline.strategies.placement import Placement
@@ -260,7 +261,7 @@ class Replica:
         if not schedules:
             return
         if self.scheduler is not None and not overflowed:
-            self.scheduler.step()
+            step_schedule(self.scheduler)
         if self.buffers.watched:
             self.buffers.end_step()
 

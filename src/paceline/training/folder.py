@@ -18,6 +18,14 @@ from paceline.training.spec import OVERRIDES, TrainSpec
 CHECKPOINTS = "checkpoints"
 SPEC = "spec.json"
 EVENTS = "events.jsonl"
+FILES: Mapping[str, tuple[str, ...]] = {
+    ".": (SPEC, EVENTS, "receipt.json", "workers.json"),
+    "logs": ("rank-*.log", "store.log"),
+    "ledger": ("rank-*-from-*.bin",),
+    "tensorboard": ("events.out.tfevents.*",),
+    CHECKPOINTS: (),
+}
+"""Every file that a launch and its workers write before there is a checkpoint, by the folder that it is in."""
 
 
 def has_run(folder: Path) -> bool:
@@ -37,6 +45,7 @@ def check(options: RunOptions) -> None:
     """Refuse a folder that holds a run already, and a resume where there is nothing."""
     if options.out is None:
         return
+    _check_kinds(options.out)
     out, saved = options.out, has_run(options.out)
     begun = saved or (out / EVENTS).exists()
     unsaved = f"the run in {out} has saved no checkpoint, so it cannot be gone on with. Choose another --out, or delete {out}."
@@ -52,6 +61,29 @@ def check(options: RunOptions) -> None:
             if begun
             else f"--resume: there is no run in {out}. Leave --resume out to start one there."
         )
+
+
+def check_resumed(options: RunOptions) -> None:
+    """Refuse a resume where there is nothing, before anything is told of it; another machine may hold what a follower has not."""
+    if options.resume and options.rendezvous is None:
+        check(options)
+
+
+def _check_kinds(out: Path) -> None:
+    """Refuse a folder where something else lies under the name of a file, or of a folder, that a run writes."""
+    for name, patterns in FILES.items():
+        place = out / name
+        if name != "." and place.exists() and not place.is_dir():
+            raise _cannot_write(place, "no folder")
+        for path in sorted(path for pattern in patterns for path in place.glob(pattern)):
+            if path.exists() and not path.is_file():
+                raise _cannot_write(path, "no regular file")
+
+
+def _cannot_write(path: Path, words: str) -> InputError:
+    return InputError(
+        f"{path} is {words}, so the run cannot be written there. Move it away, or choose another --out."
+    )
 
 
 def write_spec(folder: Path, spec: Mapping[str, Any]) -> None:

@@ -57,13 +57,35 @@ def make_schedule(
     except Exception as error:
         if horizon is not None:
             raise
-        raise InputError(
-            f"scheduler() failed, and its total_steps is None, because nobody knows how long this stream is "
-            f"({type(error).__name__}: {error}). Give --steps N or --horizon N, or a schedule for None."
-        ) from error
-    if horizon is not None and callable(getattr(schedule, "step", None)):
+        raise _of_unknown_length("scheduler()", error) from error
+    if not callable(getattr(schedule, "step", None)):
+        return schedule
+    if horizon is None:
+        _explain_failure(schedule)
+    else:
         _hold_at_end(schedule, horizon, taken)
     return schedule
+
+
+def _of_unknown_length(what: str, error: Exception) -> InputError:
+    return InputError(
+        f"{what} failed, and the schedule's total_steps is None, because nobody knows how long this stream is "
+        f"({type(error).__name__}: {error}). Give --steps N or --horizon N, or a schedule for None."
+    )
+
+
+def _explain_failure(schedule: Any) -> None:
+    """Have a schedule that fails when it is stepped say that nobody knows its length: CosineAnnealingLR takes None at first."""
+    step = schedule.step
+
+    @functools.wraps(step)
+    def explained(*args: Any, **kwargs: Any) -> None:
+        try:
+            step(*args, **kwargs)
+        except TypeError as error:  # what computing with None raises
+            raise _of_unknown_length(f"{type(schedule).__name__}.step()", error) from error
+
+    schedule.step = explained
 
 
 def _hold_at_end(schedule: Any, horizon: int, taken: Callable[[], int]) -> None:

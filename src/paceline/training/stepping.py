@@ -176,7 +176,7 @@ class Stepping:
             broken=broken,
         )
         state.step = step
-        self.loop.hidden.enter(replica.model, state.task)
+        self.loop.hidden.enter(replica.model, state.task, sharded=state.options.total_shards > 1)
         return step
 
     def _applied(self, step: Step) -> None:

@@ -14,7 +14,7 @@ from paceline.observe import Evaluated, Note, RunFinished
 from paceline.recovery.agreement import WentBackError
 from paceline.task import Task
 from paceline.training.checks.before_first_step import check_shards, near_names
-from paceline.training.checks.counters import Modes, note_of_changes, numbers_of
+from paceline.training.checks.counters import Modes
 from paceline.training.description import about_task
 from paceline.training.horizon import choose_horizon, is_forgotten, make_schedule, refuse_forgotten
 from paceline.training.reference import load_task
@@ -49,7 +49,7 @@ class Trainer:
         self.batch_size = spec.batch_size if spec.batch_size is not None else task.batch_size
         self.metrics: dict[str, float] = {}
         self._measured_at = -1
-        self._looked, self._modes = False, Modes()
+        self._modes = Modes()
         loading: dict[str, Any] = {"collate": task.collate, "worker_init_fn": task.worker_init_fn}
         self.dataset = task.train_data()
         self.feed = run.feed(self.dataset, batch_size=self.batch_size, **loading)
@@ -88,20 +88,12 @@ class Trainer:
             self._compute(step)
 
     def _compute(self, step: Step) -> None:
-        """Compute one step; look for what its passes change beside tensors: numbers in the first, modes in the others."""
-        model = self._state.replica.model
-        looks = not self._looked and self._state.options.total_shards > 1
-        before = numbers_of(self.task, model) if looks else {}
+        """Compute one step; look for what it switches."""
         if step.compute(self.task.loss).again:
             return
-        self._looked = True
-        notes = [
-            note_of_changes(before, numbers_of(self.task, model)) if looks else None,
-            self._modes.note_of_change(self.task, model, step.number),
-        ]
-        for text in notes:
-            if text is not None:
-                self._state.emit(Note(text=text))
+        text = self._modes.note_of_change(self.task, self._state.replica.model, step.number)
+        if text is not None:
+            self._state.emit(Note(text=text))
 
     def prepare(self) -> None:
         """Make the model and hand it to the strategy."""

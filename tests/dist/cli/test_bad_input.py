@@ -1,5 +1,8 @@
 """Bad input: exit status 2, one line that says what would be right, and nothing left behind."""
 
+import os
+import shutil
+
 import pytest
 
 TASKS = """
@@ -147,3 +150,33 @@ def test_a_damaged_only_checkpoint_is_no_way_to_resume(command, place):
     ended = command("train", "tasks.py:Good", "--steps", 2, "--out", "run", "--resume")
     assert ended.status == 2
     assert ended.err.splitlines()[-1].startswith("error: no checkpoint in run/checkpoints is whole")
+
+
+def test_what_is_no_file_of_a_run_is_named_before_anything_is_written(command, place):
+    run, resume = place / "run", ("train", "tasks.py:Good", "--steps", 2, "--out", "run", "--resume")
+    assert command("train", "tasks.py:Good", "--steps", 1, "--out", "run").status == 0
+    for name in ("events.jsonl", "workers.json", "logs/rank-0.log", "ledger/rank-0-from-0.bin"):
+        (run / name).rename(place / "kept")
+        (run / name).mkdir()
+        ended = command(*resume)
+        assert ended.err.startswith(f"error: run/{name} is no regular file"), ended.err
+        assert (ended.status, ended.out, ended.err.count("\n")) == (2, "", 1), ended.err
+        (run / name).rmdir()
+        (place / "kept").rename(run / name)
+    (run / "logs").rename(place / "kept")
+    os.mkfifo(run / "logs")
+    ended = command(*resume)
+    assert ended.err.startswith("error: run/logs is no folder"), ended.err
+    (run / "logs").unlink()
+    (place / "kept").rename(run / "logs")
+    (run / "logs" / "mine").mkdir()  # nothing that a run writes
+    assert command(*resume).status == 0
+
+
+def test_a_run_that_never_began_is_told_in_one_line(command, place):
+    assert command("train", "tasks.py:Good", "--workers", 2, "--steps", 1, "--out", "run").status == 0
+    shutil.rmtree(place / "run" / "checkpoints")  # what an interrupt before the first step leaves
+    (place / "run" / "events.jsonl").unlink()
+    ended = command("train", "tasks.py:Good", "--strategy", "single", "--resume", "--out", "run")
+    assert ended.err.startswith("error: --resume: there is no run in run."), ended.err
+    assert (ended.status, ended.out, ended.err.count("\n")) == (2, "", 1), ended.err

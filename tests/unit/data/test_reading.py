@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
+from paceline.data.reading import reader_of
+from paceline.errors import InputError
 from tests.unit.data.sources import Faulty, Noisy, Squares, TwoPartError, combined, epoch_of
 
 
@@ -137,3 +139,32 @@ def test_an_error_of_the_collate_function_names_the_samples() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         epoch_of(Squares(8), shuffle=False, collate=broken)
     assert caught.value.__notes__ == ["while collating samples [0, 1], in epoch 0"]
+
+
+@pytest.mark.parametrize("kind", ["tensor", "array", "list"])
+def test_a_collate_that_changes_the_data_sets_own_items_is_refused(kind: str) -> None:
+    rows: Any = {
+        "tensor": torch.ones(8, 3),
+        "array": np.ones((8, 3)),
+        "list": [torch.ones(3) for _ in range(8)],
+    }[kind]
+
+    def doubling(items: Any) -> Any:
+        for item in items:
+            item["x"][...] *= 2
+        return torch.stack([torch.as_tensor(item["x"]) for item in items])
+
+    def once(items: Any) -> Any:
+        return torch.stack([torch.as_tensor(item["x"]) * 2 for item in items])
+
+    shared = [{"x": row} for row in rows]
+    pieces = [np.array([3, 1]), np.array([2])]
+    with pytest.raises(InputError, match="collate changes sample 3 in place, and with it the data set's own"):
+        reader_of(shared, seed=0, collate=doubling).read(0, pieces)
+    reader_of(shared, seed=0, collate=once).read(0, pieces)
+
+    class Fresh:
+        def __getitem__(self, index: int) -> Any:
+            return {"x": rows[index].clone() if kind != "array" else rows[index].copy()}
+
+    assert len(reader_of(Fresh(), seed=0, collate=doubling).read(0, pieces)) == 2  # nobody reads those again

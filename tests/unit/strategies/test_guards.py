@@ -11,6 +11,7 @@ from torch.optim import lr_scheduler
 
 from paceline.errors import InputError
 from paceline.strategies.guards import before_first_step as guards
+from paceline.strategies.guards.schedules import step_schedule
 
 
 def optimizer() -> torch.optim.Optimizer:
@@ -73,6 +74,28 @@ def test_schedules_of_torch_that_count_steps_pass() -> None:
         lr_scheduler.ChainedScheduler([constant], held),
     ):
         guards.check_scheduler(schedule, held)
+
+
+def test_a_sequence_that_torch_cannot_step_is_refused_before_it_comes_there() -> None:
+    held = optimizer()
+    first, then, last = (lr_scheduler.ConstantLR(held) for _ in range(3))
+    chained = lr_scheduler.ChainedScheduler([then, last])
+    with pytest.raises(InputError, match=r"goes on to a ChainedScheduler, which torch .* cannot begin"):
+        guards.check_scheduler(lr_scheduler.SequentialLR(held, [first, chained], [3]), held)
+    inner = lr_scheduler.SequentialLR(held, [then, last], [2])
+    with pytest.raises(InputError, match="goes on to a SequentialLR"):
+        guards.check_scheduler(lr_scheduler.SequentialLR(held, [first, inner], [3]), held)
+
+
+def test_a_schedule_that_fails_in_torch_says_so_in_one_line_and_one_of_the_users_with_its_own_error() -> None:
+    held = optimizer()
+    without_end = lr_scheduler.CosineAnnealingLR(held, None)  # type: ignore[arg-type]
+    held.step()
+    with pytest.raises(InputError, match=r"CosineAnnealingLR\.step\(\) failed .*\(TypeError: .*NoneType"):
+        step_schedule(without_end)
+    mine = lr_scheduler.LambdaLR(held, lambda step: 1 / (1 - step))
+    with pytest.raises(ZeroDivisionError):
+        step_schedule(mine)
 
 
 def test_hooks_that_see_a_part_of_a_gradient() -> None:

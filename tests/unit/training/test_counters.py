@@ -71,12 +71,10 @@ def notes(task: paceline.Task, shards: int = 2) -> list[str]:
         return told
 
 
-@pytest.mark.parametrize(
-    ("task", "name"), [(Counting, "calls of the task"), (Passing, "passes of the model")]
-)
+@pytest.mark.parametrize(("task", "name"), [(Counting, "task.calls"), (Passing, "passes")])
 def test_a_number_that_counts_passes_is_told_once(task: type[Small], name: str) -> None:
     (text,) = notes(task())
-    assert f"changes {name} (0 before this step, 2 after it)" in text
+    assert f"changes the number {name} from pass to pass (1 before, 2 after)" in text
     assert "task.steps_done" in text
 
 

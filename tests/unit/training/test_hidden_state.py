@@ -45,6 +45,8 @@ class Hidden(nn.Module):
         self.h: Tensor | None = torch.zeros(3)
         self.pair = (torch.zeros(3), torch.zeros(3))
         self.bank = deque([torch.zeros(3)] * 2, maxlen=2)
+        self.grown = [torch.zeros(3)]
+        self.by_key: dict[int, Tensor] = {}
         self.mask = torch.ones(0)
         self.count = np.zeros(2)
         self.shown: Tensor | None = None
@@ -57,16 +59,18 @@ class Hidden(nn.Module):
 class Watched:
     """Takes steps of two passes each."""
 
-    def __init__(self, work: Forward, *, task: Task | None = None, several: bool = True) -> None:
+    def __init__(
+        self, work: Forward, *, task: Task | None = None, several: bool = True, sharded: bool = False
+    ) -> None:
         self.model, self.watch = nn.Sequential(nn.Linear(3, 3), Hidden(work)), HiddenState()
-        self.task, self.several, self.number = task, several, 0
+        self.task, self.several, self.sharded, self.number = task, several, sharded, 0
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Loss:
         return Loss.mean(model(batch).sum(1))
 
     def step(self) -> list[str]:
-        self.watch.enter(self.model, self.task)
+        self.watch.enter(self.model, self.task, sharded=self.sharded)
         with self.watch.passes():
             loss = self.watch.around(self.task.loss if self.task is not None else self.loss)
             for rows in (2, 2 + self.number % 2):
@@ -102,6 +106,18 @@ def count_passes(module: Any, inputs: Tensor) -> Tensor:
     return inputs * module.h
 
 
+def grow_list(module: Any, inputs: Tensor) -> Tensor:
+    outputs = inputs - torch.stack(module.grown[-3:]).mean(0)
+    module.grown.append(inputs.detach().mean(0))
+    return outputs
+
+
+def grow_dict(module: Any, inputs: Tensor) -> Tensor:
+    outputs = inputs - sum(module.by_key.values())
+    module.by_key[len(module.by_key)] = inputs.detach().mean(0)
+    return outputs
+
+
 def count_in_place(module: Any, inputs: Tensor) -> Tensor:
     module.total += 1
     return inputs * module.total
@@ -125,6 +141,19 @@ def grow_mask(module: Any, inputs: Tensor) -> Tensor:
     if len(module.mask) < module.calls:
         module.mask = torch.arange(module.calls, dtype=torch.float)
     return inputs * module.mask[: 1 + module.calls // 2].sum()
+
+
+def cast_mask(module: Any, inputs: Tensor) -> Tensor:
+    outputs = inputs * module.mask.sum()
+    module.mask = torch.arange(3).type_as(inputs)
+    return outputs
+
+
+def cache_by_length(module: Any, inputs: Tensor) -> Tensor:
+    length = len(inputs)
+    if length not in module.by_key:
+        module.by_key[length] = torch.arange(length).to(inputs)
+    return inputs * sum(one.sum() for one in module.by_key.values())
 
 
 def scratch(module: Any, inputs: Tensor) -> Tensor:
@@ -160,6 +189,8 @@ CARRIES: dict[str, tuple[Forward, str]] = {
     "attribute": (carry, r"1\.h"),
     "pair": (carry_pair, r"1\.pair\[1\]"),
     "bank": (carry_in_bank, r"1\.bank\[0\]"),
+    "list": (grow_list, r"1\.grown\[1\]"),
+    "dict": (grow_dict, r"1\.by_key\[0\]"),
     "counter": (count_passes, r"1\.h"),
     "in place": (count_in_place, r"1\.total"),
 }
@@ -236,7 +267,17 @@ def test_a_tensor_carried_from_pass_to_pass_is_refused_on_several_workers_and_to
 
 
 @pytest.mark.parametrize(
-    "work", [leave_for_loss, log, grow_mask, draw_and_seed, globals_of_the_process, draw_in_optimizer]
+    "work",
+    [
+        leave_for_loss,
+        log,
+        grow_mask,
+        cast_mask,
+        cache_by_length,
+        draw_and_seed,
+        globals_of_the_process,
+        draw_in_optimizer,
+    ],
 )
 def test_what_does_no_harm_is_left_alone(work: Forward) -> None:
     assert Watched(work).steps(9) == []

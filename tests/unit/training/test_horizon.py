@@ -104,6 +104,19 @@ def test_a_stream_has_no_end_that_a_schedule_could_know() -> None:
         assert train(run, "Streamed", steps=6) == LINEAR
 
 
+class Cosine(Streamed):
+    def scheduler(self, optimizer: Any, total_steps: int | None) -> Any:
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total_steps)  # type: ignore[arg-type]
+
+
+def test_nor_one_that_fails_only_when_it_is_stepped() -> None:
+    said = r"CosineAnnealingLR\.step\(\) failed.*total_steps is None.*--steps N or --horizon N"
+    with opened() as run, pytest.raises(InputError, match=said):
+        train(run, "Cosine")
+    with opened() as run:
+        train(run, "Cosine", horizon=6)
+
+
 def test_a_checkpoint_that_does_not_say_how_long_its_schedule_is(tmp_path: Path) -> None:
     with opened(out=tmp_path) as run:
         begun = train(run, steps=2)

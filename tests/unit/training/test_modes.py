@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from paceline import Task
-from paceline.training.checks.counters import Modes, note_of_changes, numbers_of
+from paceline.training.checks.counters import Modes
 
 
 class Net(nn.Module):
@@ -35,26 +35,6 @@ def test_a_switch_is_told_of_once_where_it_is_thrown() -> None:
     assert modes.note_of_change(task, model, 5) is None  # told once
     model.layer.eval()
     assert "layer to evaluation mode" in (modes.note_of_change(task, model, 6) or "")
-
-
-class Config:
-    """Settings that a task and its model share."""
-
-    def __init__(self) -> None:
-        self.temperature = 1.0
-
-
-def test_a_number_of_shared_settings_is_told_of() -> None:
-    task, model, config = Task(), Net(), Config()
-    task.config, model.config, model.table = config, config, {"heat": 1}  # type: ignore[attr-defined]
-    before = numbers_of(task, model)
-    config.temperature *= 0.9
-    assert "config.temperature of the task (1.0 before" in (
-        note_of_changes(before, numbers_of(task, model)) or ""
-    )
-    before = numbers_of(task, model)
-    model.table["heat"] += 1  # type: ignore[index]
-    assert "table.heat of the model" in (note_of_changes(before, numbers_of(task, model)) or "")
 
 
 class Sorted(Task):

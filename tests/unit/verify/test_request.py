@@ -147,6 +147,33 @@ def test_a_fault_fails_a_report_whose_rows_all_hold() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        ([("ddp", "bitwise", "bitwise"), ("tp", "numeric", "numeric")], "every promise holds"),
+        (
+            [("ddp", "bitwise", "bitwise"), ("local-sgd", "statistical", "statistical")],
+            "bitwise and numeric promises hold; local-sgd: compared by the loss curve alone, not verified to the bit",
+        ),
+        (
+            [("local-sgd", "statistical", "statistical")] * 2,
+            "local-sgd: compared by the loss curve alone, not verified to the bit",
+        ),
+        (
+            [("local-sgd", "statistical", "bitwise")],
+            "local-sgd: bitwise here, where the loss curve alone is promised",
+        ),
+    ],
+)
+def test_the_verdict_says_what_was_compared(found: list[tuple[str, str, str]], verdict: str) -> None:
+    rows = [
+        Row(strategy=strategy, workers=2, promised=promised, found=level)
+        for strategy, promised, level in found
+    ]
+    report = TaskReport(task="t", steps=1, shard_counts=(2,), loss=0.5, bound=1e-5, rows=rows)
+    assert report.verdict == verdict
+
+
 def test_a_strategy_that_refuses_the_task_is_no_other_answer() -> None:
     held = Row(strategy="ddp", workers=2, promised="bitwise", found="bitwise", shards=2)
     refused = Row(

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from paceline.compat.tensors import hooks_of, post_accumulate_hooks_of
 from paceline.errors import InputError
+from paceline.strategies.guards.schedules import check_parts
 
 
 def check_optimizer(optimizer: object) -> None:
@@ -52,6 +53,7 @@ def check_scheduler(scheduler: object, optimizer: Optimizer) -> None:
             f"the {name} belongs to another optimizer than the one that trains, so it would change nothing. Make it with the "
             "optimizer that scheduler() is given."
         )
+    check_parts(scheduler)
 
 
 def check_hooks(named: Iterable[tuple[str, nn.Parameter]]) -> None:

@@ -1,4 +1,4 @@
-"""Finds what passes may compute with beside parameters and buffers: generators, plain tensors and arrays that code leads to.
+"""Finds what passes may compute with beside parameters and buffers: generators, tensors, arrays and numbers that code leads to.
 
 Reached are attributes of modules, tasks and plain objects, the contents of lists and dicts, what functions close over, and
 the globals that their code names. Nothing is called and no property is read. Data sets are left out, and so are objects and
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import operator
 import random
 import sys
 import types
@@ -43,6 +45,14 @@ _DEPTH = 6
 _ITEMS = 256
 _FRAMES = 3
 _ATOMS = (int, float, complex, bool, str, bytes, type(None))
+_NUMBERS = (int, float)
+_ITERATORS: tuple[type, ...] = (
+    type(iter(range(0))),
+    type(iter(range(1 << 99))),
+    type(iter([])),
+    type(iter(())),
+)
+"""Iterators of which can be said, without taking an item, how far they have come."""
 _TABLES = frozenset(vars(nn.Module()))
 _CLOSED = (Dataset, DataLoader, Sampler, Optimizer)
 _OTHERS = frozenset({"torch", "numpy", "paceline", *sys.stdlib_module_names}) - {"__main__"}
@@ -56,6 +66,10 @@ class Reached:
     generators: dict[str, Generator] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     arrays: dict[str, Array] = field(default_factory=dict)
+    numbers: dict[str, object] = field(default_factory=dict)
+    """Those of Python and numpy, lengths of lists of them, and how far iterators have come."""
+    reads_steps: bool = False
+    """Whether code among it reads `task.steps_done`."""
 
 
 def reached_from(model: nn.Module, others: Iterable[Named] = ()) -> Reached:
@@ -77,10 +91,27 @@ def reached_from(model: nn.Module, others: Iterable[Named] = ()) -> Reached:
                 found.tensors[name] = one
         elif isinstance(one, np.ndarray):
             found.arrays[name] = one
+        elif isinstance(one, (*_ITERATORS, itertools.count)):
+            found.numbers.setdefault(name, _place(one))
         elif depth < _DEPTH:
             deeper = depth + (not isinstance(one, nn.Module))
-            waiting.extend((key, held, deeper) for key, held in _held(name, one) if type(held) not in _ATOMS)
+            waiting.extend((key, held, deeper) for key, held in _noted(found, name, one))
     return found
+
+
+def _noted(found: Reached, name: str, one: Any) -> Iterator[Named]:
+    """Note the numbers that an object holds, and yield what else it does."""
+    found.reads_steps |= isinstance(one, types.FunctionType) and "steps_done" in one.__code__.co_names
+    # Numbers of torch's modules are settings, and some of those are made in a first pass.
+    counted = not isinstance(one, nn.Module) or not type(one).__module__.startswith("torch.")
+    for key, held in _held(name, one):
+        if type(held) in _NUMBERS or isinstance(held, np.number):
+            if counted:
+                found.numbers.setdefault(key, held)  # an object's own before its class's
+            if isinstance(one, list | deque):
+                found.numbers[f"len({name})"] = len(one)
+        elif type(held) not in _ATOMS:
+            yield key, held
 
 
 def loop_objects(frame: types.FrameType | None) -> list[Named]:
@@ -131,6 +162,11 @@ def _held(name: str, one: Any) -> Iterator[Named]:
         yield from _of_class(name, one)
     elif isinstance(one, types.SimpleNamespace | Namespace) or _is_own(type(one)):
         yield from _of_object(name, one)
+
+
+def _place(one: Any) -> object:
+    """Return how far an iterator has come."""
+    return repr(one) if isinstance(one, itertools.count) else operator.length_hint(one)
 
 
 def _items(one: Mapping[Any, Any]) -> Iterable[Named]:

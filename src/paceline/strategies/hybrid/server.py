@@ -14,6 +14,7 @@ from paceline.state.chunks import LocalState
 from paceline.state.optimizer_state import set_options
 from paceline.strategies import gradients, sparse
 from paceline.strategies.base import Leaves, StrategyInputs
+from paceline.strategies.guards.schedules import step_schedule
 from paceline.strategies.hybrid.embedding_service import EmbeddingService, Norms, Sent
 from paceline.strategies.hybrid.kept import KeptPlacement, KeptState, bounds, check_slots, part_of
 from paceline.strategies.hybrid.tables import send_away
@@ -117,7 +118,7 @@ class TablesUpdate:
         set_options(replica.optimizer, commit.options)
         replica.optimizer.step()
         if replica.scheduler is not None:
-            replica.scheduler.step()
+            step_schedule(replica.scheduler)
         check_slots(replica.optimizer, placement.parts)
         for part in placement.parts:
             part.values.grad = None

@@ -22,6 +22,7 @@ from paceline.state.optimizer_state import load_optimizer_state, options_to_tell
 from paceline.strategies import gradients
 from paceline.strategies.base import StepWork, StrategyInputs
 from paceline.strategies.guards.partial_update import Scope
+from paceline.strategies.guards.schedules import step_schedule
 from paceline.strategies.guards.trained import check_equal
 from paceline.strategies.guards.writes import Writes
 from paceline.strategies.parameter_server import push_queue
@@ -167,7 +168,7 @@ class ServedUpdate:
         self._take_weights(answers)
         placement.heard.hear(replica.optimizer, [one["options"] for one in answers])
         if replica.scheduler is not None:
-            replica.scheduler.step()
+            step_schedule(replica.scheduler)
         replica.buffers.end_step()
         return result
 

@@ -22,6 +22,8 @@ _DATA = 1
 _TO_PYTHON = frozenset(
     {"item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bool__", "__index__"}
 )
+_FORM_OF_OTHER = frozenset({"to", "type_as", "expand_as", "view_as", "reshape_as", "resize_as_"})
+"""Take from their second argument its type or shape alone."""
 _OVERWRITING = frozenset(
     {
         *("copy_", "fill_", "zero_", "set_", "__setitem__", "index_copy_", "index_fill_", "masked_fill_"),
@@ -33,8 +35,12 @@ _OVERWRITING = frozenset(
 class Flow(TorchFunctionMode):
     """Sees every function of torch while it is entered, and notes which results the given tensors went into."""
 
-    def __init__(self, followed: Mapping[str, Tensor], *, inside: Iterable[str]) -> None:
+    def __init__(
+        self, followed: Mapping[str, Tensor], *, inside: Iterable[str], known: Iterable[str] = ()
+    ) -> None:
         super().__init__()
+        self._known = frozenset(known)
+        """Where there were tensors before the passes: a list in which others turn up has grown."""
         self._marks: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._bits = {name: 2 << place for place, name in enumerate(followed)}
         self._before = {name: (weakref.ref(one), one.shape, _version(one)) for name, one in followed.items()}
@@ -60,23 +66,25 @@ class Flow(TorchFunctionMode):
         if name.endswith("_like") or name.startswith("new_"):
             return  # of its arguments the form alone
         overwrites = name in _OVERWRITING
+        if name in _FORM_OF_OTHER:
+            args, kwargs = args[:1], {}
         read = [*args[overwrites:], *(value for key, value in kwargs.items() if key != "out")]
         marks = 0
-        for one in _tensors(read):
+        for one in tensors_of(read):
             marks |= self._marks_of(one) | (_DATA if one.requires_grad else 0)
         if name in _TO_PYTHON:
             self._shown |= marks
         if overwrites and args and isinstance(args[0], Tensor):
             self._mark(args[0], marks)
         elif marks:
-            for one in _tensors((result,)):
+            for one in tensors_of((result,)):
                 self._mark(one, marks | self._marks_of(one))
                 if one.requires_grad:
                     self._used |= marks & self._model
 
     def feed(self, batch: Any) -> None:
         """Take the tensors of a batch for data."""
-        for one in _tensors((batch,)):
+        for one in tensors_of((batch,)):
             self._mark(one, self._marks_of(one) | _DATA)
 
     def take_loss(self, loss: Any) -> None:
@@ -89,15 +97,26 @@ class Flow(TorchFunctionMode):
 
     def carried(self, now: Mapping[str, Tensor]) -> Iterator[tuple[str, bool]]:
         """Yield what was carried on: used, then replaced from data or from itself; and whether torch saw what for."""
+        grown = {
+            holder_of(name)
+            for name, one in now.items()
+            if name not in self._known and self._marks_of(one) & _DATA
+        }
         for name, bit in self._bits.items():
-            if (self._used | self._shown) & bit and name in now and self._renewed(name, now[name]):
-                yield name, bool(self._used & bit)
+            if (self._used | self._shown) & bit and name in now:
+                if self._renewed(name, now[name]) or holder_of(name) in grown - {""}:
+                    yield name, bool(self._used & bit)
+                elif self._shown & bit and now[name].numel() == 1 and self._replaced(name, now[name]):
+                    yield name, False  # it went through Python, where nobody sees what becomes of it
+
+    def _replaced(self, name: str, now: Tensor) -> bool:
+        before, _, version = self._before[name]
+        return before() is not now or _version(now) != version
 
     def _renewed(self, name: str, now: Tensor) -> bool:
-        before, shape, version = self._before[name]
-        if before() is now and _version(now) == version:
+        if not self._replaced(name, now):
             return False
-        marks = self._marks_of(now)
+        marks, shape = self._marks_of(now), self._before[name][1]
         return bool(marks & _DATA or (marks & self._bits[name] and now.shape == shape))
 
     def _mark(self, one: Tensor, marks: int) -> None:
@@ -113,17 +132,24 @@ def can_follow() -> bool:
     return not dynamo.has_compiled()
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+def tensors_of(values: Iterable[Any]) -> Iterator[Tensor]:
     """Yield the tensors among values, those in lists, dicts and plain objects included."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, list | tuple):
-            yield from _tensors(value)
+            yield from tensors_of(value)
         elif isinstance(value, dict):
-            yield from _tensors(value.values())
+            yield from tensors_of(value.values())
         elif hasattr(value, "__dict__") and not isinstance(value, type):
             yield from (one for one in vars(value).values() if isinstance(one, Tensor))
+
+
+def holder_of(name: str) -> str:
+    """Return the list or dict that something lies in, or whose length it is; an empty name where there is none."""
+    if name.startswith("len("):
+        return name[4:-1]
+    return name.rpartition("[")[0] if name.endswith("]") else ""
 
 
 def _version(one: Tensor) -> int:

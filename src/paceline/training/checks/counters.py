@@ -6,44 +6,74 @@ here, and on every worker others. Nothing fails, so the run says it. Such a numb
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+import re
+import time
+from collections.abc import Callable
+from typing import Any
 
+from torch import nn
+
+from paceline.strategies.guards.reached import LOOP, Reached
 from paceline.task import Task
+from paceline.training.checks.carried import tensors_of
 
-Numbers = dict[str, object]
-
-
-def numbers_of(task: Task, model: nn.Module) -> Numbers:
-    """Return the plain numbers that the task and the modules have: attributes, of their own or of their class, and settings."""
-    owners = [("the task", task), *((name or "the model", module) for name, module in model.named_modules())]
-    return {
-        f"{path} of {name}": value
-        for name, owner in owners
-        for held in (*map(vars, reversed(type(owner).__mro__)), vars(owner))
-        for key, whole in held.items()
-        if not key.startswith("_")
-        for path, value in _numbers(key, whole)
-    }
+_CLOCKS = (time.time, time.perf_counter, time.monotonic, time.process_time)
+_DURATION = re.compile(r"(?:^|[._\[])(?:time|elapsed|duration|latency|seconds|secs|ms)(?:$|[_\]])")
+"""What measured time is called: of a float alone nobody can tell it from a running mean."""
 
 
-def _numbers(key: str, value: object) -> list[tuple[str, object]]:
-    """Return a number, or those of a dict or a plain object that holds settings."""
-    if type(value) in (int, float):
-        return [(key, value)]
-    if isinstance(value, nn.Module | Tensor | type) or callable(value):
-        return []
-    inner = value if isinstance(value, dict) else getattr(value, "__dict__", {})
-    return [(f"{key}.{name}", one) for name, one in list(inner.items()) if type(one) in (int, float)]
+class Numbers:
+    """Watches plain numbers over the passes of one step, those of task, modules and whatever else their code leads to.
+
+    What the first pass makes (a table's length, a scale that is laid out lazily) and what every pass of a step sets alike, by
+    task.steps_done say, is not told: compared is from the second pass on. Where a worker has one pass a step, what its second
+    step changes is told, unless code there reads task.steps_done.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, object] = {}
+        self._passes = 0
+        self._began: list[float] = []
+        self._sizes: set[object] = set()
+
+    def begin(self, found: Reached) -> None:
+        """Take what is there before the passes of a step."""
+        self._before, self._passes, self._sizes = found.numbers, 0, set()
+        self._began = [clock() for clock in _CLOCKS]
+
+    def begin_pass(self, batch: Any, find: Callable[[], Reached]) -> None:
+        """Note that a pass is about to begin."""
+        self._passes += 1
+        for one in tensors_of((batch,)):
+            self._sizes.update((*one.shape, one.numel()))
+        if self._passes == 2:
+            self._before = find().numbers
+
+    def changed(self, found: Reached, *, first: bool) -> dict[str, tuple[object, object]]:
+        """Return what passes have changed, `first` those of a process: by its name, the value before and after."""
+        if self._passes < 2 and (first or found.reads_steps):
+            return {}
+        pairs = {
+            name: (was, found.numbers[name]) for name, was in self._before.items() if name in found.numbers
+        }
+        return {
+            name: (was, now)
+            for name, (was, now) in pairs.items()
+            if repr(was) != repr(now) and not name.startswith(LOOP) and not self._harmless(name, was, now)
+        }
+
+    def _harmless(self, name: str, was: object, now: object) -> bool:
+        """Return whether a number is a size of the batch at hand, or a clock's."""
+        if type(now) is not float:
+            return was in self._sizes and now in self._sizes
+        stamps = zip(self._began, _CLOCKS, strict=True)
+        return any(began <= now <= clock() for began, clock in stamps) or bool(_DURATION.search(name))
 
 
-def note_of_changes(before: Numbers, after: Numbers) -> str | None:
-    """Return what to tell about numbers that one step has changed; None where it has changed none."""
-    changed = [name for name, value in after.items() if repr(before.get(name, value)) != repr(value)]
-    if not changed:
-        return None
-    name = changed[0]
+def changing(name: str, was: object, now: object) -> str:
+    """Return what to tell about a number that passes change."""
     return (
-        f"loss() or forward() changes {name} ({before[name]} before this step, {after[name]} after it). It follows the passes of "
+        f"loss() or forward() changes the number {name} from pass to pass ({was} before, {now} after). It follows the passes of "
         "this worker's own samples, so what is computed from it depends on shards and workers; in a log it does no harm. "
         "task.steps_done counts optimizer steps; other state belongs into a buffer with a rule in buffers()."
     )

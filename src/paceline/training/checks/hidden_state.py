@@ -1,4 +1,4 @@
-"""What passes compute with that is neither parameter nor buffer: random generators, tensors and arrays carried from pass to pass.
+"""What passes compute with that is neither parameter nor buffer: generators, tensors, arrays, numbers carried from pass to pass.
 
 Each worker's passes move its own, so what is drawn from them or read in them depends on which shards a worker has. Nothing
 fails, no checkpoint holds them, and weights come out otherwise than with one process.
@@ -22,7 +22,8 @@ from paceline.strategies.base import LossFunction
 from paceline.strategies.guards.generator_states import State, drew_on, kind_of, state_of
 from paceline.strategies.guards.reached import LOOP, Generator, Named, Reached, loop_objects, reached_from
 from paceline.task import Loss, Task
-from paceline.training.checks.carried import Flow, can_follow
+from paceline.training.checks.carried import Flow, can_follow, holder_of
+from paceline.training.checks.counters import Numbers, changing
 
 _LARGE = 1 << 22
 """Bytes of arrays that are compared by their values."""
@@ -57,17 +58,19 @@ class HiddenState:
         self._flow: Flow | None = None
         self._written: list[str] = []
         self._carried: list[tuple[str, bool]] = []
+        self._numbers, self._sharded = Numbers(), True
+        self._changed: dict[str, tuple[object, object]] = {}
         self._told: set[str] = set()
 
-    def enter(self, model: nn.Module, task: Task | None = None) -> None:
-        """Note that a step is about to begin."""
+    def enter(self, model: nn.Module, task: Task | None = None, *, sharded: bool = True) -> None:
+        """Note that a step is about to begin; where it is not `sharded` a pass is a step, and numbers may count it."""
         if model is not self._model:
             self._model, self._steps, self._left, self._generators, self._tensors = model, 0, {}, {}, []
-        self._task = task
+        self._task, self._sharded = task, sharded
         self._steps += 1
         self._looks = self._steps.bit_count() == 1
         self.watches = bool(self._looks or self._generators or self._tensors or self._left)
-        self._drawn, self._written, self._carried = [], [], []
+        self._drawn, self._written, self._carried, self._changed = [], [], [], {}
 
     @contextmanager
     def passes(self, loop: FrameType | None = None) -> Iterator[None]:
@@ -88,25 +91,28 @@ class HiddenState:
 
     def around(self, loss: LossFunction) -> LossFunction:
         """Return a loss function that shows what it is given and what it returns."""
-        flow = self._flow
-        if flow is None:
+        if self._flow is None and not self._looks:
             return loss
 
         def shown(model: nn.Module, batch: Any) -> Loss:
-            flow.feed(batch)
+            self.show_batch(batch)
             value = loss(model, batch)
-            flow.take_loss(value)
+            self.show_loss(value)
             return value
 
         return shown
 
     def show_batch(self, batch: Any) -> None:
-        """Note that a loop is given a batch."""
+        """Note that a pass over a batch begins."""
+        if (
+            self._looks and threading.get_ident() == self._thread
+        ):  # what other threads change cannot be gone through
+            self._numbers.begin_pass(batch, self._find)
         if self._flow is not None:
             self._flow.feed(batch)
 
     def show_loss(self, loss: Loss) -> None:
-        """Note that a loop has computed a loss."""
+        """Note that a pass has computed a loss."""
         if self._flow is not None:
             self._flow.take_loss(loss)
 
@@ -118,11 +124,16 @@ class HiddenState:
             raise InputError(f"step {number}: {self._drawing(drawn[0])}")
         if several and carried:
             raise InputError(f"step {number}: {_carrying(carried[0])}")
-        names = [name for name, _ in self._drawn], [name for name, _ in self._carried], self._written
+        names = (
+            [name for name, _ in self._drawn],
+            [name for name, _ in self._carried],
+            self._written,
+            [*self._changed],
+        )
         notes = []
-        for found, says in zip(names, (self._drawing, _carrying, _writing), strict=True):
-            new = [name for name in found if name not in self._told]
-            self._told.update(new)
+        for found, says in zip(names, (self._drawing, _carrying, _writing, self._changing), strict=True):
+            new = [name for name in found if self._told.isdisjoint((name, holder_of(name)))]
+            self._told.update((*new, *filter(None, map(holder_of, new))))
             if new:
                 others = (
                     f" The same goes for {', '.join(new[1:4])}{' ...' * (len(new) > 4)}." if new[1:] else ""
@@ -144,8 +155,9 @@ class HiddenState:
             }
             self._generators = found.generators
         if followed and can_follow():
-            self._flow = Flow(followed, inside=filter(_is_models, followed))
+            self._flow = Flow(followed, inside=filter(_is_models, followed), known=found.tensors)
         if self._looks:
+            self._numbers.begin(found)
             self._held = {name: (weakref.ref(one), _version(one)) for name, one in found.tensors.items()}
             self._tensors, self._arrays = [], {}
             if self._steps > 1:  # the first passes may well make them
@@ -183,6 +195,8 @@ class HiddenState:
                 for name, one in found.tensors.items()
                 if name not in self._held or not _same(one, *self._held[name])
             }
+            if self._sharded:
+                self._changed = self._numbers.changed(found, first=self._steps == 1)
             now = _values(found)
             self._written += [name for name, value in self._arrays.items() if now.get(name, value) != value]
 
@@ -214,11 +228,14 @@ class HiddenState:
             "itself (leave generator= out), which is seeded for every shard; or seed it in every pass, by task.steps_done."
         )
 
+    def _changing(self, name: str) -> str:
+        return changing(name, *self._changed[name])
+
 
 def _carrying(name: str) -> str:
     return (
-        f"the passes carry {name} from one to the next: it is computed with, then replaced. It follows the passes of one "
-        "worker's own samples, and no checkpoint holds it, so weights depend on shards and workers. Register it as a buffer, "
+        f"the passes carry {name} from one to the next: it is computed with, then replaced or added to. It follows the passes of "
+        "one worker's own samples, and no checkpoint holds it, so weights depend on shards and workers. Register it as a buffer, "
         "with a rule in buffers(), or keep in the batch what belongs to its samples."
     )
 

@@ -141,13 +141,28 @@ class TaskReport(Report):
 
     @property
     def verdict(self) -> str:
-        """Whether every promise holds."""
+        """Whether every promise holds; of statistical ones, what was compared."""
         if self.holds:
-            curves = any(row.promised == row.found == "statistical" for row in self.rows)
-            return "every promise holds" + (", statistical ones by the loss curve alone" if curves else "")
+            return self._held
         if self._unmet and self._unmet <= {"unverified", "refused"} and self._harmless:
             return "NOT verified"
         return "NOT the same answer" if self._unmet else "the answer depends on how it is computed"
+
+    @property
+    def _held(self) -> str:
+        judged = [row for row in self.rows if row.found != "skipped"]
+        loose = [row for row in judged if row.promised == "statistical"]
+        if not loose:
+            return "every promise holds"
+        told = ["bitwise and numeric promises hold"] if len(loose) < len(judged) else []
+        for found in dict.fromkeys(row.found for row in loose):
+            names = ", ".join(dict.fromkeys(row.strategy for row in loose if row.found == found))
+            told.append(
+                f"{names}: compared by the loss curve alone, not verified to the bit"
+                if found == "statistical"
+                else f"{names}: {found} here, where the loss curve alone is promised"
+            )
+        return "; ".join(told)
 
     @property
     def _unmet(self) -> set[str]:
