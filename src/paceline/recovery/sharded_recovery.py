@@ -85,6 +85,10 @@ class ShardedRecovery:
         if self.takes_snapshots and not replica.whole:
             self._snapshots.take(position, shared, replica.local_state(), anew=anew)
 
+    def amend_snapshot(self, position: Position, shared: dict[str, Any]) -> None:
+        """Have the snapshot of this step say what is known by now beside the state of the replica."""
+        self._snapshots.amend(position, shared)
+
     def snapshot_at(self, number: int) -> Snapshot | None:
         """Return the snapshot of so many steps, if there is one."""
         return self._snapshots.kept.get(number)
