@@ -129,6 +129,8 @@ class RunGroup:
             "workers": state.workers,
             "meta": state.meta,
             "journal": self.journal.state(),
+            "measured": state.measured,
+            "saved at": self.saving.saved_at,
             "epoch starts": (state.position, state.epoch_starts.at(state.position)),
             "states": self.loop.registered.snapshot(),
             **self.history.state(),
@@ -145,6 +147,7 @@ class RunGroup:
         if shared[FROZEN] is not None:
             freeze_as(state.replica.model, shared[FROZEN])
         self.journal.load(shared["journal"])
+        state.measured, self.saving.saved_at = shared["measured"], shared["saved at"]
         state.epoch_starts.adopt(position, *shared["epoch starts"])
         self.history.load(shared)
         state.others_training, self.history.adopted = shared["data"], shared["states"]
@@ -213,8 +216,9 @@ class RunGroup:
             raise RolledBackError(position.number)
         self.journal.load(self.sharded.go_back(position) or Journal.BEGINNING)
         self.state.stand_at(position)
+        self.state.measured = None
         self.history.went_back, self.history.adopted = True, self._states
         self.put_states_back()
-        self.saving.go_back(position.number)
+        self.saving.go_back(position)
         self.history.behind.drop(position.phase)
         self.recovery.exits.go_back(position.phase)
