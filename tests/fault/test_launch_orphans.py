@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 
 import pytest
@@ -76,3 +77,42 @@ def test_nothing_is_left_of_a_launcher_that_was_killed_very_early(after_s, tmp_p
         time.sleep(after_s)
         command.process.kill()
         command.wait_until(lambda: not command.left(), seconds=5)
+
+
+LAUNCHER = """
+import os, socket, time
+from pathlib import Path
+from paceline.launch.workers.fork_server import ForkServer
+
+class Mark:
+    def __init__(self, number): self.number = number
+    def __reduce__(self): return Path.touch, (Path(f"worker-{self.number}"),)
+
+server = ForkServer()
+nowhere, (ours, theirs) = os.open(os.devnull, os.O_RDWR), socket.socketpair()
+for number in range(24):
+    server.request(Mark(number), [nowhere, nowhere, theirs.fileno()], ["takes_long"])
+Path("asked").touch()
+time.sleep(600)
+"""
+"""Asks for workers that leave a mark, each in the folder, as soon as they are there."""
+TAKES_LONG = """
+import time
+from pathlib import Path
+
+Path("loading").touch()
+while not Path("killed").exists():
+    time.sleep(0.01)
+"""
+
+
+def test_nobody_is_forked_any_more_for_a_launcher_that_was_killed(tmp_path):
+    (tmp_path / "launcher.py").write_text(LAUNCHER)
+    (tmp_path / "takes_long.py").write_text(TAKES_LONG)
+    with started(sys.executable, "launcher.py", folder=tmp_path) as command:
+        command.wait_until(lambda: (tmp_path / "asked").exists() and (tmp_path / "loading").exists())
+        command.process.kill()
+        command.process.wait()
+        (tmp_path / "killed").touch()
+        command.wait_until(lambda: not command.left())
+    assert not list(tmp_path.glob("worker-*"))

@@ -133,6 +133,16 @@ def test_kills_one_after_the_other_and_in_the_regroup(tmp_path, undisturbed):
     assert {result["weights"] for result in results} == {undisturbed}
 
 
+@pytest.mark.parametrize("step", [6, 7])
+def test_one_that_replaces_a_failed_worker_takes_snapshots_with_the_others(step, tmp_path, undisturbed):
+    faults = [("forward", step, 2, "raise")]
+    results = run(tmp_path, faults, 3, "fsdp", peer_snapshots=1, snapshot_every=2)
+    assert {result["weights"] for result in results} == {undisturbed}
+    (change,) = changes(tmp_path)
+    assert change["source"] == "copies"
+    assert all(result["losses"] == losses for result in results)
+
+
 def test_whoever_leaves_puts_its_part_down_for_the_others(tmp_path, undisturbed):
     faults = [("loop", 4, 0, "to 1"), ("loop", 8, 0, "to 3")]
     results = run(tmp_path, faults, 3, "fsdp")

@@ -15,6 +15,7 @@ from paceline.launch.nodes.follower import Follower
 from paceline.launch.run_folder import RunFolder
 from paceline.launch.supervisor import Supervisor
 from paceline.launch.workers import fork_server as forkserver
+from paceline.launch.workers.room import crowded
 from paceline.observe import JsonlSink, RunFailed
 from paceline.training.folder import EVENTS
 from paceline.training.options import RunOptions
@@ -95,6 +96,7 @@ class LocalLauncher:
         """Start the store and the workers, and supervise them until the last one has ended."""
         if plan.rendezvous is not None and not plan.rendezvous.is_here():
             return self._follow(plan)
+        self._say_crowded(plan)
         with RunFolder(plan.out, plan.record) as folder:
             supervisor = Supervisor(plan, folder.path, self._console)
             try:
@@ -109,6 +111,7 @@ class LocalLauncher:
 
     def _follow(self, plan: LaunchPlan) -> Outcome:
         """Lend the workers of this machine to the one that leads; the run folder may be that one's too."""
+        self._say_crowded(plan)
         with RunFolder(plan.out, plan.record, shared=True) as folder:
             follower = Follower(plan, folder.path, self._console)
             try:
@@ -116,6 +119,11 @@ class LocalLauncher:
             finally:
                 follower.close()
                 self._console.close()
+
+    def _say_crowded(self, plan: LaunchPlan) -> None:
+        text = crowded(len(plan.jobs))
+        if text is not None:
+            self._console.output("err", f"note: {text}\n".encode())
 
 
 class _Silence(Console):

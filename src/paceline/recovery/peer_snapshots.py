@@ -53,6 +53,8 @@ class PeerSnapshots:
         self._comm: Comm | None = None
         self._to = self._source = 0
         self._thread: threading.Thread | None = None
+        self._last: Snapshot | None = None
+        """The one that was taken last, which may be on its way."""
         self._interruption = Interruption()
 
     def attach(self, world: World) -> None:
@@ -97,12 +99,19 @@ class PeerSnapshots:
         if anew:
             self.kept.pop(position.number, None)
         snapshot = Snapshot(position, shared, held.rest, to_host(held.chunks))
+        self._last = snapshot
         # One of the same step that another group took stays until this one is whole.
         self.kept.setdefault(position.number, snapshot)
         self._thread = threading.Thread(
             target=self._exchange, args=(self._comm, snapshot), name="paceline-snapshots", daemon=True
         )
         self._thread.start()
+
+    def amend(self, position: Position, shared: dict[str, Any]) -> None:
+        """Have what was copied of a moment say what is known by now beside the state; nothing is sent for it."""
+        for snapshot in (self._last, self.kept.get(position.number)):
+            if snapshot is not None and snapshot.position.number == position.number:
+                snapshot.shared = shared
 
     def forget_after(self, number: int) -> None:
         """Drop what was taken of steps that are taken anew."""

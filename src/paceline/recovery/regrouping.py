@@ -204,8 +204,7 @@ class Regrouping:
             self.hooks.finish_step(got["run"])
         group.outcome, group.finished = got["outcome"], ahead.finished
         if joins:
-            self.hooks.adopt(ahead.position, got["run"])
-            group.recoveries = got["recoveries"]
+            self._adopt(ahead.position, got)
         else:
             group.missed = True
 
@@ -234,8 +233,7 @@ class Regrouping:
         # From here on this worker holds what it needs, whoever else is lost: nothing may fail before that is noted.
         self._before, self._held = replica, None
         if mine.finished == NEWCOMER:
-            self.hooks.adopt(position, got["run"])
-            group.recoveries = got["recoveries"]
+            self._adopt(position, got)
         self._stand(source, position, mine, members, got["outcome"])
         group.replica_or_none = replica
         group.parameters = self.sharded.survey(replica, world)
@@ -247,7 +245,18 @@ class Regrouping:
     def _handed_on(self) -> dict[str, Any]:
         """Return what the furthest ahead tells the others beside the state of its replica."""
         group, shared = self.group, self.hooks.shared_state()
-        return {"outcome": group.outcome, "run": shared, "recoveries": group.recoveries}
+        return {
+            "outcome": group.outcome,
+            "run": shared,
+            "numbers": self.sharded.numbers,
+            "recoveries": group.recoveries,
+        }
+
+    def _adopt(self, position: Position, got: dict[str, Any]) -> None:
+        """Join the others where they stand, or go back to, with what the furthest ahead has told."""
+        self.hooks.adopt(position, got["run"])
+        self.sharded.adopt_numbers(got["numbers"])
+        self.group.recoveries = got["recoveries"]
 
     def _stand(
         self,

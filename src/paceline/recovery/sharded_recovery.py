@@ -31,7 +31,8 @@ class ShardedRecovery:
         self._departing: dict[int, list[LocalState]] = {}
         """What workers that left have written down; of the rest only what their optimizers kept that is no tensor."""
         self._saved_numbers: dict[int, Numbers] = {}
-        """What the numbers were at each checkpoint of this process, should the run go back there."""
+        """What the numbers were at each checkpoint, should the run go back there; for a worker that has joined, where else others
+        may go back to, too."""
         self._recent_numbers: dict[int, Numbers] = {}
         """What they were after the last steps, where this worker may be ahead of those that hold the state."""
 
@@ -84,6 +85,10 @@ class ShardedRecovery:
         """Copy this worker's part and send it to its neighbour, while training goes on."""
         if self.takes_snapshots and not replica.whole:
             self._snapshots.take(position, shared, replica.local_state(), anew=anew)
+
+    def amend_snapshot(self, position: Position, shared: dict[str, Any]) -> None:
+        """Have the snapshot of this step say what is known by now beside the state of the replica."""
+        self._snapshots.amend(position, shared)
 
     def snapshot_at(self, number: int) -> Snapshot | None:
         """Return the snapshot of so many steps, if there is one."""
@@ -142,6 +147,16 @@ class ShardedRecovery:
     def note_checkpoint(self, position: Position, numbers: Callable[[], Numbers]) -> None:
         """Remember what the numbers are at a checkpoint, or at the beginning."""
         self._saved_numbers[position.number] = numbers()
+
+    @property
+    def numbers(self) -> dict[int, Numbers]:
+        """What the numbers were wherever the run may go back to, for a worker that joins."""
+        copied = {number: one.shared["journal"] for number, one in self._snapshots.kept.items()}
+        return {**self._saved_numbers, **self._recent_numbers, **copied}
+
+    def adopt_numbers(self, numbers: dict[int, Numbers]) -> None:
+        """Know what another worker returned as `numbers`."""
+        self._saved_numbers = numbers
 
     def note_step(self, position: Position, numbers: Callable[[], Numbers]) -> None:
         """Remember what the numbers are after a step, where workers do not take steps together."""

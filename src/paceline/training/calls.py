@@ -193,8 +193,7 @@ class Calls(EnginePart):
 
         def begin() -> None:
             self.records.begin(lambda: new_receipt(self.state, self.state.position))
-            self.recovery.sharded.attach(self.state.world, self.state.replica)
-            self.group.take_snapshot()
+            self.group.begin_snapshots()
 
         if again:
             self.recovery.together(SAVE, begin)

@@ -48,14 +48,30 @@ class RunGroup:
     sharded: ShardedRecovery
     preparation: Preparation
     saving: Saving
+    _formed_at: int | None = field(default=None, init=False)
+    """How many operations were finished where the present group formed and took a snapshot; None in the first group."""
     _states: Values = field(default_factory=dict, init=False)
     """What the loop's own states were where the run goes on, should it go back."""
 
     def take_snapshot(self) -> None:
-        """Send this worker's part of the state to its neighbour, where that is done."""
+        """Send this worker's part of the state to its neighbour, where that is done.
+
+        A group that has formed takes one at once. Until its workers have done something together, each comes from another place,
+        the body of a step that broke or one that others finished, and takes no other: those beside it would not.
+        """
         self.journal.read_pending()
-        if self.sharded.takes_snapshots:
+        if not self.sharded.takes_snapshots:
+            return
+        if self.state.finished == self._formed_at:
+            self.sharded.amend_snapshot(self.state.position, self.shared_state())
+        else:
             self._take_snapshot(self.state.position, anew=True)
+
+    def begin_snapshots(self) -> None:
+        """Take the first one of a call of `run.steps`; all workers begin it together."""
+        self.sharded.attach(self.state.world, self.state.replica)
+        self._formed_at = None
+        self.take_snapshot()
 
     def _take_snapshot(self, position: Position, *, anew: bool) -> None:
         self.sharded.take_snapshot(position, self.shared_state(), self.state.replica, anew=anew)
@@ -99,6 +115,7 @@ class RunGroup:
         self.records.regroup(state.world, lambda: new_receipt(state, position))
         self.recovery.exits.enter_group(state.world)
         self.sharded.attach(state.world, replica)
+        self._formed_at = state.finished
         if self.sharded.takes_snapshots:
             self._take_snapshot(position, anew=False)
 
@@ -112,6 +129,8 @@ class RunGroup:
             "workers": state.workers,
             "meta": state.meta,
             "journal": self.journal.state(),
+            "measured": state.measured,
+            "saved at": self.saving.saved_at,
             "epoch starts": (state.position, state.epoch_starts.at(state.position)),
             "states": self.loop.registered.snapshot(),
             **self.history.state(),
@@ -128,6 +147,7 @@ class RunGroup:
         if shared[FROZEN] is not None:
             freeze_as(state.replica.model, shared[FROZEN])
         self.journal.load(shared["journal"])
+        state.measured, self.saving.saved_at = shared["measured"], shared["saved at"]
         state.epoch_starts.adopt(position, *shared["epoch starts"])
         self.history.load(shared)
         state.others_training, self.history.adopted = shared["data"], shared["states"]
@@ -196,8 +216,9 @@ class RunGroup:
             raise RolledBackError(position.number)
         self.journal.load(self.sharded.go_back(position) or Journal.BEGINNING)
         self.state.stand_at(position)
+        self.state.measured = None
         self.history.went_back, self.history.adopted = True, self._states
         self.put_states_back()
-        self.saving.go_back(position.number)
+        self.saving.go_back(position)
         self.history.behind.drop(position.phase)
         self.recovery.exits.go_back(position.phase)

@@ -40,7 +40,8 @@ class Saving(EnginePart):
     preparation: Preparation
     _saver: Saver | None = field(default=None, init=False)
     """None in a run without a folder."""
-    _saved_at: Position | None = field(default=None, init=False)
+    saved_at: Position | None = field(default=None, init=False)
+    """Where the run stood at its last checkpoint, alike on all workers: whoever has it does not write it again."""
     _asked: bool = field(default=False, init=False)
     """Whether the loop has asked for a checkpoint in a body that has not ended."""
 
@@ -142,7 +143,7 @@ class Saving(EnginePart):
         fault = self.recovery.together(SAVE, partial(self._write, saver, last=last))
         if fault:
             raise fault.error()
-        self._saved_at, self._asked = state.position, False
+        self.saved_at, self._asked = state.position, False
         self.recovery.sharded.note_checkpoint(state.position, self.journal.state)
 
     def _write(self, saver: Saver, *, last: bool) -> Fault:
@@ -174,7 +175,7 @@ class Saving(EnginePart):
                 replace(held, rest={**held.rest, **more}),
                 metadata,
                 background=state.options.save_async and not last,
-                unless_saved=last and self._saved_at == state.position,
+                unless_saved=last and self.saved_at == state.position,
             )
 
     def _meta(self) -> dict[str, Any]:
@@ -205,7 +206,7 @@ class Saving(EnginePart):
         """Write the last checkpoint, unless there is one of this very step or nothing was done."""
         state = self.state
         number, out = state.position.number, state.options.out
-        saved = self._saved_at == state.position and not (self._asked or state.options.save_async)
+        saved = self.saved_at == state.position and not (self._asked or state.options.save_async)
         if number <= state.started_at:
             return
         if self._saver is None:
@@ -230,10 +231,10 @@ class Saving(EnginePart):
 
     # A save in flight.
 
-    def go_back(self, number: int) -> None:
+    def go_back(self, position: Position) -> None:
         """Know that the run stands at an earlier step again."""
-        if self._saved_at is not None and self._saved_at.number > number:
-            self._saved_at = None
+        if self.saved_at != position:
+            self.saved_at = None
         self._asked = False
 
     def poll(self) -> None:

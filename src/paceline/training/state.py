@@ -43,6 +43,8 @@ class RunState(GroupState):
     """The one that was given last."""
     ended: bool = False
     """Whether the steps have all been taken."""
+    measured: tuple[int, dict[str, float]] | None = None
+    """The steps taken when a Task was last evaluated, and its metrics; alike on all workers, or only some would ask again."""
 
     @property
     def repeatable(self) -> bool:

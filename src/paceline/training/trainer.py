@@ -47,8 +47,6 @@ class Trainer:
         self.epochs = spec.epochs if spec.epochs is not None else task.epochs
         self.max_grad_norm = spec.max_grad_norm if spec.max_grad_norm is not None else task.max_grad_norm
         self.batch_size = spec.batch_size if spec.batch_size is not None else task.batch_size
-        self.metrics: dict[str, float] = {}
-        self._measured_at = -1
         self._modes = Modes()
         loading: dict[str, Any] = {"collate": task.collate, "worker_init_fn": task.worker_init_fn}
         self.dataset = task.train_data()
@@ -131,17 +129,17 @@ class Trainer:
         return self.epochs * per_epoch
 
     def _measure(self, epoch: int) -> None:
-        if self.eval_feed is None or self._measured_at == self._state.position.number:
+        number, measured = self._state.position.number, self._state.measured
+        if self.eval_feed is None or (measured is not None and measured[0] == number):
             return
         started = time.perf_counter()
-        self.metrics = self.run.evaluate(self.eval_feed, self.task.metrics)
-        # Asked for now: the run may have gone back to an earlier step in the middle of it.
-        self._measured_at = self._state.position.number
+        metrics = self.run.evaluate(self.eval_feed, self.task.metrics)
+        self._state.measured = number, metrics
         self._state.emit(
             Evaluated(
-                step=self._state.position.number,
+                step=number,
                 epoch=epoch - 1,
-                metrics=self.metrics,
+                metrics=metrics,
                 samples=self.eval_feed.samples or 0,
                 seconds=time.perf_counter() - started,
             )
@@ -169,7 +167,7 @@ class Trainer:
             "samples": self._samples(),
             "new_samples": journal.samples,
             "loss": None if math.isnan(journal.loss) else journal.loss,
-            "metrics": self.metrics,
+            "metrics": {} if state.measured is None else state.measured[1],
             "weights_sha256": self.run.weights_sha256(),
             "step_ms_p50": round(journal.milliseconds(0.5), 4),
             "step_ms_p95": round(journal.milliseconds(0.95), 4),

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import paceline
+from paceline.launch.workers import room
+from paceline.world import env
 from tests.patience import HANG_S
 
 
@@ -82,6 +84,8 @@ def test_arguments_that_cannot_travel_are_refused():
 SCRIPT = """
 import sys
 import paceline
+from paceline.launch.workers import room
+from paceline.world import env
 
 SEEN = sys.argv[1]
 
@@ -125,6 +129,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import paceline
+from paceline.launch.workers import room
+from paceline.world import env
 
 {guard}shutil.rmtree("run", ignore_errors=True)  # start afresh
 
@@ -163,3 +169,11 @@ def test_a_script_that_clears_its_folder_in_every_worker_is_told(options, tmp_pa
     guarded = ended('if __name__ == "__main__":\n    ')
     assert (guarded.returncode, guarded.stdout.startswith("(0,")) == (0, True), guarded.stderr
     assert (tmp_path / "run" / "spec.json").exists()
+
+
+def test_many_more_workers_than_cores_are_not_started_without_a_word(monkeypatch, capfd):
+    paceline.launch(Owner.method, workers=2)
+    assert "cores" not in capfd.readouterr().err
+    monkeypatch.setattr(room, "CROWDED", 1 / env.cores())
+    assert list(paceline.launch(Owner.method, workers=2)) == [0, 1]
+    assert f"note: 2 workers share the {env.cores()} cores of this machine" in capfd.readouterr().err

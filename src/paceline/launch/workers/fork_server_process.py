@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -90,11 +91,13 @@ def _load(modules: list[str]) -> None:
 def _serve(channel: socket.socket, children: set[int], private: list[socket.socket]) -> bool:
     """Carry out one request; False when the launcher is gone."""
     message, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE, MAX_DESCRIPTORS)
-    if not message:
+    if not message or _is_closed(channel):
         return False
     request = json.loads(message)
     if request["do"] == "spawn":
         _load(request["modules"])
+        if _is_closed(channel):  # loading takes seconds
+            return False
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -108,6 +111,13 @@ def _serve(channel: socket.socket, children: set[int], private: list[socket.sock
     elif request["pid"] in children:
         os.kill(request["pid"], request["signal"])
     return True
+
+
+def _is_closed(channel: socket.socket) -> bool:
+    """Return whether the launcher is gone, whatever it still asked for: that lies in the socket before its end."""
+    poll = select.poll()
+    poll.register(channel, 0)  # what nobody need ask for: that the other end is closed
+    return bool(poll.poll(0))
 
 
 def _become_worker(parent: int, private: list[socket.socket], descriptors: list[int]) -> NoReturn:

@@ -7,9 +7,12 @@ import resource
 from pathlib import Path
 
 from paceline.errors import InputError
+from paceline.world import env
 
 OWN_THREADS = 8
 """What a worker has beside the threads that compute: gloo's, the loader's, the one that listens."""
+CROWDED = 8
+"""How many workers a core are started without a word; a few more than one are usual in a trial."""
 SHARE = 0.5
 """How much of the machine's limit one run may take; others need some."""
 
@@ -24,6 +27,17 @@ def check_room(workers: int, threads: int, loaders: int = 0) -> None:
             f"{workers} workers with {threads} threads{loading} each need about {needed} process ids, and this machine has "
             f"{most} to spare. Use fewer --workers or --threads."
         )
+
+
+def crowded(workers: int) -> str | None:
+    """Return what to say where the workers of this machine are far more than its cores; None where they are not."""
+    cores = env.cores()
+    if workers <= CROWDED * cores:
+        return None
+    return (
+        f"{workers} workers share the {cores} cores of this machine, and each is a process with a model of its own. "
+        "More than one a core makes no run faster."
+    )
 
 
 def limit() -> int:
