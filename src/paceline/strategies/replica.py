@@ -31,6 +31,7 @@ from paceline.strategies.base import (
     StrategyInputs,
 )
 from paceline.strategies.guards.loss_checks import check_trainable
+from paceline.strategies.guards.overlaps import refuse_overlaps
 from paceline.strategies.guards.partial_update import PartialUpdate
 from paceline.strategies.guards.schedules import step_schedule
 from paceline.strategies.guards.trained import agree_on_change, check_held
@@ -71,6 +72,8 @@ class Replica:
         self.schedule = Schedule() if schedule is None else schedule
         self.update = update
         check_trainable([one for one in self.model.parameters() if one.requires_grad])
+        if not placement.whole:
+            refuse_overlaps(self.model)  # those that cut a model have looked before
         recompute_blocks(self.model, inputs.structure, inputs.tuning)
         if inputs.compile and not inputs.carries_on:
             self.model.compile()  # in place: the module keeps its type and its names

@@ -111,6 +111,13 @@ def _check_model(model: nn.Module, *, saved: bool) -> None:
                 "before it is returned or prepared: model(torch.zeros(1, 16))."
             )
         _check_memory(name, parameter)
+    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    for name, buffer in model.named_buffers():
+        if id(buffer) in known:
+            raise InputError(
+                f"the buffer {name} is the parameter {known[id(buffer)]}, and what a step does to buffers it cannot do to "
+                f"one that is trained. Leave the buffer out, and read {known[id(buffer)]} in forward."
+            )
     state = model.state_dict()
     check_saved(state)
     if saved:

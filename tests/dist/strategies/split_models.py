@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel
 from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
@@ -147,6 +148,59 @@ class Bare(Reading):
 
     def metrics(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Mean]:
         return super().metrics(model, (F.one_hot(batch[0], WORDS).float(), batch[1]))
+
+
+class Ways(nn.Module):
+    """Two modules in a row that hold something in common."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, stream: Tensor) -> Tensor:
+        made: Tensor = self.second(stream + self.first(stream))
+        return made
+
+
+class Scaled(nn.Module):
+    """A layer that another module may hold, too, and a factor of its own."""
+
+    def __init__(self, core: nn.Linear) -> None:
+        super().__init__()
+        self.core, self.factor = core, nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, stream: Tensor) -> Tensor:
+        made: Tensor = torch.tanh(self.core(stream)) * self.factor
+        return made
+
+
+class TwoNames(Reading):
+    """What a model holds under two names: a layer, one of a pair, a whole block, a dropout, a bias."""
+
+    def __init__(self, shared: str, plan: str = "") -> None:
+        super().__init__()
+        self.shared, self.plan = shared, plan
+
+    def model(self) -> nn.Module:
+        if self.shared == "layer":
+            core = nn.Linear(WIDTH, WIDTH)
+            return Model(Ways(Scaled(core), Scaled(core)))
+        if self.shared == "block":
+            block = Block()
+            return Model(Ways(block, block))
+        one, other = Gated(), Gated()
+        if self.shared == "half of a pair":
+            other.down = one.down
+        elif self.shared == "dropout":
+            dropout = one.dropout
+            del one.dropout
+            one.spare = one.dropout = dropout  # the first name is one that nobody calls
+        elif self.shared == "bias":
+            other.gate.bias = one.gate.bias
+        return Model(Ways(one, other))
+
+    def tensor_plan(self) -> Mapping[str, Any] | None:
+        return {self.plan: ColwiseParallel()} if self.plan else None
 
 
 class Smoothed(Reading):

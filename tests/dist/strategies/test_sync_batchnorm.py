@@ -27,6 +27,7 @@ def train(run: Run, batch_size: int = 24, killed: str | None = None) -> dict[str
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3), nn.BatchNorm1d(3)
     )
+    model.append(model[5])  # one layer, called twice
 
     def loss(model: nn.Module, batch: Any) -> Loss:
         return Loss.mean(F.cross_entropy(model(batch[0]), batch[1], reduction="none"))

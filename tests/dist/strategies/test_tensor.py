@@ -66,6 +66,10 @@ JOBS = {
     "recomputed": Job("Wrapped", tuning=Tuning(activation_checkpointing="selective")),
     "one layer": Job("Bare"),
     "loss of each item": Job("EachItem", {"optimizer": "adagrad"}, LOSS),
+    **{
+        f"one {shared} under two names": Job("TwoNames", {"shared": shared})
+        for shared in ("layer", "half of a pair", "block", "dropout", "bias")
+    },
 }
 MESHES = {
     "ddp=2,tp=2": Job(tuning=replace(SEQUENCE, loss_parallel=True), shards=5),
@@ -169,7 +173,7 @@ def test_a_state_of_one_process_comes_back_to_the_bit(
 
 
 def test_one_process_takes_over_a_split_state_to_the_bit(two: list[dict[str, Done]]) -> None:
-    names = ("proposed", "auxiliary")
+    names = ("proposed", "auxiliary", "one layer under two names")
     jobs = {name: replace(JOBS[name], given=two[0][name].state) for name in names}
     moved = launch(work, jobs, "single", 1)[0]
     for name in names:
@@ -242,6 +246,7 @@ REFUSED = {
     "planned softmax": (Job("Planned", {"between": "softmax"}), r"needs all features \(softmax, a norm\)"),
     "scale": (Job("Between", {"between": "scale"}), r"block\.scale gets another gradient on each worker"),
     "plan": (Job("Planned", {"layer": "block.no"}), r"unknown layer in tensor_plan\(\): 'block\.no'"),
+    "tied": (Job("TwoNames", {"shared": "bias", "plan": "block.first.gate"}), r"gate\.bias is block\.second\.gate\.bias too"),
     "optimizer": (Job(settings={"optimizer": "adafactor"}), r"Adafactor"),
     "smoothing": (Job("Smoothed", tuning=LOSS), r"its gradient would be .* from the true one"),
     "mixing": (Job("Mixing", tuning=LOSS), r"--loss-parallel does not fit this loss \(.*DTensor"),

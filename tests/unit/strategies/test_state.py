@@ -184,3 +184,13 @@ def test_every_schedule_of_torch_comes_back() -> None:
             for one in (schedule, resumed):
                 one.step()
             assert other.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"], kind
+
+
+def test_a_buffer_that_two_modules_hold_stays_one_where_it_is_moved() -> None:
+    first, second = nn.BatchNorm1d(3, affine=False), nn.BatchNorm1d(3, affine=False)
+    second.running_mean = first.running_mean
+    net = nn.Sequential(first, second, nn.Linear(3, 3, device="meta"))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    StageState(net, optimizer).keep(frozenset(net.state_dict()), optimizer, torch.device("meta"))
+    assert second.running_mean is first.running_mean
+    assert second.running_var is not first.running_var

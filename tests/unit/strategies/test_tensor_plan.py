@@ -41,6 +41,15 @@ class Normed(nn.Module):
         self.up, self.norm, self.down = nn.Linear(8, 12), nn.LayerNorm(12), nn.Linear(12, 8)
 
 
+class Lent(nn.Module):
+    """Two MLPs that have their way down in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Gated(), Gated()
+        self.second.w2 = self.first.w2
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +152,7 @@ def test_scores_that_stay_split() -> None:
         (transformer, {"scores": "column"}, 2, {}, r"unknown way to split scores: 'column'\. Did you mean 'columns'\?"),
         (transformer, {"norm": "rows"}, 2, {}, r"splits norm by rows, but it is a LayerNorm"),
         (transformer, {}, 2, {}, r"names no layer"),
-        (Tied, {"scores": "columns"}, 2, {}, r"scores\.weight is used by table too"),
+        (Tied, {"scores": "columns"}, 2, {}, r"scores\.weight is table\.weight too"),
         (Classify().model, None, 7, {}, r"tp=7 finds no layer to split: .* found 0 6x16, 3 16x3\. Use a tp of 2, 3, 4, 6, 8, 16"),
         (lambda: nn.Embedding(4, 4), None, 2, {}, r"found no Linear layer\. Use no tp, or say"),
         (Tied, None, 2, {}, r"tp=2 finds no layer to split"),
@@ -171,3 +180,12 @@ def test_a_layer_that_is_only_called_like_one_is_left_alone() -> None:
 
     model = nn.Sequential(nn.Linear(4, 4), Strange(4, 4), nn.Linear(4, 4))
     assert words(make_plan(model, None, 2)) == {"0": "rows of the whole", "2": "rows of the whole"}
+
+
+def test_a_layer_with_two_names_is_split_once_by_either() -> None:
+    for pattern in ("first.w2", "second.w2", "*.w2"):
+        assert words(make_plan(Lent(), {pattern: "rows"}, 2)) == {"first.w2": "rows"}
+
+
+def test_a_layer_that_two_modules_hold_is_no_half_of_a_pair() -> None:
+    assert words(make_plan(Lent(), None, 2)).keys() & {"first.w2", "second.w2"} <= {"first.w2"}

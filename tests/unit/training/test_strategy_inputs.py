@@ -24,6 +24,12 @@ class _Extra(nn.Linear):
         return {"passes": 0}
 
 
+class _Twice(nn.Linear):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.register_buffer("again", self.weight)
+
+
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize(
     ("model", "line"),
@@ -34,6 +40,7 @@ class _Extra(nn.Linear):
         ),
         (_Extra(2, 2), "cannot hold _extra_state of the model's state: it is a dict, not a tensor"),
         (nn.Sequential(nn.LazyLinear(2)), "0.weight has no size yet"),
+        (_Twice(2, 2), "the buffer again is the parameter weight"),
     ],
 )
 def test_a_model_that_could_not_be_saved_is_refused_at_once(

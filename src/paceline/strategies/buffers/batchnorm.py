@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.compat.modules import BatchNorm
+from paceline.compat.modules import BatchNorm, children_of
 from paceline.errors import InputError
 from paceline.world import Comm
 
@@ -107,9 +107,12 @@ def synchronise(model: nn.Module, comm: Comm, shards: int) -> None:
     own = comm.split(0)
     if own is None:
         raise RuntimeError("a group of all workers without this one")
+    made: dict[nn.Module, GlobalBatchNorm] = {}
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
+        for name, child in list(children_of(parent).items()):  # a layer that has two names is one under both
             if isinstance(child, BatchNorm):
-                setattr(parent, name, GlobalBatchNorm(child, own))
+                if child not in made:
+                    made[child] = GlobalBatchNorm(child, own)
+                setattr(parent, name, made[child])
             elif isinstance(child, GlobalBatchNorm):
                 child.regroup(own)

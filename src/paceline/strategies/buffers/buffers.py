@@ -91,8 +91,9 @@ class Buffers:
         held = dict(model.named_buffers())
         if self._touched or model is not self.model:
             for name, before in self._before.items():
-                # One that is only looked at is left alone: whoever counts writes would take this one for the model's.
-                if self.names is None or name in self.names or not _equal(held[name], before):
+                # One that is only looked at is left alone: whoever counts writes would take this one for the model's, and
+                # where it lies in the memory of a weight for one to that.
+                if name in (self.names or ()) or not _equal(held[name], before):
                     held[name].copy_(before)
         self._touched = True
         return {name: mark(value) for name, value in held.items()}

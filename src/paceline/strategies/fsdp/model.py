@@ -15,9 +15,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from paceline.compat import fsdp
+from paceline.errors import InputError
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.buffers.batchnorm import synchronise
 from paceline.strategies.fsdp.param_groups import Listener, ParamGroup, shard_model
+from paceline.strategies.guards.overlaps import overlap_in
 from paceline.strategies.guards.refusals import refuse_hooks, refuse_references, refuse_sparse
 from paceline.strategies.memory.blocks import find_blocks
 from paceline.strategies.memory.meta_init import RecordedInit, record_init
@@ -43,6 +45,9 @@ def make_sharded(inputs: StrategyInputs, data: World, place: World, listener: Li
     model = made.model if made is not None else inputs.make_model().to(data.device)
     for refuse in (refuse_sparse, refuse_hooks, refuse_references):
         refuse(model, "fsdp")
+    line = made.overlap if made is not None else overlap_in(model, held=True)
+    if line is not None:
+        raise InputError(line)
     kept = {name: fsdp.notes_on(parameter) for name, parameter in model.named_parameters()}
     notes = [] if not reason else [f"every worker made the whole model before it was sharded: {reason}"]
     if inputs.sync_batchnorm:

@@ -10,6 +10,7 @@ from paceline.strategies.base import Exactness, StrategyInputs
 from paceline.strategies.buffers.batchnorm import synchronise
 from paceline.strategies.data_parallel.ddp_reducer import DdpReducer
 from paceline.strategies.data_parallel.strategy import Ddp
+from paceline.strategies.guards.overlaps import refuse_overlaps
 from paceline.strategies.hybrid.kept import checked
 from paceline.strategies.hybrid.server import TablesPlacement, TablesUpdate
 from paceline.strategies.hybrid.tables import bring_back, check
@@ -44,6 +45,7 @@ class Hybrid:
             raise InputError(
                 f"{asked} cannot reach what servers do with a step of --strategy hybrid. Leave it out, or use ddp."
             )
+        refuse_overlaps(inputs.model)
         world.note_transport(RPC)
         group = world.submesh("ddp")
         if not inputs.weights_in_sync:

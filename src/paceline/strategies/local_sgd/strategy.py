@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from paceline.errors import InputError
 from paceline.strategies.base import Exactness, StrategyInputs
+from paceline.strategies.guards.overlaps import refuse_overlaps
 from paceline.strategies.guards.refusals import refuse_sparse
 from paceline.strategies.local_sgd.placement import DriftingPlacement
 from paceline.strategies.local_sgd.reducer import OwnReducer
@@ -54,5 +55,6 @@ class LocalSgd:
         if alone:
             return Replica(inputs, world, WholePlacement(inputs, world))
         refuse_sparse(inputs.model, "local-sgd")
+        refuse_overlaps(inputs.model)
         placement = DriftingPlacement(inputs, world)
         return Replica(inputs, world, placement, OwnReducer(inputs, world, placement))

@@ -23,6 +23,7 @@ from paceline.compat.fake_tensors import FakeTensor, FakeTensorMode
 from paceline.compat.modules import buffers_of, parameters_of, replaced_trunc_normal, trunc_normal_
 from paceline.compat.pytree import tree_leaves, tree_map
 from paceline.compat.tensors import hooks_of, post_accumulate_hooks_of, storage_key, write_count
+from paceline.strategies.guards.overlaps import overlap_in
 from paceline.strategies.guards.refusals import plain_tensors
 
 Give = Callable[[str, Tensor], object]
@@ -184,6 +185,8 @@ class RecordedInit:
                 self._roots[view.storage].append((name, view))
             else:
                 self._real[name] = tensor.detach()
+        self.overlap = overlap_in(model)
+        """What to say of tensors that lie in each other's memory; on the meta device each has its own."""
         _put_on_meta(model)
 
     @torch.no_grad()

@@ -17,6 +17,7 @@ from paceline.state.chunks import OPTIMIZER, Catalogue, LocalState, Read
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.buffers.buffers import Buffers, Rule
 from paceline.strategies.guards.absent import StageParameters, present
+from paceline.strategies.guards.overlaps import refuse_overlaps
 from paceline.strategies.guards.partial_update import Scope, check_half
 from paceline.strategies.guards.refusals import refuse_sparse
 from paceline.strategies.guards.trained import HasParameters, Places, check_equal
@@ -45,6 +46,7 @@ class StagePlacement(Placement):
         """Those among them that share the parameters."""
         self._model = inputs.model
         refuse_sparse(self._model, "pp")
+        refuse_overlaps(self._model, held=True)
         Buffers(self._model, inputs.buffer_rules, inputs.shards)  # checks the rules against the whole model
         self.scope = Scope.ROWS if self._rows_among.size > 1 else Scope.PARAMETERS
         self.trained = {name: one.dtype for name, one in self._model.named_parameters() if one.requires_grad}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.state.chunks import (
@@ -49,10 +49,11 @@ class StageState(ShardedTensors):
         for name, parameter in self._model.named_parameters():
             if name in names:
                 parameter.data = parameter.data.to(device)
+        moved: dict[Tensor, Tensor] = {}
         for path, module in self._model.named_modules():
             for name, buffer in module.named_buffers(recurse=False):
-                if f"{path}.{name}".lstrip(".") in names:
-                    setattr(module, name, buffer.to(device))
+                if f"{path}.{name}".lstrip(".") in names:  # one that two modules hold stays one
+                    setattr(module, name, moved.setdefault(buffer, buffer.to(device)))
         saved = self.local_state(optimizer, {})
         known = {id(parameter): name for name, parameter in self._model.named_parameters()}
         for group in optimizer.param_groups:

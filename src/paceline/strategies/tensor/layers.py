@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_modul
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional as F
 
+from paceline.compat.modules import children_of
 from paceline.errors import InputError
 
 SEQUENCE = 1
@@ -103,6 +104,8 @@ def watch_region(model: nn.Module, opening: list[str], closing: list[str], regio
     for name in closing:
         model.get_submodule(name).register_forward_pre_hook(region.leave)
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
+        for name, child in list(
+            children_of(parent).items()
+        ):  # under every name: a call may come by any of them
             if type(child) is nn.Dropout:
                 setattr(parent, name, SplitDropout(child, region))

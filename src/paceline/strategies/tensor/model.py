@@ -35,7 +35,7 @@ from paceline.state.chunks import (
 from paceline.strategies.guards.refusals import refuse_copies
 from paceline.strategies.guards.second_order import check_transforms, watch_order
 from paceline.strategies.sharded import bounds_of
-from paceline.strategies.tensor.plan import Plan, check_divided
+from paceline.strategies.tensor.plan import Plan, check_divided, check_tied
 from paceline.strategies.tensor.proposal import join
 
 
@@ -65,21 +65,30 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, plan: Plan, guard:
 
     `guard` refuses, once it is armed, to whoever reads a split weight outside of its layer.
     """
-    kept = {name: dict(vars(parameter)) for name, parameter in model.named_parameters()}
+    before = dict(model.named_parameters(remove_duplicate=False))
     parallelize_module(model, mesh, plan.styles, src_data_rank=None)
+    check_tied(model, before)
     check_divided(model, mesh.size())
-    cuts: dict[str, Cut] = {}
-    for path, module in model.named_modules():
-        held = {
-            name: value
-            for name, value in module.named_parameters(recurse=False)
-            if isinstance(value, DTensor)
-        }
-        for name, value in held.items():
-            cuts[join(path, name)] = Cut(bounds_of(value), tuple(value.shape))
-        if held:
-            notes = {name: kept[join(path, name)] for name in held}
-            _hold_parts(path, module, held, notes, guard)
+    split = {
+        path: held
+        for path, module in model.named_modules()
+        if (
+            held := {
+                name: value
+                for name, value in module.named_parameters(recurse=False)
+                if isinstance(value, DTensor)
+            }
+        )
+    }
+    # A state has a module with two parents under both names.
+    cuts = {
+        name: Cut(bounds_of(value), tuple(value.shape))
+        for name, value in model.named_parameters(remove_duplicate=False)
+        if isinstance(value, DTensor)
+    }
+    for path, held in split.items():
+        notes = {name: vars(before[join(path, name)]) for name in held}
+        _hold_parts(path, model.get_submodule(path), held, notes, guard)
     for name, attribute in plan.heads:
         counted = model.get_submodule(name)
         setattr(counted, attribute, getattr(counted, attribute) // mesh.size())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import NoReturn
 
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -111,12 +112,14 @@ def _style(word: str) -> ParallelStyle:
 
 def _read(model: nn.Module, said: Mapping[str, str | ParallelStyle]) -> dict[str, str | ParallelStyle]:
     """Turn patterns such as "blocks.*.feed_in" into the names of this model's layers."""
-    names = [name for name, _ in model.named_modules() if name]
+    # A layer that has two names may be called by either; it is split once, under its first.
+    first = {module: name for name, module in reversed([*model.named_modules()])}
+    names = {name: first[one] for name, one in model.named_modules(remove_duplicate=False) if name}
     found: dict[str, str | ParallelStyle] = {}
     for pattern, word in said.items():
         if isinstance(word, str) and word not in WORDS:
             raise UnknownNameError(f"way to split {pattern}:", word, WORDS)
-        matching = [name for name in names if fnmatchcase(name, pattern)]
+        matching = [once for name, once in names.items() if fnmatchcase(name, pattern)]
         if not matching:
             raise UnknownNameError("layer in tensor_plan():", pattern, names)
         found |= dict.fromkeys(matching, word)
@@ -143,16 +146,30 @@ def _check(model: nn.Module, words: Mapping[str, str], size: int) -> None:
                 "the whole has there. Leave it out of tensor_plan()."
             )
         if name in tied:
-            raise InputError(
-                f"{name}.weight is used by {tied[name]} too, so it cannot be split for one of them. "
-                "Leave both out of tensor_plan(), or give each weights of its own."
-            )
+            _refuse_tied(*tied[name])
         length = _length(layer, word)
         if length % size:
             raise InputError(
                 f"{name} has {length} {word.partition(',')[0]}, which tp={size} does not divide. "
                 f"Use {fitting(length)}, or leave it out of tensor_plan()."
             )
+
+
+def _refuse_tied(name: str, other: str) -> NoReturn:
+    raise InputError(
+        f"{name} is {other} too, so it cannot be split for one of them. Leave the layers of both out of tensor_plan(), or give "
+        "each parameters of its own."
+    )
+
+
+def check_tied(model: nn.Module, before: Mapping[str, nn.Parameter]) -> None:
+    """Refuse a split that made two parameters of one, whoever asked for it; `before` has it under all of its names."""
+    first: dict[int, str] = {}
+    after = dict(model.named_parameters(remove_duplicate=False))
+    for name, parameter in before.items():
+        other = first.setdefault(id(parameter), name)
+        if after[name] is not after[other]:
+            _refuse_tied(other, name)
 
 
 def check_divided(model: nn.Module, size: int) -> None:

@@ -6,11 +6,13 @@ layers whose results are gathered at once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeGuard
 
 from torch import nn
 
+from paceline.compat.modules import parameters_of
 from paceline.errors import InputError
 
 ELEMENTWISE = (
@@ -31,12 +33,13 @@ KEY_HEADS = ("kv_heads", "n_kv_heads", "num_kv_heads", "num_key_value_heads")
 def propose(model: nn.Module, size: int, scores: str | None) -> dict[str, str]:
     """Return layers and the words for how each is split; `scores` is spoken for."""
     left_alone = {*tied_layers(model), *([] if scores is None else [scores])}
+    lent = _lent(model)
     found: dict[str, str] = {}
     for name, module in model.named_modules():
         children = {
             child: layer
             for child, layer in module.named_children()
-            if is_plain(layer) and join(name, child) not in left_alone
+            if is_plain(layer) and join(name, child) not in left_alone and layer not in lent
         }
         find = _neighbours if isinstance(module, nn.Sequential) else _pairs
         for columns, rows in find(module, children, size):
@@ -104,6 +107,12 @@ def _pairs(module: nn.Module, linear: Mapping[str, nn.Linear], size: int) -> Ite
             yield ups, name
 
 
+def _lent(model: nn.Module) -> set[nn.Module]:
+    """Return the modules that two others hold: what is a pair with one of them need not be with the other."""
+    held = [child for module in model.modules() for child in module.children()]
+    return {child for child, parents in Counter(held).items() if parents > 1}
+
+
 def _divides_heads(module: nn.Module, size: int) -> bool:
     counts = [count for name in (*HEADS, *KEY_HEADS) if isinstance(count := getattr(module, name, None), int)]
     return bool(counts) and all(count % size == 0 for count in counts)
@@ -116,16 +125,21 @@ def head_counts(name: str, module: nn.Module, split: Iterable[str]) -> list[tupl
     return [(name, each) for each in (*HEADS, *KEY_HEADS) if isinstance(getattr(module, each, None), int)]
 
 
-def tied_layers(model: nn.Module) -> dict[str, str]:
-    """Return the layers whose weight is another one's too, and that other one."""
-    owners: dict[int, list[str]] = {}
-    for name, module in model.named_modules():
+def tied_layers(model: nn.Module) -> dict[str, tuple[str, str]]:
+    """Return the layers of which a parameter is held elsewhere too, with that parameter's name here and there."""
+    places: dict[int, list[tuple[str, str]]] = {}
+    for layer, module in model.named_modules():
         # Asked for as an attribute, a parametrized weight would be computed, and spectral norm takes a step in that.
-        weight = dict(module.named_parameters(recurse=False)).get("weight")
-        if weight is not None:
-            owners.setdefault(id(weight), []).append(name)
-    pairs = [names for names in owners.values() if len(names) > 1]
-    return {name: next(other for other in names if other != name) for names in pairs for name in names}
+        for name, parameter in parameters_of(module).items():
+            if parameter is not None:
+                places.setdefault(id(parameter), []).append((layer, join(layer, name)))
+    tied: dict[str, tuple[str, str]] = {}
+    for held in places.values():
+        for layer, name in held:
+            for _, other in held:
+                if other != name:
+                    tied.setdefault(layer, (name, other))
+    return tied
 
 
 def fitting(*lengths: int) -> str:

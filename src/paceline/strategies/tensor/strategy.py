@@ -32,6 +32,7 @@ from paceline.strategies.buffers.batchnorm import synchronise
 from paceline.strategies.data_parallel.ddp_reducer import DdpReducer
 from paceline.strategies.data_parallel.strategy import Ddp
 from paceline.strategies.fsdp.strategy import Fsdp, shard
+from paceline.strategies.guards.overlaps import refuse_overlaps
 from paceline.strategies.guards.refusals import refuse_hooks, refuse_references, refuse_sparse
 from paceline.strategies.memory.whole_draws import refuse_draws
 from paceline.strategies.placement import Placement, WholePlacement, spread_weights
@@ -116,6 +117,7 @@ class SplitModel:
         model, tuning = inputs.make_model().to(world.device), inputs.tuning
         for refuse in (refuse_sparse, refuse_hooks, refuse_references):
             refuse(model, "tp")
+        refuse_overlaps(model, held=True)
         if not inputs.weights_in_sync:
             spread_weights(model, world)
         if inputs.sync_batchnorm:

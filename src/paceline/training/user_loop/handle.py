@@ -37,9 +37,13 @@ class Handle:
         """Have the loop's objects be those of another replica, and the replica work with them."""
         if replica.model is not self.model:
             known = _contents(replica.model)
-            made, held = dict(replica.model.named_modules()), dict(self.model.named_modules())
+            made, held = (
+                dict(model.named_modules(remove_duplicate=False)) for model in (replica.model, self.model)
+            )
             for name, module in held.items():
-                if name in made:
+                if name in made and vars(module) is not vars(
+                    made[name]
+                ):  # which a second name leads to once more
                     _carry_over(module, made[name], self._known.get(name, {}))
                     _become(module, made[name])
             for name, module in held.items():
