@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+
+class WeakStorage(Protocol):
+    """A reference that does not keep a storage's memory."""
+
+    def expired(self) -> bool:
+        """Return whether that is gone."""
+
 
 BOOKKEEPING = ("_version", "_backward_hooks", "_post_accumulate_grad_hooks")
 """Properties of a tensor that are known without its values, beside the public ones."""
@@ -22,6 +31,8 @@ post_accumulate_hooks_of: Callable[[Tensor], dict[int, Any] | None] = attrgetter
 """Return the hooks of `register_post_accumulate_grad_hook`, None where there never was one."""
 storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 """Return the address of a storage's own record, which one without memory has too (`UntypedStorage._cdata`)."""
+weak_storage: Callable[[torch.UntypedStorage], WeakStorage] = StorageWeakRef
+"""Return a reference to a storage that keeps its record, and so its address, but not its memory."""
 make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 """Return a tensor of a subclass that has no memory."""
 no_torch_function = torch._C.DisableTorchFunctionSubclass

@@ -125,6 +125,43 @@ def test_an_operator_on_a_dtensor_can_be_taken_over() -> None:
 
 
 @leans_on(
+    "torch._C._dispatch_get_all_op_names",
+    "torch.multiprocessing.reductions.StorageWeakRef",
+    "torch.ops.aten.select.int:_schema.returns",
+)
+def test_every_operator_on_a_dtensor_can_be_seen_and_passed_on() -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    from paceline.compat import dispatch, dtensor, tensors
+
+    known = {str(one) for one in dispatch.aten_operators()}
+    assert known >= {"aten.select.int", "aten.slice.Tensor", "aten.detach.default", "aten.mul_.Tensor"}
+    assert [one.alias_info is not None for one in dispatch.returns_of(torch.ops.aten.select.int)] == [True]
+    assert any(torch.Tag.pointwise in one.tags for one in dispatch.overloads("abs"))
+    assert dispatch.overloads("no such operator") == []
+    with alone() as group:
+        mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("rows",))
+        made = distribute_tensor(torch.ones(3, 2), mesh, [Shard(0)])
+        table, seen = dtensor.operator_handlers(), []
+
+        def see(operator: Any, args: Any, kwargs: Any) -> Any:
+            seen.append(str(operator))
+            del table[operator]
+            return operator(*args, **kwargs)
+
+        wanted = [torch.ops.aten.detach.default, torch.ops.aten.slice.Tensor, torch.ops.aten.mul_.Tensor]
+        table.update(dict.fromkeys(wanted, see))
+        made.data[1:3].mul_(2)
+        assert seen == [str(one) for one in wanted]
+        assert not set(wanted) & set(table)
+    storage = torch.ones(2).untyped_storage()
+    reference = tensors.weak_storage(storage)
+    assert not reference.expired()
+    del storage
+    assert reference.expired()
+
+
+@leans_on(
     f"{_FSDP}._fsdp_param_group.FSDPParamGroup.pre_forward",
     f"{_FSDP}._fsdp_param_group.FSDPParamGroup.pre_backward",
     f"{_FSDP}._fsdp_param_group.FSDPParamGroup.post_backward",

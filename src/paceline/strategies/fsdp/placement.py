@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from paceline.state.chunks import OPTIMIZER, Catalogue, LocalState, Read
 from paceline.strategies.base import Leaves, StrategyInputs
 from paceline.strategies.fsdp.model import make_sharded, unwrap_model
+from paceline.strategies.fsdp.own_use import OwnUse
 from paceline.strategies.fsdp.reduction import Reduction
 from paceline.strategies.guards.partial_update import check_half
 from paceline.strategies.guards.refusals import refuse_hooks
@@ -32,6 +33,7 @@ class RowsPlacement(Placement):
         self._made = make_sharded(inputs, data, place, reduction)
         self.model = self._made.model
         self.notes = self._made.notes
+        self._own_use = OwnUse(self.model, data)
 
     def adopt(self, optimizer: Optimizer) -> None:
         """Have the optimizer work on this worker's rows."""
@@ -69,9 +71,12 @@ class RowsPlacement(Placement):
         return Leaves(self.gathered_leaves(), [*step.trained.parameters, *step.parameters])
 
     def synchronize(self) -> None:
-        """Refuse to save or report buffers in which the workers have parted; of weights each has its own rows."""
+        """Refuse to save or report buffers in which the workers have parted; of weights each has its own rows.
+
+        What a loop has written to those is compared by what it was."""
         if self._exact:
             check_equal(self.model.named_buffers(), self._data)
+            self._own_use.check_written()
 
     def local_state(self) -> LocalState:
         """Return this worker's rows; nobody is asked."""
@@ -81,6 +86,10 @@ class RowsPlacement(Placement):
     def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over this worker's rows of a state."""
         self.local.load_local_state(self.optimizer, catalogue, read, rest[OPTIMIZER])
+
+    def abandon(self) -> None:
+        """See no more of what a loop does with weights: the group is left."""
+        self._own_use.stop()
 
     def restore(self) -> None:
         """Put whole parameters back into the model, without values."""

@@ -33,15 +33,18 @@ def named_reach(
         _refuse(blocks)
 
     def call(model: nn.Module, batch: Any) -> Result:
+        before = handlers.get(TO_NUMBER)
         handlers[TO_NUMBER] = refuse
         try:
             return function(model, batch)
-        except RuntimeError as error:
-            if "mixed torch.Tensor and DTensor" in str(error):
+        except (RuntimeError, InputError) as error:
+            if any("mixed torch.Tensor and DTensor" in str(one) for one in (error, error.__cause__)):
                 _refuse(blocks)
             raise
         finally:
             del handlers[TO_NUMBER]
+            if before is not None:
+                handlers[TO_NUMBER] = before
 
     return call
 
