@@ -185,6 +185,23 @@ def read_slots(catalogue: Catalogue, read: Read, parts: Parts) -> dict[str, dict
     return state
 
 
+def read_whole(
+    catalogue: Catalogue, read: Read, rest: Mapping[str, Any], keeps: Callable[[str, str], bool]
+) -> dict[str, Any]:
+    """Return a state of whole tensors with what a worker keeps: `keeps` is asked for the room and the name of each."""
+    tensors: dict[str, Tensor] = {}
+    for key, meta in catalogue.items():
+        room, _, path = key.partition("/")
+        name = path if room == MODEL else path.rpartition("/")[0]
+        if keeps(room, name):
+            values = read(key, ChunkBounds.whole(meta.shape))
+            # An optimizer goes on with the very tensors it is given.
+            tensors[key] = values if room == MODEL else values.clone()
+    state = assemble(tensors, rest)
+    slots = {name: one for name, one in state[OPTIMIZER]["state"].items() if keeps(OPTIMIZER, name)}
+    return {**state, OPTIMIZER: {**state[OPTIMIZER], "state": slots}}
+
+
 @torch.no_grad()
 def read_model(chunks: Mapping[str, TensorChunk], catalogue: Catalogue, read: Read) -> None:
     """Write a whole model's values into what a worker has of it, by key."""

@@ -19,12 +19,10 @@ from torch.optim import Optimizer
 from paceline.errors import InputError
 from paceline.state.chunks import (
     MODEL,
-    OPTIMIZER,
     Catalogue,
-    ChunkBounds,
     LocalState,
     Read,
-    assemble,
+    read_whole,
     split,
 )
 from paceline.strategies.base import StrategyInputs
@@ -145,19 +143,10 @@ class DealtPlacement(Placement):
 
     def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Read the model, and of the optimizer's slots only this worker's."""
-        wanted: dict[str, Tensor] = {}
-        for key, meta in catalogue.items():
-            room, _, path = key.partition("/")
-            if room == MODEL:
-                wanted[key] = read(key, ChunkBounds.whole(meta.shape))
-            elif path.rpartition("/")[0] not in self._strange:
-                # The optimizer goes on with the very tensors it is given.
-                wanted[key] = read(key, ChunkBounds.whole(meta.shape)).clone()
-        state = assemble(wanted, rest)
-        slots = {name: one for name, one in state[OPTIMIZER]["state"].items() if name not in self._strange}
-        load_whole_state(
-            self.model, self.optimizer, {**state, OPTIMIZER: {**state[OPTIMIZER], "state": slots}}
+        state = read_whole(
+            catalogue, read, rest, lambda room, name: room == MODEL or name not in self._strange
         )
+        load_whole_state(self.model, self.optimizer, state)
         self._release()
 
 

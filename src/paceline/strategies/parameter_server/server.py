@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.errors import InputError
-from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read, assemble, split
+from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, LocalState, Read, read_whole, split
 from paceline.state.optimizer_state import Options, load_optimizer_state, same_options
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.guards.partial_update import Scope
@@ -195,17 +195,9 @@ class ServerPlacement(Placement):
 
     def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over this server's part of a state."""
-        wanted: dict[str, Tensor] = {}
-        for key, meta in catalogue.items():
-            room, _, path = key.partition("/")
-            name = path if room == MODEL else path.rpartition("/")[0]
-            if name in self._mine:
-                # The optimizer goes on with the very tensors it is given.
-                wanted[key] = read(key, ChunkBounds.whole(meta.shape)).clone()
-        state = assemble(wanted, rest)
+        state = read_whole(catalogue, read, rest, lambda _, name: name in self._mine)
         self.model.load_state_dict(state[MODEL], strict=False)
-        slots = {name: one for name, one in state[OPTIMIZER]["state"].items() if name in self._mine}
-        load_optimizer_state(self.model, self.optimizer, {**state[OPTIMIZER], "state": slots})
+        load_optimizer_state(self.model, self.optimizer, state[OPTIMIZER])
         self._release()
         self._stale = True
 
