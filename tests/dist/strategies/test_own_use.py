@@ -244,14 +244,49 @@ def write_own_norm(_: paceline.Run, model: Any) -> None:
     model.last.weight.mul_(1 / float(model.last.weight.norm()))
 
 
+def rate_of_sums(run: paceline.Run, model: Any) -> None:
+    run._engine.state.replica.optimizer.param_groups[0]["lr"] /= float(
+        model.last.weight.detach().square().sum()
+    )
+
+
+def log_norms(_: paceline.Run, model: Any) -> None:
+    assert torch._foreach_norm([model.last.weight])[0].item()
+
+
 REFUSED: dict[str, tuple[Callable[[paceline.Run, Any], None], str]] = {
     "rows": (iterate, "last.weight: unbind cannot be computed of it"),
     "decode": (call_a_part, "last.bias is used outside of a forward pass of the model"),
     "average": (average, "lerp_ writes last.weight into a plain tensor"),
     "one": (write_on_one, "last.weight: rank 0 and rank 1 have written different things"),
     "values": (write_own_values, "last.weight: rank 0 and rank 1 have written different things"),
-    "norm": (write_own_norm, "last.weight: rank 0 and rank 1 have written different things"),
+    "norm": (write_own_norm, "last.weight: a number is made of a sum over it"),
+    "rate": (rate_of_sums, "a number is made of a sum over it"),
+    "foreach": (log_norms, "a number is made of a sum over it"),
+    "mean": (
+        lambda _, model: float(model.last.weight.mean()),
+        "last.weight: a number is made of a sum over it",
+    ),
 }
+
+
+def numbers(run: paceline.Run) -> list[Any]:
+    found: list[Any] = []
+
+    def read(_: paceline.Run, model: Any) -> None:
+        weight = model.last.weight
+        found.extend(
+            [float(weight.abs().max()), weight.min().item(), bool(weight.isnan().any()), weight[3, 2].item()]
+        )
+
+    attempt(run, read)
+    return found
+
+
+def test_a_number_that_is_no_sum_is_that_of_one_process() -> None:
+    (alone,) = launch(numbers, "single", 1)
+    assert len(alone) == 4
+    assert launch(numbers, "fsdp", 2) == [alone, alone]
 
 
 def use_all(run: paceline.Run) -> dict[str, str]:

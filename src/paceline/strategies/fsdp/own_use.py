@@ -24,7 +24,7 @@ from paceline.strategies.guards.writes import checksum
 from paceline.world import World
 from paceline.world.peer_failure_messages import names_a_lost_peer
 
-_WHOLE = {"copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "masked_fill_", "detach_"}
+_WHOLE = {"copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "masked_fill_"}
 """What does to a number nothing that depends on its place or on others, beside what torch calls pointwise."""
 _PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot"}
 _BETWEEN = "between passes fsdp leaves each worker some rows of it"
@@ -74,17 +74,15 @@ class OwnUse:
                 name = list(self._written)[int((row != rows[0]).nonzero()[0])]
                 raise InputError(
                     f"{name}: rank 0 and rank {rank} have written different things to it, or only one of them has, and under "
-                    "fsdp each keeps its own rows. Write the same on all workers, after step.apply(): float(weight.norm()) is of "
-                    "a worker's rows alone, take it of weight.full_tensor()."
+                    "fsdp each keeps its own rows. Write the same on all workers, after step.apply()."
                 )
 
     def _seen(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         sharded = [one for one in _tensors((args, kwargs)) if self._is_ours(one)]
         if not sharded:
             return self._run(op, args, kwargs)
-        if op is TO_NUMBER and sharded[0].dtype is torch.bool:
-            # A way that a loop takes, or nn.init.trunc_normal_: all workers take the one of one process.
-            return sharded[0].full_tensor().item()
+        if op is TO_NUMBER:
+            return self._number(sharded[0])
         written = _written(op, args, kwargs)
         if written:
             args, kwargs = self._check_write(op, args, kwargs, written, sharded)
@@ -98,6 +96,16 @@ class OwnUse:
         if not written:
             self._note(op, sharded, made)
         return made
+
+    def _number(self, one: DTensor) -> Any:
+        """Return the number that one process has, on all workers; torch would make it of this worker's rows."""
+        # A bool is a way that a loop takes, or nn.init.trunc_normal_; it is added up without rounding.
+        if one.dtype is not torch.bool and (_storage(one) in self._sums or any(map(_adds, one.placements))):
+            raise InputError(
+                f"{self._name(one)}: a number is made of a sum over it (a norm, a mean), but {_BETWEEN}, and their sums are "
+                "added up in another order than in one process. Compute it of weight.full_tensor(), on all workers together."
+            )
+        return one.full_tensor().item()
 
     def _run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         before, table = self._before[op], operator_handlers()
@@ -256,6 +264,8 @@ def _written(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Ten
 
 @cache
 def _changed(op: Any) -> list[tuple[int, str]]:
+    if _short(op) == "detach_":
+        return []  # no value changes
     return [
         (place, one.name)
         for place, one in enumerate(arguments_of(op))

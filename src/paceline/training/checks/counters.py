@@ -70,12 +70,13 @@ class Numbers:
         return any(began <= now <= clock() for began, clock in stamps) or bool(_DURATION.search(name))
 
 
-def changing(name: str, was: object, now: object) -> str:
-    """Return what to tell about a number that passes change."""
+def changing(name: str, was: object, now: object, *, task: bool) -> str:
+    """Return what to tell about a number that passes change, of a `task` or of a loop of one's own."""
+    where, steps = ("loss() or forward()", "task.steps_done") if task else ("a pass", "step.number")
     return (
-        f"loss() or forward() changes the number {name} from pass to pass ({was} before, {now} after). It follows the passes of "
+        f"{where} changes the number {name} from pass to pass ({was} before, {now} after). It follows the passes of "
         "this worker's own samples, so what is computed from it depends on shards and workers; in a log it does no harm. "
-        "task.steps_done counts optimizer steps; other state belongs into a buffer with a rule in buffers()."
+        f"{steps} counts optimizer steps; other state belongs into a buffer with a rule in buffers()."
     )
 
 

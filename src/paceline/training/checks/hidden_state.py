@@ -229,7 +229,7 @@ class HiddenState:
         )
 
     def _changing(self, name: str) -> str:
-        return changing(name, *self._changed[name])
+        return changing(name, *self._changed[name], task=self._task is not None)
 
 
 def _carrying(name: str) -> str:
