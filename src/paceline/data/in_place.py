@@ -25,14 +25,16 @@ class Items:
 
     def check(self, samples: list[int], read: Callable[[int], Any]) -> None:
         """Raise where one was changed that the data set hands out a second time; those made for each reading are nobody's."""
+        changed: dict[int, set[int]] = {}
         for place, leaf, before in self._leaves:
             if _state(leaf) != before:
-                if any(_memory(other) == _memory(leaf) for other in _leaves(read(samples[place]))):
-                    raise InputError(
-                        f"collate changes sample {samples[place]} in place, and with it the data set's own: a later epoch, "
-                        "another worker and a resumed run read other values. Work on a copy: x = x * 2 in place of x.mul_(2)."
-                    )
-                return
+                changed.setdefault(place, set()).add(_memory(leaf))
+        for place, memories in changed.items():
+            if not memories.isdisjoint(map(_memory, _leaves(read(samples[place])))):
+                raise InputError(
+                    f"collate changes sample {samples[place]} in place, and with it the data set's own: a later epoch, "
+                    "another worker and a resumed run read other values. Work on a copy: x = x * 2 in place of x.mul_(2)."
+                )
 
 
 def _leaves(item: Any) -> Iterator[Tensor | np.ndarray[Any, Any]]:

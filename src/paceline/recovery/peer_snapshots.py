@@ -60,7 +60,7 @@ class PeerSnapshots:
     def attach(self, world: World) -> None:
         """Use a group that has just formed; everybody calls it. Alone there is nobody to keep anything."""
         self.detach()
-        self._comm, self._interruption = None, world.interruption
+        self._comm, self._interruption, self._last = None, world.interruption, None
         if world.size > 1:
             self._comm = world.comm.split(0)
             ring = _ring(world)
@@ -116,6 +116,7 @@ class PeerSnapshots:
     def forget_after(self, number: int) -> None:
         """Drop what was taken of steps that are taken anew."""
         self.kept = {key: one for key, one in self.kept.items() if key <= number}
+        self._last = None
 
     def _exchange(self, comm: Comm, snapshot: Snapshot) -> None:
         try:

@@ -151,7 +151,7 @@ class ShardedRecovery:
     @property
     def numbers(self) -> dict[int, Numbers]:
         """What the numbers were wherever the run may go back to, for a worker that joins."""
-        copied = {number: one.shared["journal"] for number, one in self._snapshots.kept.items()}
+        copied = {number: one.shared["journal"] for number, one in dict(self._snapshots.kept).items()}
         return {**self._saved_numbers, **self._recent_numbers, **copied}
 
     def adopt_numbers(self, numbers: dict[int, Numbers]) -> None:

@@ -39,7 +39,7 @@ def load_optimizer_state(
     """Load what `optimizer_state` gave; where the optimizer `grows`, with the groups that were added to it in between."""
     there = [group["params"] for group in saved["groups"]]
     here = _named_groups(model, optimizer)
-    added = there[len(here) :] if _aresame_option(here, there[: len(here)]) else []
+    added = there[len(here) :] if _are_same(here, there[: len(here)]) else []
     known = dict(model.named_parameters())
     if added and known.keys() >= {name for group in added for name in group}:
         if not grows:
@@ -50,7 +50,7 @@ def load_optimizer_state(
         for group in added:
             optimizer.add_param_group({"params": [known[name] for name in group]})
         here = _named_groups(model, optimizer)
-    if not _aresame_option(here, there):
+    if not _are_same(here, there):
         moved = sorted(
             {name for group in there for name in group} ^ {name for group in here for name in group}
         )
@@ -181,7 +181,7 @@ def _named_groups(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
     return [[next(names) for _ in group["params"]] for group in optimizer.param_groups]
 
 
-def _aresame_option(left: list[list[str]], right: list[list[str]]) -> bool:
+def _are_same(left: list[list[str]], right: list[list[str]]) -> bool:
     return [sorted(group) for group in left] == [sorted(group) for group in right]
 
 

@@ -131,3 +131,8 @@ def test_a_lost_trainer_does_not_take_them_back(name: str, tmp_path: Path) -> No
     found = launch_plainly("ps", 2, name, STEPS, str(tmp_path / "killed"), servers=1)
     assert (tmp_path / "killed").exists()
     assert set(found) == {str(one)}
+
+
+def test_servers_that_step_apart_count_by_themselves() -> None:
+    results = launch("ps", 2, "counting", servers=2, staleness=2)
+    assert len({weights for weights, _ in results}) == 1

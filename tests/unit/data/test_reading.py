@@ -168,3 +168,20 @@ def test_a_collate_that_changes_the_data_sets_own_items_is_refused(kind: str) ->
             return {"x": rows[index].clone() if kind != "array" else rows[index].copy()}
 
     assert len(reader_of(Fresh(), seed=0, collate=doubling).read(0, pieces)) == 2  # nobody reads those again
+
+
+def test_an_item_of_the_data_sets_own_is_found_behind_one_that_is_fresh() -> None:
+    labels = torch.zeros(4)
+
+    def marking(items: list[Any]) -> Any:
+        for image, label in items:
+            image.mul_(2)
+            label.add_(1)
+        return items
+
+    class Images:
+        def __getitem__(self, index: int) -> Any:
+            return torch.ones(2), labels[index]
+
+    with pytest.raises(InputError, match="collate changes sample 3 in place"):
+        reader_of(Images(), seed=0, collate=marking).read(0, [np.array([3, 1])])

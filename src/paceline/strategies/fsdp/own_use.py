@@ -144,8 +144,11 @@ class OwnUse:
                 f"{self._name(written[0])}: {_short(op)} writes to it by the place of a number (an index, a mask, a diagonal) or "
                 f"draws, but {_BETWEEN}. {_ELSE}"
             )
+        added, told = [one for one in sharded if _storage(one) in self._sums], ""
+        if any(_storage(one) in self._names for one in written):
+            told = _told(op, args, kwargs)
         for target in written:
-            sums = [one for one in sharded if _storage(one) in self._sums and one is not target]
+            sums = [one for one in added if one is not target]
             if sums and _storage(target) in self._names:
                 raise InputError(
                     f"{self._name(target)}: {_short(op)} writes what was added up over the rows of several workers (a norm or a "
@@ -154,20 +157,14 @@ class OwnUse:
                 )
             if sums:
                 self._remember(self._sums, target, self._name(target))
-            self._take_down(target, op, args, kwargs)
+            self._take_down(target, told)
         return self._shared(args), self._shared(kwargs)
 
-    def _take_down(self, target: Tensor, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _take_down(self, target: Tensor, told: str) -> None:
         name = self._names.get(_storage(target))
-        if name is None:
-            return
-        told = hashlib.sha256(f"{self._written[name]} {op}".encode())
-        for one in _leaves((args, kwargs)):
-            if isinstance(one, Tensor):
-                told.update(b"" if isinstance(one, DTensor) else str(checksum(one)).encode())
-            elif not isinstance(one, torch.Generator):
-                told.update(repr(one).encode())
-        self._written[name] = int.from_bytes(told.digest()[:7], "big")
+        if name is not None:
+            digest = hashlib.sha256(f"{self._written[name]} {told}".encode()).digest()
+            self._written[name] = int.from_bytes(digest[:7], "big")
 
     def _shared(self, value: Any) -> Any:
         """Return what is given to an operator with plain tensors as sharded ones of which every worker has all."""
@@ -232,6 +229,17 @@ def _take_back(before: dict[Any, Any], mine: Any) -> None:
             table[op] = handler
             if handler is None:
                 del table[op]
+
+
+def _told(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return what a write says, by which workers compare what they wrote."""
+    told = hashlib.sha256(str(op).encode())
+    for one in _leaves((args, kwargs)):
+        if isinstance(one, Tensor):
+            told.update(b"" if isinstance(one, DTensor) else str(checksum(one)).encode())
+        elif not isinstance(one, torch.Generator):
+            told.update(repr(one).encode())
+    return told.hexdigest()
 
 
 def _is_empty_here(tensor: DTensor) -> bool:

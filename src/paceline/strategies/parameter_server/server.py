@@ -132,7 +132,7 @@ class ServerPlacement(Placement):
     def refresh(self) -> None:
         """Wait until the trainers have come to fetch what is here, in a new group or after loading."""
         if self._stale:
-            self.stepped.note()
+            self.stepped.begin()
             self.world.comm.barrier()
             self._stale = False
             before, self._before = self._before, {}

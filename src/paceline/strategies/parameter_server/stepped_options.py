@@ -35,6 +35,10 @@ class SteppedOptions:
             self.keys += [set() for _ in after[len(self.keys) :]]
             for keys, old, new in zip(self.keys, before, after, strict=False):
                 keys |= {key for key in new if key not in old or not same_option(old[key], new[key])}
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with what they are now, in a new group or after loading."""
         self.note()
         self.behind_step = self.noted
 
@@ -58,9 +62,9 @@ class HeardOptions:
     def __init__(self) -> None:
         self._heard: Options = []
 
-    def hear(self, optimizer: Optimizer, told: list[Options]) -> None:
-        """Take over what each server told."""
-        if not all(same_options(told[0], one) for one in told[1:]):
+    def hear(self, optimizer: Optimizer, told: list[Options], *, together: bool) -> None:
+        """Take over what each server told; those that do not step `together` count by themselves, and the first one's holds."""
+        if together and not all(same_options(told[0], one) for one in told[1:]):
             raise InputError(
                 f"{type(optimizer).__name__} computes an option of its group from the parameters that it has, and each server "
                 "has others, so that they part. Use --servers 1, or --strategy ddp."

@@ -86,7 +86,7 @@ class ServedPlacement(Placement):
             told.append(options)
             for name, value in held.items():
                 own[name].copy_(value)
-        self.heard.hear(self.optimizer, told)
+        self.heard.hear(self.optimizer, told, together=not self.staleness)
         self._stale = False
 
     @contextlib.contextmanager
@@ -166,7 +166,8 @@ class ServedUpdate:
         hit(OPTIMIZER_POINT)
         placement.number = step.work.number
         self._take_weights(answers)
-        placement.heard.hear(replica.optimizer, [one["options"] for one in answers])
+        told = [one["options"] for one in answers]
+        placement.heard.hear(replica.optimizer, told, together=not placement.staleness)
         if replica.scheduler is not None:
             step_schedule(replica.scheduler)
         replica.buffers.end_step()
