@@ -104,8 +104,7 @@ def watch_region(model: nn.Module, opening: list[str], closing: list[str], regio
     for name in closing:
         model.get_submodule(name).register_forward_pre_hook(region.leave)
     for parent in list(model.modules()):
-        for name, child in list(
-            children_of(parent).items()
-        ):  # under every name: a call may come by any of them
+        # Under every name: a call may come by any of them.
+        for name, child in list(children_of(parent).items()):
             if type(child) is nn.Dropout:
                 setattr(parent, name, SplitDropout(child, region))

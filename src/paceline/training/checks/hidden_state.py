@@ -104,9 +104,8 @@ class HiddenState:
 
     def show_batch(self, batch: Any) -> None:
         """Note that a pass over a batch begins."""
-        if (
-            self._looks and threading.get_ident() == self._thread
-        ):  # what other threads change cannot be gone through
+        # What other threads change cannot be gone through.
+        if self._looks and threading.get_ident() == self._thread:
             self._numbers.begin_pass(batch, self._find)
         if self._flow is not None:
             self._flow.feed(batch)
