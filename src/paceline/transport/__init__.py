@@ -1,0 +1,1 @@
+"""Authenticated messages between the processes of a run, over ZeroMQ, and the key-value store that process groups meet at."""

@@ -1,0 +1,226 @@
+"""A torch `Store` on the launcher's key-value store: waits are answered when the keys are there, and end when told to.
+
+torch's own TCPStore takes keys from anybody who reaches its port. This one is reached through a folder that only the user may
+enter, or with the run's secret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import zmq
+from torch.distributed.distributed_c10d import Store
+
+from paceline.errors import PacelineError
+from paceline.transport import curve
+from paceline.transport.key_value import OK
+from paceline.transport.secret import Secret
+
+TIMEOUT_S = 300.0
+_numbers = itertools.count()
+
+
+class StoreTimeoutError(RuntimeError):
+    """Keys were not there in time, or nobody answered."""
+
+
+class _Connections:
+    """Connections to the server that no thread uses at the moment: one that waits keeps its own."""
+
+    def __init__(self, address: str, secret: Secret | None) -> None:
+        self._address, self._secret = address, secret
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._free: list[zmq.Socket[bytes]] = []
+        self._process = os.getpid()
+
+    def __del__(self) -> None:
+        """Close them: every request has its answer, or nobody waits for it any more."""
+        if os.getpid() == self._process:
+            self._context.destroy(linger=0)
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[zmq.Socket[bytes]]:
+        """Lend a connection; one whose use ends in an exception is not used again: its answer may still come."""
+        if os.getpid() != self._process:
+            raise PacelineError("the store of a run was used in a process that was forked from a worker")
+        try:
+            socket = self._free.pop()
+        except IndexError:
+            socket = self._open()
+        try:
+            yield socket
+        except BaseException:
+            socket.close(0)
+            raise
+        self._free.append(socket)
+
+    def _open(self) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        if self._secret is not None:
+            curve.call(socket, self._secret)
+        socket.linger, socket.sndhwm, socket.rcvhwm = 1000, 0, 0
+        socket.ipv6 = "[" in self._address
+        socket.connect(self._address)
+        return socket
+
+
+class RunStore(Store):
+    """The store that the workers of a run meet at."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        secret: Secret | None = None,
+        timeout_s: float = TIMEOUT_S,
+        connections: _Connections | None = None,
+    ) -> None:
+        super().__init__()
+        self._connections = connections or _Connections(address, secret)
+        self._address = address
+        self._limit_s = timeout_s
+        self._together = 0
+        self._fetched: dict[str, bytes] = {}
+        self._interrupted: Callable[[], BaseException] | None = None
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):
+            os.close(self._bell)
+
+    def of_group(self, size: int, *, timeout_s: float) -> RunStore:
+        """Return the same store for one group: it can be interrupted for itself, and reads what all its ranks write at once.
+
+        gloo asks for the address of every rank, one by one; the first question brings all of them.
+        """
+        made = RunStore(self._address, timeout_s=timeout_s, connections=self._connections)
+        made._together = size
+        return made
+
+    def interrupt(self, error: Callable[[], BaseException]) -> None:
+        """End every wait, and each that begins from now on, with this exception."""
+        self._interrupted = error
+        os.eventfd_write(self._bell, 1)
+
+    # What torch asks for.
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Store a value."""
+        self._request(b"set", key, value)
+
+    def get(self, key: str) -> bytes:
+        """Return a value when it is there."""
+        with self._lock:
+            fetched = self._fetched.pop(key, None)
+        return fetched if fetched is not None else self._request(b"get", key)[0]
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter."""
+        return int(self._request(b"add", key, str(amount))[0])
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys are there."""
+        return self._request(b"check", *keys) == [b"1"]
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Store a value in place of an expected one, and return which is there."""
+        return self._request(b"compare_set", key, expected, desired)[0]
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key."""
+        return self._request(b"delete", key) == [b"1"]
+
+    deleteKey = delete_key  # noqa: N815  (by this name torch's C++ half asks for it)
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Add bytes at the end of a value."""
+        self._request(b"append", key, value)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Return several values when all are there."""
+        return self._request(b"get", *keys)
+
+    def multi_set(self, keys: list[str], values: list[str | bytes]) -> None:
+        """Store several values."""
+        self._request(b"set", *itertools.chain.from_iterable(zip(keys, values, strict=True)))
+
+    def num_keys(self) -> int:
+        """Return how many keys there are."""
+        return int(self._request(b"count")[0])
+
+    getNumKeys = num_keys  # noqa: N815
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002
+        """Return when all keys are there.
+
+        torch hands over the time-out of its operations, far too long for a meeting; this store's own counts.
+        """
+        with self._lock:
+            if all(key in self._fetched for key in keys):
+                return
+        together = self._siblings(keys)
+        if not together:
+            self._request(b"wait", *keys)
+            return
+        values = self._request(b"get", *together)
+        with self._lock:
+            self._fetched |= zip(together, values, strict=True)
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long a wait may take."""
+        return timedelta(seconds=self._limit_s)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Let waits take so long from now on."""
+        self._limit_s = timeout.total_seconds()
+
+    def _siblings(self, keys: list[str]) -> list[str]:
+        """Return the keys of all ranks where one rank's was asked for: `.../0` to `.../size-1`."""
+        folder, slash, rank = keys[0].rpartition("/")
+        if len(keys) != 1 or not slash or not rank.isdecimal() or int(rank) >= self._together:
+            return []
+        return [f"{folder}/{one}" for one in range(self._together)]
+
+    def _request(self, what: bytes, *parts: str | bytes) -> list[bytes]:
+        number = next(_numbers).to_bytes(8)
+        frames: Iterable[bytes] = (one.encode() if isinstance(one, str) else bytes(one) for one in parts)
+        limit = time.monotonic() + self._limit_s
+        with self._connections.one() as socket:
+            poller = zmq.Poller()
+            poller.register(socket, zmq.POLLIN)
+            poller.register(self._bell, zmq.POLLIN)
+            self._check_interrupted()
+            socket.send_multipart([number, what, *frames])
+            while True:
+                left = limit - time.monotonic()
+                ready = dict(poller.poll(max(0, int(1000 * left) + 1)))
+                if socket in ready:
+                    answered, status, *values = socket.recv_multipart()
+                    if answered != number:
+                        continue
+                    if status != OK:
+                        raise PacelineError(
+                            f"the run's store refused a request: {b' '.join(values).decode()}"
+                        )
+                    return values
+                self._check_interrupted()
+                if left <= 0:
+                    raise StoreTimeoutError(self._too_late(what, parts))
+
+    def _check_interrupted(self) -> None:
+        if self._interrupted is not None:
+            raise self._interrupted()
+
+    def _too_late(self, what: bytes, parts: tuple[Any, ...]) -> str:
+        if what in (b"get", b"wait"):
+            return f"timed out waiting for {', '.join(str(one) for one in parts[:8])}"
+        return f"the run's store gave no answer within {self._limit_s:g} s"

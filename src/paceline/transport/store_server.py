@@ -1,0 +1,39 @@
+"""Serves a key-value store to the processes of a run: on a Unix socket for one machine, over CURVE for several. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.transport.key_value import KeyValueTable
+from paceline.transport.router import Handlers, Peer, Router
+from paceline.transport.secret import Secret
+
+
+class StoreServer:
+    """One store, served by a thread of its own until it is closed. A request is its number, what to do, keys and values."""
+
+    def __init__(
+        self, address: str, *, secret: Secret | None = None, refused: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """Listen on `ipc://PATH`, or on `tcp://HOST:*` with the run's secret."""
+        self._table = KeyValueTable()
+        self._router = Router(
+            address, Handlers(message=self._take, gone=self._forget, refused=refused), secret=secret
+        )
+        self.address = self._router.address
+        """Where it listens, with the port that was chosen."""
+        self.requests = 0
+        """How many requests it has had."""
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._router.close()
+
+    def _take(self, peer: Peer, frames: list[bytes]) -> None:
+        self.requests += 1
+        number, *request = frames
+        for (asker, of), answer in self._table.take((peer, number), request):
+            self._router.send(asker, [of, *answer])
+
+    def _forget(self, peer: Peer, _: str) -> None:
+        self._table.forget(peer)

@@ -1,0 +1,136 @@
+"""The run's store: what it answers, and to whom."""
+
+import threading
+import time
+
+import pytest
+from torch.distributed import PrefixStore, ProcessGroupGloo
+
+from paceline.errors import PacelineError
+from paceline.transport.key_value import ERROR, OK, KeyValueTable
+from paceline.transport.secret import Secret
+from paceline.transport.store import RunStore, StoreTimeoutError
+from paceline.transport.store_server import StoreServer
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def server(request, tmp_path):
+    secret = Secret.make() if request.param == "tcp" else None
+    made = StoreServer("tcp://127.0.0.1:*" if secret else f"ipc://{tmp_path}/store", secret=secret)
+    made.secret = secret
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def store(server):
+    return RunStore(server.address, secret=server.secret, timeout_s=5.0)
+
+
+def later(action, after=0.1):
+    threading.Timer(after, action).start()
+
+
+def test_as_torchs_own(store):
+    store.set("a", "1")
+    assert store.get("a") == b"1"
+    assert (store.add("n", 3), store.add("n", -1), store.get("n")) == (3, 2, b"2")
+    assert (store.check(["a", "n"]), store.check(["a", "no"])) == (True, False)
+    assert store.compare_set("c", "", "x") == b"x"
+    assert store.compare_set("c", "other", "y") == b"x"
+    assert store.compare_set("c", "x", "y") == b"y"
+    assert store.compare_set("new", "expected", "y") == b"expected"
+    assert (store.delete_key("c"), store.delete_key("c"), store.num_keys()) == (True, False, 2)
+    store.multi_set(["m", "k"], [b"\x00\xff", "text"])
+    store.append("k", "s")
+    assert store.multi_get(["m", "k"]) == [b"\x00\xff", b"texts"]
+
+
+def test_a_wait_ends_when_the_last_key_is_there(store):
+    store.set("a", "1")
+    later(lambda: store.set("b", "2"))
+    store.wait(["a", "b"])
+    later(lambda: store.set("c", "3"))
+    assert store.get("c") == b"3"
+
+
+def test_a_wait_that_lasts_too_long(server):
+    store = RunStore(server.address, secret=server.secret, timeout_s=0.2)
+    with pytest.raises(StoreTimeoutError, match="timed out waiting for never"):
+        store.get("never")
+    store.set("a", "1")  # the connection of the request that timed out is not used again
+    assert store.get("a") == b"1"
+
+
+def test_an_interruption_ends_this_groups_waits_alone(store):
+    group, other = (store.of_group(2, timeout_s=5.0) for _ in range(2))
+    later(lambda: group.interrupt(lambda: RuntimeError("broken")))
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="broken"):
+        group.get("never")
+    assert time.monotonic() - began < 2
+    with pytest.raises(RuntimeError, match="broken"):
+        group.set("a", "1")
+    other.set("a", "1")
+    assert other.get("a") == b"1"
+
+
+def test_what_is_refused(store):
+    store.set("word", "one")
+    with pytest.raises(PacelineError, match="refused a request: add needs a number"):
+        store.add("word", 1)
+    assert store.get("word") == b"one"
+
+
+def test_a_group_forms_with_two_requests_per_worker(server):
+    size = 6
+    stores = [
+        RunStore(server.address, secret=server.secret).of_group(size, timeout_s=20) for _ in range(size)
+    ]
+    groups = []
+
+    def join(rank):
+        groups.append(ProcessGroupGloo(PrefixStore("group", stores[rank]), rank, size))
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(size)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert len(groups) == size
+    assert server.requests == 2 * size
+
+
+def test_without_the_secret_nothing_is_answered(server):
+    if server.secret is None:
+        pytest.skip("on one machine the folder's permissions are the lock")
+    friend = RunStore(server.address, secret=server.secret)
+    friend.set("a", "1")
+    for secret in (None, Secret.make()):
+        stranger = RunStore(server.address, secret=secret, timeout_s=0.5)
+        with pytest.raises(StoreTimeoutError):
+            stranger.set("a", "2")
+    assert friend.get("a") == b"1"
+
+
+def test_a_key_that_is_deleted_while_another_is_awaited():
+    table, asker = KeyValueTable(), (b"peer", b"1")
+    table.take(asker, [b"set", b"a", b"1"])
+    assert table.take(asker, [b"get", b"a", b"b"]) == []
+    table.take(asker, [b"delete", b"a"])
+    assert table.take(asker, [b"set", b"b", b"2"]) == [(asker, [OK])]
+    assert table.take(asker, [b"set", b"a", b"3"]) == [(asker, [OK, b"3", b"2"]), (asker, [OK])]
+
+
+def test_requests_that_mean_nothing():
+    table, asker = KeyValueTable(), (b"peer", b"1")
+    for request in ([], [b"run"], [b"set", b"a"], [b"add", b"a"], [b"add", b"a", b"x"], [b"delete"]):
+        ((who, (status, _)),) = table.take(asker, request)
+        assert (who, status) == (asker, ERROR)
+
+
+def test_who_is_gone_is_not_answered():
+    table, asker = KeyValueTable(), (b"peer", b"1")
+    assert table.take(asker, [b"get", b"a"]) == []
+    table.forget(b"peer")
+    assert table.take((b"other", b"2"), [b"set", b"a", b"1"]) == [((b"other", b"2"), [OK])]
