@@ -172,7 +172,7 @@ class Stepping:
             self.loop.guard,
             state.seed_loop if own_loop else None,
             self.loop.hidden,
-            self.loop.begin_attempt(elastic=self.recovery.membership.elastic) if own_loop else None,
+            self.loop.begin_attempt(elastic=self.recovery.elastic) if own_loop else None,
             broken=broken,
         )
         state.step = step
@@ -215,7 +215,7 @@ class Stepping:
     def _check_schedules(self) -> None:
         """Raise where the loop has a schedule that is lost with the process, and another process may go on with the run."""
         state = self.state
-        several = state.world.size > 1 and self.recovery.membership.elastic
+        several = state.world.size > 1 and self.recovery.elastic
         if state.options.out is not None or several:
             kept = [state.replica.scheduler, *self.loop.registered.objects()]
             schedules.check_kept(state.replica.optimizer, kept)
