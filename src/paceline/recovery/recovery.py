@@ -40,7 +40,7 @@ class Recovery:
         self, group: GroupState, membership: Membership, sharded: ShardedRecovery, options: RecoveryOptions
     ) -> None:
         self.membership = membership
-        self._group, self.sharded, self._options = group, sharded, options
+        self._group, self._sharded, self._options = group, sharded, options
         group.finished = NEWCOMER if membership.newcomer else 0
         self.exits = LoopExits()
         """Where each worker left the calls of `run.steps`."""
@@ -177,7 +177,7 @@ class Recovery:
             kind=kind,
             group=self._group,
             hooks=self.hooks,
-            sharded=self.sharded,
+            sharded=self._sharded,
             options=self._options,
             membership=self.membership.elastic,
         )
