@@ -10,7 +10,7 @@ from typing import Any
 from paceline.checkpoint.extra_state import read_extra_state
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.parts import StoredTensors
-from paceline.checkpoint.read import check_files, dealt
+from paceline.checkpoint.read import dealt, verified
 from paceline.checkpoint.store import Checkpoints
 from paceline.errors import CheckpointError
 from paceline.world import World, all_gather_object, broadcast_object
@@ -59,8 +59,7 @@ def find_newest(world: World, checkpoints: Checkpoints, report: Callable[[Path, 
 
 def _verified(path: Path, world: World) -> tuple[Found | None, str]:
     try:
-        manifest = Manifest.read(path)
-        check_files(path, manifest, dealt(manifest.files, world.rank, world.size))
+        manifest = verified(path, lambda one: dealt(one.files, world.rank, world.size))
         return Found(path, manifest, read_extra_state(path)), ""
     except CheckpointError as error:
         return None, str(error)

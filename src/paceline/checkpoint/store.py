@@ -19,10 +19,10 @@ from paceline.checkpoint.contents import Contents
 from paceline.checkpoint.durable import remove, sync, sync_and_hash
 from paceline.checkpoint.extra_state import read_extra_state
 from paceline.checkpoint.leftovers import beside, discard, holds_others_files, sweep
-from paceline.checkpoint.manifest import COMMITTED, EXTRA_STATE, Manifest, committed, part_name
+from paceline.checkpoint.manifest import COMMITTED, Manifest, committed
 from paceline.checkpoint.parts import StoredTensors
 from paceline.checkpoint.pending_checkpoint import PendingCheckpoint
-from paceline.checkpoint.read import check_files, seems_whole
+from paceline.checkpoint.read import seems_whole, verified
 from paceline.errors import CheckpointError, DiskFaultError, InputError
 from paceline.state.chunks import ChunkBounds
 
@@ -70,10 +70,7 @@ class Checkpoints:
     def _write_once(self, pending: PendingCheckpoint, contents: Contents) -> str:
         self.open(pending)
         pending.write_part(0, contents.tensors)
-        files = {
-            part_name(0): sync_and_hash(pending.part(0)),
-            EXTRA_STATE: pending.write_extra_state(contents.rest),
-        }
+        files = pending.complete({0: sync_and_hash(pending.part(0))}, contents.rest)
         weights = contents.fingerprint(pending.partial)
         self.commit(pending, contents.manifest(files, weights))
         return weights
@@ -175,8 +172,7 @@ def _holds_same(final: Path, partial: Path, manifest: Manifest, *, replaces: boo
     Raise where it holds another state, unless what was written `replaces` it.
     """
     try:
-        existing = Manifest.read(final)
-        check_files(final, existing)
+        existing = verified(final)
         with StoredTensors(final, existing) as there, StoredTensors(partial, manifest) as here:
             equal = (
                 existing.position == manifest.position
