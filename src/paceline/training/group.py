@@ -181,15 +181,11 @@ class RunGroup:
         number = source.position.number
         snapshot = self.core.sharded.snapshot_at(number)
         mine: Values | None = None if snapshot is None else snapshot.shared["states"] or None
-        joins = self.core.state.waits_to_join  # and may have registered none yet
-        if (
-            mine is None
-            and source.kind == WORKERS
-            and self.core.state.position.number == number
-            and not joins
-        ):
+        state = self.core.state
+        joins = state.waits_to_join  # and may have registered none yet
+        if mine is None and source.kind == WORKERS and state.position.number == number and not joins:
             mine = self.core.loop.registered.snapshot()
-        everybody: list[Values | None] = all_gather_object(self.core.state.world.comm, mine)
+        everybody: list[Values | None] = all_gather_object(state.world.comm, mine)
         return next((states for states in everybody if states is not None), {})
 
     @property

@@ -78,13 +78,12 @@ class Measuring:
 
     def _asked_before(self, asked: str) -> bool:
         """Return whether the others came by here before this worker joined them, or the run before it was resumed."""
-        self.core.state.check_between(asked)
+        state, history = self.core.state, self.core.history
+        state.check_between(asked)
         self._join_to_be_told()
-        if self.core.history.catches_up:
-            return not self.core.state.waits_to_join
-        return self.core.state.open_call is None and self.core.history.outcomes.holds(
-            self.core.history.call, asked
-        )
+        if history.catches_up:
+            return not state.waits_to_join
+        return state.open_call is None and history.outcomes.holds(history.call, asked)
 
     def _note(self, asked: str, outcome: Any) -> None:
         if self.core.state.open_call is None and not self.core.history.skipped:

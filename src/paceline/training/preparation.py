@@ -60,14 +60,13 @@ class Preparation:
         structure: Structure | None = None,
     ) -> tuple[nn.Module, Optimizer]:
         """Place the model for a loop of the user's own, which goes on with these very objects in every group."""
+        state = self.core.state
         with seeds.preserved():
             replica = self.prepare_replica(model, optimizer, scheduler, buffers, structure)
         if not isinstance(model, nn.Module):
             # A function that makes the model begins at the run's seed, which has served.
-            self.core.state.seed_loop("call", 0)
-        self._handle = Handle(
-            replica, Precision(self.core.state.options.precision, self.core.state.world.device)
-        )
+            state.seed_loop("call", 0)
+        self._handle = Handle(replica, Precision(state.options.precision, state.world.device))
         return replica.model, replica.optimizer
 
     def prepare_replica(
@@ -186,7 +185,8 @@ class Preparation:
 
     def saved_meta(self) -> dict[str, Any]:
         """Return what the newest checkpoint of a run that is resumed says of it; all workers call it."""
-        if not self.core.state.options.resume:
+        options, world = self.core.state.options, self.core.state.world
+        if not options.resume:
             return {}
-        meta = resuming.newest_meta(self.core.state.options) if self.core.state.world.is_first else None
-        return broadcast_object(self.core.state.world.comm, meta) or {}
+        meta = resuming.newest_meta(options) if world.is_first else None
+        return broadcast_object(world.comm, meta) or {}

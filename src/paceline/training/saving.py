@@ -154,9 +154,8 @@ class Saving:
         one of a run is always waited for, and written only if the one before is not of this very step.
         """
         state = self.core.state
-        with (
-            self.core.loop.guard.updating()
-        ):  # workers that have gone their own ways are brought to one state
+        # Workers that have gone their own ways are brought to one state.
+        with self.core.loop.guard.updating():
             replica, world = state.replica, state.world
             self.core.records.before_save()
             with self.core.loop.body.left_out():
