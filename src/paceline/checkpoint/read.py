@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint.durable import FileRecord, verify
+from paceline.checkpoint.durable import verify
 from paceline.checkpoint.extra_state import read_extra_state
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.parts import StoredTensors, dtype_named
@@ -79,17 +79,6 @@ def verified(path: Path, hashed: Callable[[Manifest], Collection[str]] = lambda 
     for name, record in manifest.files.items():
         verify(path / name, record, content=name in whole)
     return manifest
-
-
-def dealt(files: Mapping[str, FileRecord], rank: int, size: int) -> set[str]:
-    """Return the files that one of so many workers is to hash: each goes to one, the largest first to whom has least."""
-    loads = [0] * size
-    mine = set()
-    for name in sorted(files, key=lambda name: (-files[name].size, name)):
-        least = loads.index(min(loads))
-        loads[least] += files[name].size
-        mine |= {name} if least == rank else set()
-    return mine
 
 
 def seems_whole(path: Path) -> bool:
