@@ -17,7 +17,6 @@ from paceline.training.checks.before_first_step import (
     check_batch_size,
     check_clip,
     check_last_batch,
-    last_step,
     read_ends,
 )
 from paceline.training.core import EngineCore
@@ -26,7 +25,7 @@ from paceline.training.group import RunGroup
 from paceline.training.preparation import Preparation
 from paceline.training.saving import Saving
 from paceline.training.step import Step
-from paceline.training.stepping import Stepping
+from paceline.training.stepping import Call, Stepping
 from paceline.training.user_loop.call_history import LEFT
 from paceline.training.user_loop.kept_state import KeptState
 from paceline.training.user_loop.replay import Replay
@@ -37,24 +36,6 @@ _DECIDE = (
     "it was asked for fewer calls, or decides by something that is not as it was then. Decide by run.evaluate, a step's result, "
     "or what run.register_state holds."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Call:
-    """What one call of `run.steps` asks for."""
-
-    phase: int
-    """Which call it is, from 0."""
-    feed: ShardedLoader
-    epochs: int | None
-    steps: int | None
-    max_grad_norm: float | None
-    after_epoch: Callable[[int], None] | None
-
-    @property
-    def last(self) -> float:
-        """How many steps it takes, as far as that is known beforehand."""
-        return last_step(self.feed, self.epochs, self.steps)
 
 
 @dataclass(kw_only=True)
@@ -157,11 +138,9 @@ class Calls:
             core=self.core,
             group=self.group,
             saving=self.saving,
-            feed=call.feed,
-            max_grad_norm=call.max_grad_norm,
+            call=call,
             last=last,
             epochs=None if call.epochs is None else first.first_epoch + call.epochs,
-            after_epoch=call.after_epoch,
         )
         while not state.ended:
             yield from stepping.take()

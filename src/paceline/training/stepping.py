@@ -11,6 +11,7 @@ from paceline.observe import Note
 from paceline.recovery.agreement import OpenBody, WentBackError
 from paceline.recovery.membership import STEP, LeaveRunError
 from paceline.strategies.base import ShardWork, StepWork
+from paceline.training.checks.before_first_step import last_step
 from paceline.training.checks.same_stream import TRAINING, read_alike
 from paceline.training.core import EngineCore
 from paceline.training.group import RunGroup
@@ -23,6 +24,24 @@ from paceline.world.fault_points import DATA, hit
 from paceline.world.status_page import Kind, Phase
 
 
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What one call of `run.steps` asks for."""
+
+    phase: int
+    """Which call it is, from 0."""
+    feed: ShardedLoader
+    epochs: int | None
+    steps: int | None
+    max_grad_norm: float | None
+    after_epoch: Callable[[int], None] | None
+
+    @property
+    def last(self) -> float:
+        """How many steps it takes, as far as that is known beforehand."""
+        return last_step(self.feed, self.epochs, self.steps)
+
+
 @dataclass(kw_only=True)
 class Stepping:
     """The steps of one call of `run.steps`."""
@@ -30,11 +49,9 @@ class Stepping:
     core: EngineCore
     group: RunGroup
     saving: Saving
-    feed: ShardedLoader
-    max_grad_norm: float | None
+    call: Call
     last: float
     epochs: int | None
-    after_epoch: Callable[[int], None] | None
     _schedules_seen: bool = field(default=False, init=False)
     """Whether schedules of the loop's own were looked for: they are there by the end of the first step."""
 
@@ -59,7 +76,7 @@ class Stepping:
                 self._end(step)
                 number = state.position.number
                 self.saving.after_body(again=step.again, due=due.after_step(number), last=number >= last)
-            if state.position.number == last and state.position.step != self.feed.steps_per_epoch:
+            if state.position.number == last and state.position.step != self.call.feed.steps_per_epoch:
                 break
             if state.position == before and before.step == 0:
                 raise InputError(
@@ -68,12 +85,11 @@ class Stepping:
             state.position = state.position.next_epoch()
             self.core.journal.end_epoch(state.position)
             try:
-                if self.after_epoch is not None:
+                if self.call.after_epoch is not None:
                     state.seed_loop("epoch", state.position.epoch)
-                    self.after_epoch(state.position.epoch)
-                    if self.core.sharded.due(
-                        state.position
-                    ):  # one taken inside after_epoch could not be gone back to
+                    self.call.after_epoch(state.position.epoch)
+                    # One taken inside after_epoch could not be gone back to.
+                    if self.core.sharded.due(state.position):
                         self.group.take_snapshot()
             except WentBackError:
                 continue
@@ -90,7 +106,7 @@ class Stepping:
             generation, status_page = state.world.generation, state.world.status_page
             status_page.begin(Kind.STEP, state.position.number, Phase.DATA)
             for data in read_alike(
-                self.feed, state.world, TRAINING, state.position.epoch, state.position.step
+                self.call.feed, state.world, TRAINING, state.position.epoch, state.position.step
             ):
                 hit(DATA)
                 if data.beginning is not None and self._reads_again(data):
@@ -130,9 +146,9 @@ class Stepping:
         starts = state.epoch_starts
         suspected = starts.suspects(position, data)
         if suspected:
-            note = starts.confirm(position, data, self.feed.beginning_of)
+            note = starts.confirm(position, data, self.call.feed.beginning_of)
         else:
-            note = starts.check(position, data, by_epoch=self.feed.is_told_epochs)
+            note = starts.check(position, data, by_epoch=self.call.feed.is_told_epochs)
         if note is not None and (state.world.size > 1 or state.options.out is not None):
             state.emit(Note(text=note))
         return suspected
@@ -156,7 +172,7 @@ class Stepping:
             state.position.epoch,
             replica,
             state.world,
-            self.max_grad_norm,
+            self.call.max_grad_norm,
             self._applied,
             self.core.recovery,
             self.core.loop.guard,
