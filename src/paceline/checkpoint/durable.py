@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from safetensors import SafetensorError
-
+from paceline.checkpoint.formats import FORMATS
 from paceline.documents import DocumentError, open_regular
 from paceline.errors import CheckpointError, DiskFaultError
 
@@ -127,7 +126,7 @@ def disk_fault(error: BaseException, final: Path) -> str | None:
 
 def _disk_reason(error: BaseException) -> str | None:
     """Find the failing disk behind an exception, if that is what it was."""
-    if isinstance(error, SafetensorError):
+    if isinstance(error, tuple(one.error for one in FORMATS.values())):
         number = re.search(r"\(os error (\d+)\)", str(error))
         return os.strerror(int(number[1])) if number else str(error)
     # torch.save hides a failed write behind a RuntimeError about positions in the archive.

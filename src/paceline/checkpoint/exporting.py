@@ -20,9 +20,9 @@ from paceline.checkpoint.durable import committing, remove, sync, sync_and_hash
 from paceline.checkpoint.leftovers import beside, sweep
 from paceline.checkpoint.manifest import MANIFEST, Manifest, newest_readable
 from paceline.checkpoint.parts import StoredTensors
-from paceline.checkpoint.read import check_files, unusable
+from paceline.checkpoint.read import unusable, verified
+from paceline.checkpoint.safetensors_format import write_tensors
 from paceline.checkpoint.stored import Stored
-from paceline.checkpoint.tensors import write_tensors
 from paceline.errors import CheckpointError, InputError
 
 SUFFIX = ".safetensors"
@@ -190,13 +190,7 @@ def _find(place: Path) -> tuple[Path, Manifest, dict[Path, str]]:
                 f"there is no checkpoint at {place}. Give the folder of one, such as step-100."
             )
         try:
-            return place, _verified(place), {}
+            return place, verified(place), {}
         except CheckpointError as error:
             raise unusable(place, error) from error
-    return newest_readable(place, _verified)
-
-
-def _verified(path: Path) -> Manifest:
-    manifest = Manifest.read(path)
-    check_files(path, manifest)
-    return manifest
+    return newest_readable(place, verified)

@@ -103,8 +103,7 @@ def _misfits(path: Path, manifest: Manifest) -> dict[str, str]:
         with StoredTensors(path, manifest) as parts:
             parts.check()
     except CheckpointError as error:
-        named = re.match(r"part-[0-9]+\.safetensors", str(error))
-        found[named[0] if named else MANIFEST] = str(error)
+        found[next((name for name in manifest.parts if str(error).startswith(name)), MANIFEST)] = str(error)
     return found
 
 

@@ -13,17 +13,20 @@ from typing import Any
 
 from paceline import documents
 from paceline.checkpoint.durable import FileRecord
+from paceline.checkpoint.formats import FORMATS, WRITTEN
 from paceline.checkpoint.stored import Stored
 from paceline.checkpoint.terms import check_meta, check_position, check_tensors
 from paceline.documents import check_weights_sha256, is_sha256
 from paceline.errors import CheckpointError
 
-FORMAT = 2
 EXTRA_STATE = "extra_state.pt"
 MANIFEST = "manifest.json"
 MODEL_PREFIX = "model/"
 COMMITTED = r"step-(\d+)"
-OWN_FILE = re.compile(r"part-\d+\.safetensors|\.?part-\d+\.json|extra_state\.pt|manifest\.json")
+OWN_FILE = re.compile(
+    "|".join(re.escape(one.part).replace(r"\{\}", r"\d+") for one in FORMATS.values())
+    + r"|\.?part-\d+\.json|extra_state\.pt|manifest\.json"
+)
 """The names of all files that a checkpoint consists of, or that are there while it is written."""
 
 
@@ -41,11 +44,6 @@ def committed(folder: Path) -> list[Path]:
     return [folder / name for _, name in steps]
 
 
-def part_name(number: int) -> str:
-    """Name the file that one worker wrote."""
-    return f"part-{number}.safetensors"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """What a checkpoint holds."""
@@ -59,6 +57,7 @@ class Manifest:
     files: dict[str, FileRecord]
     weights_sha256: str
     """Of the whole model, however it is sharded."""
+    format: int = WRITTEN
 
     @property
     def parts(self) -> list[str]:
@@ -82,7 +81,7 @@ class Manifest:
         except documents.DocumentError as error:
             raise CheckpointError(f"cannot save step {self.step}: {error}.") from error
         body = {
-            "format": FORMAT,
+            "format": self.format,
             "step": self.step,
             "position": self.position,
             "meta": self.meta,
@@ -114,9 +113,10 @@ class Manifest:
             raise CheckpointError(f"{MANIFEST} {error}") from error
         if body.pop("sha256", None) != _digest(body):
             raise CheckpointError(f"{MANIFEST}: sha256 differs")
-        if body.get("format") != FORMAT:
+        if body.get("format") not in list(FORMATS):  # which compares what cannot be hashed, too
+            known = ", ".join(map(str, FORMATS))
             raise CheckpointError(
-                f"{MANIFEST} has format {body.get('format')}, and this version reads only {FORMAT}"
+                f"{MANIFEST} has format {body.get('format')}, and this version reads only {known}"
             )
         try:
             made = cls._parsed(body)
@@ -165,10 +165,12 @@ class Manifest:
             tensors={key: _stored(key, entry) for key, entry in body["tensors"].items()},
             files={name: FileRecord(**record) for name, record in body["files"].items()},
             weights_sha256=body["weights_sha256"],
+            format=body["format"],
         )
+        name = FORMATS[made.format].part
         # Nobody may be led outside of the folder by a name.
         if (
-            made.parts != [part_name(number) for number in range(len(made.parts))]
+            made.parts != [name.format(number) for number in range(len(made.parts))]
             or EXTRA_STATE not in made.files
         ):
             raise documents.DocumentError("the files are not those of a checkpoint")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from paceline.checkpoint.manifest import MODEL_PREFIX, Manifest, part_name
+from paceline.checkpoint.formats import FORMATS
+from paceline.checkpoint.manifest import MODEL_PREFIX, Manifest
 from paceline.checkpoint.stored import StoredChunk
 from paceline.errors import CheckpointError
 from paceline.state.chunks import ChunkBounds, TensorMeta
@@ -22,13 +22,14 @@ class StoredTensors:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
+        self._format = FORMATS[manifest.format]
         stored = manifest.tensors
         self._stored = stored | {alias: stored[key] for alias, key in manifest.aliases.items()}
         self.catalogue = {
             key: TensorMeta(one.shape, dtype_named(one.dtype)) for key, one in self._stored.items()
         }
         """What the checkpoint holds, tied weights under each of their keys."""
-        self._open: dict[int, Any] = {}
+        self._open: dict[str, Any] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> StoredTensors:
@@ -64,16 +65,16 @@ class StoredTensors:
 
     def _chunk(self, key: str, stored: StoredChunk, inside: ChunkBounds | None = None) -> Tensor:
         """Read a stored chunk, or a part of it."""
-        name = part_name(stored.part)
+        name = self._format.part.format(stored.part)
         try:
-            file = self._file(stored.part)
+            file = self._file(name)
             if inside is None or inside.shape == stored.shape:
                 values = file.get_tensor(key)
             else:
                 ends = zip(inside.offset, inside.shape, strict=True)
                 values = file.get_slice(key)[tuple(slice(start, start + length) for start, length in ends)]
         # torch opens the file, and says RuntimeError if it is gone by now.
-        except (SafetensorError, LookupError, OSError, RuntimeError) as error:
+        except (self._format.error, LookupError, OSError, RuntimeError) as error:
             raise CheckpointError(f"{name} does not hold {key}") from error
         wanted = stored.shape if inside is None else inside.shape
         if tuple(values.shape) != wanted or values.dtype != self.catalogue[key].dtype:
@@ -82,11 +83,10 @@ class StoredTensors:
         copied: Tensor = values.clone()
         return copied
 
-    def _file(self, part: int) -> Any:
-        if part not in self._open:
-            path = self.folder / part_name(part)
-            self._open[part] = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
-        return self._open[part]
+    def _file(self, name: str) -> Any:
+        if name not in self._open:
+            self._open[name] = self._stack.enter_context(self._format.open_part(self.folder / name))
+        return self._open[name]
 
 
 def dtype_named(name: str) -> torch.dtype:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from paceline.checkpoint.durable import FileRecord, remove, sync, sync_and_hash
 from paceline.checkpoint.extra_state import write_extra_state
-from paceline.checkpoint.manifest import EXTRA_STATE, part_name
-from paceline.checkpoint.tensors import write_tensors
+from paceline.checkpoint.formats import FORMATS, WRITTEN
+from paceline.checkpoint.manifest import EXTRA_STATE
 from paceline.errors import CheckpointError, DiskFaultError
 from paceline.world import fault_points
 
@@ -63,17 +63,18 @@ class PendingCheckpoint:
 
     def part(self, number: int) -> Path:
         """Name the file of one part."""
-        return self.partial / part_name(number)
+        return self.partial / FORMATS[WRITTEN].part.format(number)
 
     def write_part(self, number: int, tensors: Mapping[str, Tensor]) -> None:
         """Write one part; the disk may not hold it yet."""
-        write_tensors(self.part(number), tensors, {"format": "pt"})
+        FORMATS[WRITTEN].write_part(self.part(number), tensors)
         fault_points.hit(fault_points.CHECKPOINT)
 
-    def write_extra_state(self, rest: Mapping[str, Any]) -> FileRecord:
-        """Write what is no tensor of model and optimizer."""
+    def complete(self, parts: Mapping[int, FileRecord], rest: Mapping[str, Any]) -> dict[str, FileRecord]:
+        """Write what is no tensor of model and optimizer; return all files, those of the `parts` first."""
         write_extra_state(self.partial, rest)
-        return sync_and_hash(self.partial / EXTRA_STATE)
+        files = {self.part(number).name: parts[number] for number in range(len(parts))}
+        return {**files, EXTRA_STATE: sync_and_hash(self.partial / EXTRA_STATE)}
 
     # Done-markers: how writers that do not talk tell each other.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint.durable import FileRecord, verify
+from paceline.checkpoint.durable import verify
 from paceline.checkpoint.extra_state import read_extra_state
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.parts import StoredTensors, dtype_named
@@ -46,8 +46,7 @@ def unusable(path: Path, reason: CheckpointError) -> CheckpointError:
 
 def read(path: Path) -> Loaded:
     """Read the checkpoint in one folder; a CheckpointError holds the bare reason why that cannot be done."""
-    manifest = Manifest.read(path)
-    check_files(path, manifest)
+    manifest = verified(path)
     with StoredTensors(path, manifest) as parts:
         tensors = {
             key: parts.read(key, ChunkBounds.whole(parts.catalogue[key].shape)) for key in manifest.tensors
@@ -61,8 +60,12 @@ def read(path: Path) -> Loaded:
     return Loaded(step=manifest.step, position=manifest.position, meta=manifest.meta, state=state, path=path)
 
 
-def check_files(path: Path, manifest: Manifest, hashed: Collection[str] | None = None) -> None:
-    """Raise CheckpointError with the bare reason unless all files are there in full length; those `hashed` (all) are read."""
+def verified(path: Path, hashed: Callable[[Manifest], Collection[str]] = lambda one: one.files) -> Manifest:
+    """Return the manifest of a checkpoint whose files are all there in full length; those `hashed` (all) are read.
+
+    A CheckpointError holds the bare reason why it cannot serve.
+    """
+    manifest = Manifest.read(path)
     for dtype in {stored.dtype for stored in manifest.tensors.values()}:
         dtype_named(dtype)
     missing = [name for name in manifest.parts if not (path / name).exists()]
@@ -72,25 +75,16 @@ def check_files(path: Path, manifest: Manifest, hashed: Collection[str] | None =
             f"{path.name} needs {needed} part{'s'[: needed > 1]} and has {needed - len(missing)}: "
             f"{', '.join(missing)} {'are' if missing[1:] else 'is'} missing"
         )
+    whole = hashed(manifest)
     for name, record in manifest.files.items():
-        verify(path / name, record, content=hashed is None or name in hashed)
-
-
-def dealt(files: Mapping[str, FileRecord], rank: int, size: int) -> set[str]:
-    """Return the files that one of so many workers is to hash: each goes to one, the largest first to whom has least."""
-    loads = [0] * size
-    mine = set()
-    for name in sorted(files, key=lambda name: (-files[name].size, name)):
-        least = loads.index(min(loads))
-        loads[least] += files[name].size
-        mine |= {name} if least == rank else set()
-    return mine
+        verify(path / name, record, content=name in whole)
+    return manifest
 
 
 def seems_whole(path: Path) -> bool:
     """Return whether the files of a checkpoint are there in full length, without reading what they hold."""
     try:
-        check_files(path, Manifest.read(path), hashed=())
+        verified(path, lambda _: ())
     except CheckpointError:
         return False
     return True

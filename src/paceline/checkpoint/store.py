@@ -10,24 +10,40 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paceline.checkpoint.compare import same
 from paceline.checkpoint.contents import Contents
-from paceline.checkpoint.durable import remove, sync, sync_and_hash
+from paceline.checkpoint.durable import FileRecord, remove, sync, sync_and_hash
 from paceline.checkpoint.extra_state import read_extra_state
 from paceline.checkpoint.leftovers import beside, discard, holds_others_files, sweep
-from paceline.checkpoint.manifest import COMMITTED, EXTRA_STATE, Manifest, committed, part_name
+from paceline.checkpoint.manifest import COMMITTED, Manifest, committed
 from paceline.checkpoint.parts import StoredTensors
 from paceline.checkpoint.pending_checkpoint import PendingCheckpoint
-from paceline.checkpoint.read import check_files, seems_whole
+from paceline.checkpoint.read import seems_whole, verified
 from paceline.errors import CheckpointError, DiskFaultError, InputError
 from paceline.state.chunks import ChunkBounds
+from paceline.world import World, all_gather_object, broadcast_object
 
 # What a rename says whose target is a folder with something in it, or a file.
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A whole checkpoint, of which nothing but the rest has been read."""
+
+    path: Path
+    manifest: Manifest
+    rest: dict[str, Any]
+
+    def open(self) -> StoredTensors:
+        """Open its parts, to be read chunk by chunk."""
+        return StoredTensors(self.path, self.manifest)
 
 
 class Checkpoints:
@@ -70,10 +86,7 @@ class Checkpoints:
     def _write_once(self, pending: PendingCheckpoint, contents: Contents) -> str:
         self.open(pending)
         pending.write_part(0, contents.tensors)
-        files = {
-            part_name(0): sync_and_hash(pending.part(0)),
-            EXTRA_STATE: pending.write_extra_state(contents.rest),
-        }
+        files = pending.complete({0: sync_and_hash(pending.part(0))}, contents.rest)
         weights = contents.fingerprint(pending.partial)
         self.commit(pending, contents.manifest(files, weights))
         return weights
@@ -123,6 +136,53 @@ class Checkpoints:
                 f"{just_written} is safe, but what is left of an old one beside it could not be deleted "
                 f"({error.strerror}: {error.filename}). Delete it by hand."
             )
+
+
+def find_newest(world: World, checkpoints: Checkpoints, report: Callable[[Path, str], None]) -> Found | None:
+    """Return the same newest whole checkpoint on every worker; each damaged one above it goes to `report` on the first worker."""
+    damaged: set[str] = set()
+    while True:
+        names = (
+            [path.name for path in checkpoints.committed() if path.name not in damaged]
+            if world.is_first
+            else []
+        )
+        name: str | None = broadcast_object(world.comm, names[-1] if names else None)
+        if name is None:
+            return None
+        path = checkpoints.folder / name
+        found, reason = _verified(path, world)
+        told: list[tuple[str, bool]] = all_gather_object(world.comm, (reason, path.is_dir()))
+        if found is not None and not any(one for one, _ in told):
+            return found
+        for rank, (_, seen) in enumerate(told[1:], 1):
+            if told[0][1] and not seen:
+                hosts: list[str] = all_gather_object(world.comm, world.host)
+                raise CheckpointError(
+                    f"rank {rank} on {hosts[rank]} does not see {path}. Put --out on a disk that all machines share."
+                )
+        damaged.add(name)
+        if world.is_first and path.is_dir():
+            report(path, max(one for one, _ in told))
+
+
+def _verified(path: Path, world: World) -> tuple[Found | None, str]:
+    try:
+        manifest = verified(path, lambda one: _dealt(one.files, world.rank, world.size))
+        return Found(path, manifest, read_extra_state(path)), ""
+    except CheckpointError as error:
+        return None, str(error)
+
+
+def _dealt(files: Mapping[str, FileRecord], rank: int, size: int) -> set[str]:
+    """Return the files that one of so many workers is to hash: each goes to one, the largest first to whom has least."""
+    loads = [0] * size
+    mine = set()
+    for name in sorted(files, key=lambda name: (-files[name].size, name)):
+        least = loads.index(min(loads))
+        loads[least] += files[name].size
+        mine |= {name} if least == rank else set()
+    return mine
 
 
 def _step(path: Path) -> int:
@@ -175,8 +235,7 @@ def _holds_same(final: Path, partial: Path, manifest: Manifest, *, replaces: boo
     Raise where it holds another state, unless what was written `replaces` it.
     """
     try:
-        existing = Manifest.read(final)
-        check_files(final, existing)
+        existing = verified(final)
         with StoredTensors(final, existing) as there, StoredTensors(partial, manifest) as here:
             equal = (
                 existing.position == manifest.position

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from contextlib import suppress
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save, save_file
 from torch import Tensor
 
 from paceline.errors import CheckpointError
@@ -102,27 +98,3 @@ def _scalar(value: Any) -> Any:
     if isinstance(value, float):
         return float.__float__(value)
     return str.__str__(value) if isinstance(value, str) else value
-
-
-@cache
-def is_writable(dtype: torch.dtype) -> bool:
-    """Return whether a file of safetensors can hold numbers of this type."""
-    try:
-        save({"one": torch.empty(0, dtype=dtype)})
-    except KeyError:
-        return False
-    return True
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write tensors that share no memory as one safetensors file, into a folder of its own."""
-    try:
-        save_file(dict(tensors), path, metadata=dict(metadata))
-    except KeyError as error:
-        name = next((name for name, tensor in tensors.items() if tensor.dtype == error.args[0]), "a tensor")
-        raise CheckpointError(
-            f"cannot save {name.removeprefix('model/')}: safetensors has no type {error.args[0]}. Keep it in another type."
-        ) from error
-    # safetensors makes files that only their owner may read. Some disks know no modes.
-    with suppress(PermissionError):
-        path.chmod(path.parent.stat().st_mode & 0o666)

@@ -11,7 +11,6 @@ from pathlib import Path
 from paceline.checkpoint.background import Background
 from paceline.checkpoint.contents import Contents
 from paceline.checkpoint.durable import FileRecord, committing, disk_fault, hash_file, sync
-from paceline.checkpoint.manifest import EXTRA_STATE, part_name
 from paceline.checkpoint.pending_checkpoint import Fault, PendingCheckpoint
 from paceline.checkpoint.staging import Staging
 from paceline.checkpoint.store import Checkpoints
@@ -135,8 +134,7 @@ class Writing:
     def commit(self, records: Mapping[int, FileRecord], fingerprint: Callable[[], str]) -> Saved:
         """Commit when all parts are on the disk; `fingerprint` gives that of the weights, or raises what went wrong."""
         with committing(self.pending.partial, self.pending.final):
-            files = {part_name(part): records[part] for part in range(len(self.contents.plan.writers))}
-            files[EXTRA_STATE] = self.pending.write_extra_state(self.contents.rest)
+            files = self.pending.complete(records, self.contents.rest)
             weights = fingerprint()
             self.checkpoints.commit(self.pending, self.contents.manifest(files, weights))
         return self._saved(weights)

@@ -25,11 +25,12 @@ def takes(
     *kinds: type[Options],
     only: tuple[str, ...] = (),
     words: dict[str, str] | None = None,
+    hidden: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Return a decorator that adds the options of some classes, or `only` some of them, to a command, which gets them as `given`.
 
-    `words` replaces what the help says of some, their defaults included. An option that the command declares itself is its own
-    affair.
+    `words` replaces what the help says of some, their defaults included; `hidden` are not in it. An option that the command
+    declares itself is its own affair.
     """
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
@@ -37,7 +38,7 @@ def takes(
         mine = [one for one in own.parameters.values() if one.name != GIVEN]
         declared = {one.name.rstrip("_") for one in mine}
         made = [
-            _parameter(one, hints[one.name], words or {})
+            _parameter(one, hints[one.name], words or {}, hidden)
             for kind in kinds
             for hints in [typing.get_type_hints(kind)]
             for one in fields(kind)  # type: ignore[arg-type]
@@ -61,7 +62,9 @@ def takes(
     return decorate
 
 
-def _parameter(one: Field[Any], hint: Any, words: dict[str, str]) -> inspect.Parameter:
+def _parameter(
+    one: Field[Any], hint: Any, words: dict[str, str], hidden: tuple[str, ...]
+) -> inspect.Parameter:
     """Return a field as a parameter of a command; None stands for one that was not given."""
     about, name, value = shown(one), flag(one.name), _type(hint)
     if about is None:
@@ -72,6 +75,7 @@ def _parameter(one: Field[Any], hint: Any, words: dict[str, str]) -> inspect.Par
         help=words.get(one.name) or about.words + _default(one),
         rich_help_panel=about.group,
         metavar=about.metavar,
+        hidden=one.name in hidden,
         show_default=False,
         **reads,
     )

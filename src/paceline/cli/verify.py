@@ -29,7 +29,7 @@ WITHOUT_EFFECT = (
     "out", "save_every", "keep", "save_async", "tensorboard", "nodes", "rendezvous", "join_timeout", "machine_timeout",
     "min_workers",
 )  # fmt: skip
-"""Options of `train` that a comparison on this machine, in folders of its own, has no use for."""
+"""Options of `train` that a comparison on this machine, in folders of its own, has no use for: not in the help."""
 
 
 @takes(
@@ -41,6 +41,7 @@ WITHOUT_EFFECT = (
         "--workers, then the task's or twice as many.",
         "exact": "Verify the runs at this level. Default: the strategy's own.",
     },
+    hidden=WITHOUT_EFFECT,
 )
 def verify(
     context: typer.Context,

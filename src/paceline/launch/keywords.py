@@ -1,6 +1,6 @@
 """The keywords of `paceline.launch`, for whoever reads types before anything runs: editors and type checkers.
 
-They follow from the classes of options; a test compares them, and says what is to be written here.
+`python -m tests.unit.launch.keywords` writes the fields from the classes of options: no type checker reads them there.
 """
 
 from __future__ import annotations

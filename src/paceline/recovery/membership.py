@@ -53,24 +53,12 @@ class Place:
     """Whether the group only forms to save a checkpoint together, and to end."""
 
 
-class Membership(Protocol):
-    """A worker's line to the one who decides."""
-
-    newcomer: bool
-    """Whether this worker joins a run that is in progress."""
-    elastic: bool
-    """Whether losing a worker is survived."""
+class ElasticMembership(Protocol):
+    """A worker's line to the one who gives it its place in the next group."""
 
     @property
     def leaving(self) -> bool:
         """Whether this worker is to leave the run."""
-
-    @property
-    def change_wanted(self) -> bool:
-        """Whether the group is to be left at the beginning of the next step, because somebody joins or leaves."""
-
-    def begin(self) -> None:
-        """Report that training begins: from now on a lost worker does not end the run."""
 
     def attach(self, generation: int, interruption: Interruption) -> None:
         """Have a group's interruption raised when that group is to be left at once."""
@@ -82,23 +70,30 @@ class Membership(Protocol):
         """Report where this worker stands (a newcomer passes None), and wait for its place in the next group."""
 
 
+class Membership(Protocol):
+    """What a worker knows of its group from whoever started it."""
+
+    newcomer: bool
+    """Whether this worker joins a run that is in progress."""
+
+    @property
+    def elastic(self) -> ElasticMembership | None:
+        """Who forms the next group when a worker is lost; None where that ends the run."""
+
+    @property
+    def change_wanted(self) -> bool:
+        """Whether the group is to be left at the beginning of the next step, because somebody joins or leaves."""
+
+    def begin(self) -> None:
+        """Report that training begins: from now on a lost worker does not end the run."""
+
+
 class FixedMembership:
     """The membership of a world that nobody changes: one lost worker ends it."""
 
     newcomer = False
-    elastic = False
-    leaving = False
+    elastic = None
     change_wanted = False
 
     def begin(self) -> None:
         """Emit to nobody."""
-
-    def attach(self, generation: int, interruption: Interruption) -> None:
-        """Nobody will raise it."""
-
-    def report_error(self, error: Exception, step: int) -> None:
-        """Nobody is there to tell."""
-
-    def next_place(self, standing: Standing | None) -> Place:  # noqa: ARG002
-        """There is none."""
-        raise RuntimeError("a fixed world has no next group")

@@ -40,7 +40,7 @@ class Recovery:
         self, group: GroupState, membership: Membership, sharded: ShardedRecovery, options: RecoveryOptions
     ) -> None:
         self.membership = membership
-        self._group, self.sharded, self._options = group, sharded, options
+        self._group, self._sharded, self._options = group, sharded, options
         group.finished = NEWCOMER if membership.newcomer else 0
         self.exits = LoopExits()
         """Where each worker left the calls of `run.steps`."""
@@ -54,9 +54,14 @@ class Recovery:
         """The group this worker is in."""
         return int(self._group.world.generation)
 
+    @property
+    def elastic(self) -> bool:
+        """Whether losing a worker is survived."""
+        return self.membership.elastic is not None
+
     def survives(self, error: Exception) -> bool:
         """Return whether a failure is a broken group, and not the user's code."""
-        if not (self._begun and self.membership.elastic):
+        if not (self._begun and self.elastic):
             return False
         if self._group.world.interruption.raised:
             return may_come_of_a_break(error)
@@ -74,8 +79,9 @@ class Recovery:
     def begin(self) -> None:
         """Enter training; a newcomer waits here until it is let in."""
         self._begun = True
-        world = self._group.world
-        self.membership.attach(world.generation, world.interruption)
+        if self.membership.elastic is not None:
+            world = self._group.world
+            self.membership.elastic.attach(world.generation, world.interruption)
         self.membership.begin()
         if self._group.waits_to_join:
             self.regroup(STEP)
@@ -126,10 +132,10 @@ class Recovery:
 
         Whoever decides over the group knows of it, and ends the run where it is raised a second time.
         """
-        elastic = self._begun and self.membership.elastic and kind == EVALUATE
-        if not elastic or isinstance(error, PacelineError):
+        elastic = self.membership.elastic
+        if elastic is None or not self._begun or kind != EVALUATE or isinstance(error, PacelineError):
             return False
-        self.membership.report_error(error, self._group.position.number)
+        elastic.report_error(error, self._group.position.number)
         return True
 
     def finish(self, outcome: Any) -> None:
@@ -164,14 +170,16 @@ class Recovery:
         In the body of a user's own loop that evaluates or saves at times nobody joins before all have come to its end:
         whoever joins begins with a step.
         """
+        if self.membership.elastic is None:
+            raise RuntimeError("a fixed world has no next group")
         self._went_back = False
         change = Regrouping(
             kind=kind,
             group=self._group,
             hooks=self.hooks,
-            sharded=self.sharded,
+            sharded=self._sharded,
             options=self._options,
-            membership=self.membership,
+            membership=self.membership.elastic,
         )
         missed = change.enter_next()
         self._went_back = change.went_back

@@ -29,7 +29,7 @@ from paceline.recovery.agreement import (
 from paceline.recovery.group_state import GroupState
 from paceline.recovery.handover import WORKERS, StateInventory, StateSource, choose
 from paceline.recovery.hooks import RunHooks
-from paceline.recovery.membership import BODY, STEP, Membership, Place, Standing
+from paceline.recovery.membership import BODY, STEP, ElasticMembership, Place, Standing
 from paceline.recovery.options import RecoveryOptions
 from paceline.recovery.position import Position
 from paceline.recovery.sharded_recovery import ShardedRecovery
@@ -59,7 +59,7 @@ class Regrouping:
     hooks: RunHooks
     sharded: ShardedRecovery
     options: RecoveryOptions
-    membership: Membership
+    membership: ElasticMembership
     went_back: bool = False
     """Whether the state of the new group is one of before: what this worker's loop did since then is not in it."""
     redone: int = 0

@@ -17,16 +17,15 @@ from paceline.training.checks.before_first_step import (
     check_batch_size,
     check_clip,
     check_last_batch,
-    last_step,
     read_ends,
 )
+from paceline.training.core import EngineCore
 from paceline.training.description import announcement, new_receipt
-from paceline.training.engine_part import EnginePart
 from paceline.training.group import RunGroup
 from paceline.training.preparation import Preparation
 from paceline.training.saving import Saving
 from paceline.training.step import Step
-from paceline.training.stepping import Stepping
+from paceline.training.stepping import Call, Stepping
 from paceline.training.user_loop.call_history import LEFT
 from paceline.training.user_loop.kept_state import KeptState
 from paceline.training.user_loop.replay import Replay
@@ -39,28 +38,11 @@ _DECIDE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Call:
-    """What one call of `run.steps` asks for."""
-
-    phase: int
-    """Which call it is, from 0."""
-    feed: ShardedLoader
-    epochs: int | None
-    steps: int | None
-    max_grad_norm: float | None
-    after_epoch: Callable[[int], None] | None
-
-    @property
-    def last(self) -> float:
-        """How many steps it takes, as far as that is known beforehand."""
-        return last_step(self.feed, self.epochs, self.steps)
-
-
 @dataclass(kw_only=True)
-class Calls(EnginePart):
+class Calls:
     """The calls of `run.steps` on one worker."""
 
+    core: EngineCore
     replay: Replay
     preparation: Preparation
     saving: Saving
@@ -77,7 +59,7 @@ class Calls(EnginePart):
         after_epoch: Callable[[int], None] | None = None,
     ) -> Iterator[Step]:
         """Yield one `Step` for each optimizer step, from where the run stands to the end of this call."""
-        state, history = self.state, self.history
+        state, history = self.core.state, self.core.history
         self.replay.take_back()
         epochs, steps = read_ends(epochs, steps)
         check_clip(max_grad_norm)
@@ -86,7 +68,7 @@ class Calls(EnginePart):
             self._skip(phase)
             self.replay.hand_over()
             return
-        feed = data if isinstance(data, ShardedLoader) else self.feeds.open(data, batch_size=batch_size)
+        feed = data if isinstance(data, ShardedLoader) else self.core.feeds.open(data, batch_size=batch_size)
         call = Call(
             phase=phase,
             feed=feed,
@@ -108,39 +90,39 @@ class Calls(EnginePart):
                 state.open_call = None
                 then = {
                     "early": not state.ended,
-                    "states": self.loop.registered.small(),
+                    "states": self.core.loop.registered.small(),
                     "options": saved_options_of(state.replica.optimizer),
                 }
                 history.behind.note(phase, LEFT, then)
             if phase == history.call:
                 state.seed_loop("call", phase + 1)
             if feed is not data:
-                self.feeds.close(feed)
+                self.core.feeds.close(feed)
             self.replay.hand_over()
 
     def _take(self, call: Call) -> Iterator[Step]:
-        state, history, phase = self.state, self.history, call.phase
+        state, history, phase = self.core.state, self.core.history, call.phase
         self._check_before(call)
         state.training = call.feed, call.max_grad_norm
         history.catches_up |= state.waits_to_join
         joined = history.catches_up
         behind = self._find_place(call)
         self.preparation.freeze()
-        self.loop.registered.begin()
-        self.recovery.begin()
+        self.core.loop.registered.begin()
+        self.core.recovery.begin()
         if phase < state.position.phase:
-            history.kept = history.kept or KeptState(state.replica, self.loop.registered)
+            history.kept = history.kept or KeptState(state.replica, self.core.loop.registered)
             self._be_as_then(phase)
             return  # the others are in a later call of `steps`
         if history.kept is not None:
-            with self.loop.guard.updating():
-                history.kept.put_back(state.replica, self.loop.registered)
+            with self.core.loop.guard.updating():
+                history.kept.put_back(state.replica, self.core.loop.registered)
             history.kept = None
         history.catches_up, state.open_call = False, phase
-        self.recovery.exits.begin()
+        self.core.recovery.exits.begin()
         if phase > state.position.phase:
             state.position = state.position.next_phase()
-            self.journal.leave_epoch()
+            self.core.journal.leave_epoch()
         first = state.position
         last = first.first_number + call.last
         check_last_batch(call.feed, state.options, state.world.dp_size)
@@ -153,36 +135,29 @@ class Calls(EnginePart):
             state.ended, state.open_call = True, None
             return
         stepping = Stepping(
-            state=state,
-            loop=self.loop,
-            journal=self.journal,
-            records=self.records,
-            recovery=self.recovery,
-            sharded=self.recovery.sharded,
+            core=self.core,
             group=self.group,
             saving=self.saving,
-            feed=call.feed,
-            max_grad_norm=call.max_grad_norm,
+            call=call,
             last=last,
             epochs=None if call.epochs is None else first.first_epoch + call.epochs,
-            after_epoch=call.after_epoch,
         )
         while not state.ended:
             yield from stepping.take()
             self._note_left(phase, ended=True)
-            self.journal.read_pending()
+            self.core.journal.read_pending()
             self.saving.at_the_end()
             # A worker may have been lost in that very checkpoint, and steps with it.
             state.ended = not stepping.left
-        self.records.finish()
+        self.core.records.finish()
 
     def _check_before(self, call: Call) -> None:
         """Raise where the call before was left in a way that no other may follow, or the batch is another."""
-        state = self.state
+        state = self.core.state
         self.saving.check_asked()
-        self.loop.body.attempt = None  # of a step that a call before this was left in the middle of
-        if self.recovery.exits.pending:
-            self.recovery.together(SAVE, lambda: None)
+        self.core.loop.body.attempt = None  # of a step that a call before this was left in the middle of
+        if self.core.recovery.exits.pending:
+            self.core.recovery.together(SAVE, lambda: None)
             state.check_whole("the loop was left")
         if state.meta.get("batch_size") is None:  # also of a run that was saved before its first step
             state.meta["batch_size"] = call.feed.batch_size
@@ -192,11 +167,11 @@ class Calls(EnginePart):
         """Begin the records and the snapshots of a call of `steps`; a worker may be lost between two of them."""
 
         def begin() -> None:
-            self.records.begin(lambda: new_receipt(self.state, self.state.position))
+            self.core.records.begin(lambda: new_receipt(self.core.state, self.core.state.position))
             self.group.begin_snapshots()
 
         if again:
-            self.recovery.together(SAVE, begin)
+            self.core.recovery.together(SAVE, begin)
         else:
             begin()
 
@@ -204,15 +179,16 @@ class Calls(EnginePart):
 
     def _skip(self, phase: int) -> None:
         """Go by a call of `steps` that was done before the run was resumed, or before this worker joined it."""
+        state, history = self.core.state, self.core.history
         self._be_as_then(phase)
-        if self.history.catches_up:
+        if history.catches_up:
             return
-        self.history.skipped = True
-        self.state.seed_loop("call", phase + 1)
+        history.skipped = True
+        state.seed_loop("call", phase + 1)
         if phase == 0:
-            self.state.emit(
+            state.emit(
                 Note(
-                    text=f"this run was resumed in call {self.state.position.phase + 1} of run.steps; the calls before it are "
+                    text=f"this run was resumed in call {state.position.phase + 1} of run.steps; the calls before it are "
                     "skipped. run.evaluate between them returns what it returned then; what else the loop learned there (a "
                     "best score) is there if run.register_state holds it. The weights are not those of then: write "
                     "`if not run.replaying:` before what saves them."
@@ -221,10 +197,10 @@ class Calls(EnginePart):
 
     def _be_as_then(self, phase: int) -> None:
         """Restore the registered states and the learning rates that held behind this call of `steps`."""
-        if self.history.behind.holds(phase, LEFT):
-            then = self.history.behind.next(phase, LEFT)
-            self.loop.registered.give_known(then["states"])
-            optimizer = self.state.replica.optimizer
+        if self.core.history.behind.holds(phase, LEFT):
+            then = self.core.history.behind.next(phase, LEFT)
+            self.core.loop.registered.give_known(then["states"])
+            optimizer = self.core.state.replica.optimizer
             mark_stepped(optimizer)  # steps were taken by then
             set_options(optimizer, then["options"])
 
@@ -233,12 +209,12 @@ class Calls(EnginePart):
 
         Then that `run.save` loads it.
         """
-        history, phase, at = self.history, call.phase, self.state.position
+        history, phase, at = self.core.history, call.phase, self.core.state.position
         more = (call.epochs is None or at.epoch < at.first_epoch + call.epochs) and (
             at.number < at.first_number + call.last
         )
         resumed, history.resumed = history.resumed, False
-        self.loop.body.note_beginning()
+        self.core.loop.body.note_beginning()
         self._check_taken_up(phase)
         over = history.behind.has_save(phase) and history.behind.left_early(phase)
         if phase == at.phase and more and not over:
@@ -255,8 +231,8 @@ class Calls(EnginePart):
         return False
 
     def _note_unregistered(self) -> None:
-        if self.state.task is None and not self.loop.registered:
-            self.state.emit(
+        if self.core.state.task is None and not self.core.loop.registered:
+            self.core.state.emit(
                 Note(
                     text="this run is resumed with its weights, its optimizer and the schedule that run.prepare was given. What "
                     "else the loop keeps (a moving average of the weights, a best score) begins anew: hand it to "
@@ -266,12 +242,12 @@ class Calls(EnginePart):
 
     def _changed(self) -> bool:
         """Return whether some worker's loop has changed what was resumed: loaded other weights, set a rate, made a schedule."""
-        mine = self.loop.body.beginning_changed or self.loop.registered.moved()
-        return any(all_gather_object(self.state.world.comm, mine))
+        mine = self.core.loop.body.beginning_changed or self.core.loop.registered.moved()
+        return any(all_gather_object(self.core.state.world.comm, mine))
 
     def _check_taken_up(self, phase: int | None = None) -> None:
         """Raise where the function has gone by the place that the run was saved at, and would do once more what it did before."""
-        history, at = self.history, self.state.position
+        history, at = self.core.history, self.core.state.position
         saved_in = at.phase + 1
         if phase is None and history.skipped:
             raise InputError(
@@ -280,7 +256,7 @@ class Calls(EnginePart):
             )
         late = history.before if phase == 0 and not history.catches_up else history.behind
         call = -1 if phase == 0 else at.phase
-        if (phase is None or phase > call) and late.has_save(call) and not self.state.waits_to_join:
+        if (phase is None or phase > call) and late.has_save(call) and not self.core.state.waits_to_join:
             raise InputError(
                 f"this run was saved by a run.save() {'before the first call' if call < 0 else f'behind call {saved_in}'} of "
                 f"run.steps, and the function did not come to it again: {_DECIDE}"
@@ -290,24 +266,24 @@ class Calls(EnginePart):
 
     def _note_left(self, phase: int, *, ended: bool = False) -> None:
         """Announce that this worker has left a call of `steps`; an iterator may be closed long after the next began."""
-        state = self.state
-        if phase == state.position.phase and not (state.waits_to_join or self.history.catches_up):
+        state = self.core.state
+        if phase == state.position.phase and not (state.waits_to_join or self.core.history.catches_up):
             unfinished = state.step is not None and state.step.again and not ended
             number = state.position.number
-            self.recovery.exits.note(state.world, phase, number, ended=ended, unfinished=unfinished)
+            self.core.recovery.exits.note(state.world, phase, number, ended=ended, unfinished=unfinished)
 
     def finish(self) -> None:
         """Save what a loop did that was left with `break`; for whoever started the run, when its function has returned."""
-        state, history = self.state, self.history
+        state, history = self.core.state, self.core.history
         self.replay.take_back()
         if history.calls and not history.catches_up:
             self._check_taken_up()
         if not state.in_training or history.catches_up:
             return
         self._note_left(state.position.phase)
-        self.journal.read_pending()
+        self.core.journal.read_pending()
         # All are to have left at the same step.
-        left_open = self.recovery.together(
+        left_open = self.core.recovery.together(
             SAVE, lambda: any(all_gather_object(state.world.comm, state.left_open))
         )
         left_at = state.position.number
@@ -323,4 +299,4 @@ class Calls(EnginePart):
         if state.position.number != left_at:
             raise RolledBackError(state.position.number)  # no loop is there to take those steps once more
         state.ended = True
-        self.records.finish()
+        self.core.records.finish()

@@ -14,7 +14,7 @@ from paceline.strategies.base import Exactness
 from paceline.task import Task
 from paceline.training.calls import Calls
 from paceline.training.checks.before_first_step import promise
-from paceline.training.engine_part import EnginePart
+from paceline.training.core import EngineCore
 from paceline.training.feeds import Feeds
 from paceline.training.group import RunGroup
 from paceline.training.journal import Journal
@@ -33,7 +33,7 @@ from paceline.world import World, determinism, seeds
 from paceline.world.status_page import Phase
 
 
-class Engine(EnginePart):
+class Engine(EngineCore):
     """One worker's part in a run: its world, its replica, its data, its checkpoints."""
 
     def __init__(
@@ -59,17 +59,17 @@ class Engine(EnginePart):
             feeds=Feeds(state),
             journal=Journal(state.emit, world.device),
             records=open_records(options, state.world),
+            sharded=sharded,
             recovery=Recovery(state, membership or FixedMembership(), sharded, recovery_options),
         )
-        shared = dict(vars(self))
         self.replay = Replay(state=state, history=self.history)
-        self.preparation = preparation = Preparation(**shared)
-        self.saving = saving = Saving(**shared, preparation=preparation)
+        self.preparation = preparation = Preparation(core=self)
+        self.saving = saving = Saving(core=self, preparation=preparation)
         self.recovery.hooks = group = RunGroup(
-            **shared, listeners=listeners, sharded=sharded, preparation=preparation, saving=saving
+            core=self, listeners=listeners, preparation=preparation, saving=saving
         )
-        self.measuring = Measuring(**shared, group=group)
-        self.calls = Calls(**shared, replay=self.replay, preparation=preparation, saving=saving, group=group)
+        self.measuring = Measuring(core=self, group=group)
+        self.calls = Calls(core=self, replay=self.replay, preparation=preparation, saving=saving, group=group)
         self._listeners = listeners
         if state.exactness is Exactness.BITWISE:
             determinism.select_kernels(world.device, compiled=options.compile)

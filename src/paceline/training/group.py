@@ -10,24 +10,19 @@ from paceline.recovery.agreement import OpenBody, RolledBackError
 from paceline.recovery.handover import BEGINNING, CHECKPOINT, WORKERS, StateSource
 from paceline.recovery.membership import STATE_LOST
 from paceline.recovery.position import Position
-from paceline.recovery.recovery import Recovery
-from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.state.chunks import LocalState
 from paceline.state.optimizer_state import set_options
 from paceline.strategies.replica import Replica
 from paceline.training import folder, resuming
+from paceline.training.core import EngineCore
 from paceline.training.description import new_receipt
-from paceline.training.feeds import Feeds
 from paceline.training.frozen import KEY as FROZEN
 from paceline.training.frozen import freeze_as, frozen_names
 from paceline.training.journal import Journal
 from paceline.training.listeners import Listeners
 from paceline.training.preparation import Preparation
-from paceline.training.recorder import DataFacts, NoRecords
+from paceline.training.recorder import DataFacts
 from paceline.training.saving import Saving
-from paceline.training.state import RunState
-from paceline.training.user_loop.call_history import CallHistory
-from paceline.training.user_loop.loop import Loop
 from paceline.training.user_loop.loop_state import Values
 from paceline.world import all_gather_object
 from paceline.world.words import say_farewell
@@ -37,15 +32,8 @@ from paceline.world.words import say_farewell
 class RunGroup:
     """A run as its recovery sees it."""
 
-    state: RunState
-    loop: Loop
-    history: CallHistory
-    feeds: Feeds
-    journal: Journal
-    records: NoRecords
+    core: EngineCore
     listeners: Listeners | None
-    recovery: Recovery
-    sharded: ShardedRecovery
     preparation: Preparation
     saving: Saving
     _formed_at: int | None = field(default=None, init=False)
@@ -59,45 +47,45 @@ class RunGroup:
         A group that has formed takes one at once. Until its workers have done something together, each comes from another place,
         the body of a step that broke or one that others finished, and takes no other: those beside it would not.
         """
-        self.journal.read_pending()
-        if not self.sharded.takes_snapshots:
+        self.core.journal.read_pending()
+        if not self.core.sharded.takes_snapshots:
             return
-        if self.state.finished == self._formed_at:
-            self.sharded.amend_snapshot(self.state.position, self.shared_state())
+        if self.core.state.finished == self._formed_at:
+            self.core.sharded.amend_snapshot(self.core.state.position, self.shared_state())
         else:
-            self._take_snapshot(self.state.position, anew=True)
+            self._take_snapshot(self.core.state.position, anew=True)
 
     def begin_snapshots(self) -> None:
         """Take the first one of a call of `run.steps`; all workers begin it together."""
-        self.sharded.attach(self.state.world, self.state.replica)
+        self.core.sharded.attach(self.core.state.world, self.core.state.replica)
         self._formed_at = None
         self.take_snapshot()
 
     def _take_snapshot(self, position: Position, *, anew: bool) -> None:
-        self.sharded.take_snapshot(position, self.shared_state(), self.state.replica, anew=anew)
+        self.core.sharded.take_snapshot(position, self.shared_state(), self.core.state.replica, anew=anew)
 
     # From one group to the next.
 
     @property
     def open_body(self) -> OpenBody | None:
         """The step in whose body a loop of the user's own is, where nothing has come of it, or nothing will."""
-        return None if self.state.step is None else self.state.step.open_body
+        return None if self.core.state.step is None else self.core.state.step.open_body
 
     def leave_group(self) -> None:
         """Release everybody: nobody may wait for this worker in the old group."""
-        state = self.state
+        state = self.core.state
         say_farewell(state.world)
         state.world.interruption.interrupt()
-        self.sharded.detach()
+        self.core.sharded.detach()
         self.saving.abandon()
-        self.loop.leave_group()
+        self.core.loop.leave_group()
         if state.replica_or_none is not None:
             state.replica_or_none.abandon()
         state.world.close()
 
     def break_off(self, *, in_step: bool) -> tuple[bool, bool]:
         """Put back what a body did in a step that broke; return whether it wrote to the model in it, and behind the last."""
-        return self.loop.break_off(in_step=in_step)
+        return self.core.loop.break_off(in_step=in_step)
 
     def prepare_group(self, before: Replica | None) -> Replica:
         """Prepare for the group that has formed, with what the replica of the one before was made of."""
@@ -105,77 +93,77 @@ class RunGroup:
 
     def enter_group(self, position: Position, replica: Replica) -> None:
         """Take this worker's place in the group that has formed: its shards, its listeners, its records."""
-        state = self.state
+        state = self.core.state
         state.replica_or_none = replica
-        self.loop.guard.watch(replica)
-        self.loop.body.enter_group()
-        self.feeds.enter_group()
+        self.core.loop.guard.watch(replica)
+        self.core.loop.body.enter_group()
+        self.core.feeds.enter_group()
         if self.listeners is not None:
             self.listeners.listen(first=state.world.is_first)
-        self.records.regroup(state.world, lambda: new_receipt(state, position))
-        self.recovery.exits.enter_group(state.world)
-        self.sharded.attach(state.world, replica)
+        self.core.records.regroup(state.world, lambda: new_receipt(state, position))
+        self.core.recovery.exits.enter_group(state.world)
+        self.core.sharded.attach(state.world, replica)
         self._formed_at = state.finished
-        if self.sharded.takes_snapshots:
+        if self.core.sharded.takes_snapshots:
             self._take_snapshot(position, anew=False)
 
     # The state beside the replica.
 
     def shared_state(self) -> dict[str, Any]:
         """Return what a worker that joins must know beside the model."""
-        state, data = self.state, self.state.training
+        state, data = self.core.state, self.core.state.training
         return {
             "started_at": state.started_at,
             "workers": state.workers,
             "meta": state.meta,
-            "journal": self.journal.state(),
+            "journal": self.core.journal.state(),
             "measured": state.measured,
             "saved at": self.saving.saved_at,
             "epoch starts": (state.position, state.epoch_starts.at(state.position)),
-            "states": self.loop.registered.snapshot(),
-            **self.history.state(),
+            "states": self.core.loop.registered.snapshot(),
+            **self.core.history.state(),
             "data": None if data is None else (DataFacts.of(data[0]), data[1]),
-            "options": self.loop.body.options_then,
+            "options": self.core.loop.body.options_then,
             FROZEN: frozen_names(state.replica.model) if state.replica.whole else None,
         }
 
     def adopt(self, position: Position, shared: dict[str, Any]) -> None:
         """Go on from where the others stand."""
-        state = self.state
+        state = self.core.state
         state.stand_at(position)
         state.started_at, state.meta, state.workers = shared["started_at"], shared["meta"], shared["workers"]
         if shared[FROZEN] is not None:
             freeze_as(state.replica.model, shared[FROZEN])
-        self.journal.load(shared["journal"])
+        self.core.journal.load(shared["journal"])
         state.measured, self.saving.saved_at = shared["measured"], shared["saved at"]
         state.epoch_starts.adopt(position, *shared["epoch starts"])
-        self.history.load(shared)
-        state.others_training, self.history.adopted = shared["data"], shared["states"]
-        self.loop.registered.load(shared["states"])
+        self.core.history.load(shared)
+        state.others_training, self.core.history.adopted = shared["data"], shared["states"]
+        self.core.loop.registered.load(shared["states"])
 
     def finish_step(self, shared: dict[str, Any]) -> None:
         """Take over the optimizer's options of right behind a step that others have finished, not those of further on."""
         if shared["options"] is not None:
-            set_options(self.state.replica.optimizer, shared["options"], removes=True)
+            set_options(self.core.state.replica.optimizer, shared["options"], removes=True)
 
     # A sharded state.
 
     def newest_checkpoint(self) -> int | None:
         """Wait for a checkpoint that is being written, and return the step of the newest on disk."""
         self.saving.wait()
-        return folder.newest_step(self.state.options.out)
+        return folder.newest_step(self.core.state.options.out)
 
     def restore(self, replica: Replica, source: StateSource, held: LocalState | None) -> Position:
         """Load into a new replica its part of the state from where it is, and return where the run goes on."""
-        state, inputs = self.state, self.preparation.inputs
+        state, inputs = self.core.state, self.preparation.inputs
         if source.kind == CHECKPOINT:
             saved = resuming.load(replica, state.options, state.world, state.emit)
             self._states = saved.states
             return saved.position
         self._states = self._states_at(source)
         if source.kind != BEGINNING:
-            self.sharded.restore(replica, state.world, source, held)
-        elif self.loop.body.beginning_changed:
+            self.core.sharded.restore(replica, state.world, source, held)
+        elif self.core.loop.body.beginning_changed:
             # The function does what it did to it once more, when the run starts over.
             raise RolledBackError(0)
         elif inputs is not None and not inputs.can_rebuild:
@@ -189,36 +177,37 @@ class RunGroup:
     def _states_at(self, source: StateSource) -> Values:
         """Return what the loop's own states were where the run goes on; all workers call it."""
         if source.kind == BEGINNING:
-            return self.loop.registered.beginning
+            return self.core.loop.registered.beginning
         number = source.position.number
-        snapshot = self.sharded.snapshot_at(number)
+        snapshot = self.core.sharded.snapshot_at(number)
         mine: Values | None = None if snapshot is None else snapshot.shared["states"] or None
-        joins = self.state.waits_to_join  # and may have registered none yet
-        if mine is None and source.kind == WORKERS and self.state.position.number == number and not joins:
-            mine = self.loop.registered.snapshot()
-        everybody: list[Values | None] = all_gather_object(self.state.world.comm, mine)
+        state = self.core.state
+        joins = state.waits_to_join  # and may have registered none yet
+        if mine is None and source.kind == WORKERS and state.position.number == number and not joins:
+            mine = self.core.loop.registered.snapshot()
+        everybody: list[Values | None] = all_gather_object(state.world.comm, mine)
         return next((states for states in everybody if states is not None), {})
 
     @property
     def registers_states(self) -> bool:
         """Whether the loop has registered states of its own."""
-        return bool(self.loop.registered)
+        return bool(self.core.loop.registered)
 
     def put_states_back(self) -> None:
         """Have them be what they were where the state comes from that was loaded last."""
-        if self.loop.registered:
-            self.loop.registered.load(self._states)
+        if self.core.loop.registered:
+            self.core.loop.registered.load(self._states)
 
     def go_back(self, position: Position) -> None:
         """Stand at an earlier step again."""
-        if position.phase < self.state.position.phase:
+        if position.phase < self.core.state.position.phase:
             # Before this call of `steps` began: what the function did since then would be lost.
             raise RolledBackError(position.number)
-        self.journal.load(self.sharded.go_back(position) or Journal.BEGINNING)
-        self.state.stand_at(position)
-        self.state.measured = None
-        self.history.went_back, self.history.adopted = True, self._states
+        self.core.journal.load(self.core.sharded.go_back(position) or Journal.BEGINNING)
+        self.core.state.stand_at(position)
+        self.core.state.measured = None
+        self.core.history.went_back, self.core.history.adopted = True, self._states
         self.put_states_back()
         self.saving.go_back(position)
-        self.history.behind.drop(position.phase)
-        self.recovery.exits.go_back(position.phase)
+        self.core.history.behind.drop(position.phase)
+        self.core.recovery.exits.go_back(position.phase)

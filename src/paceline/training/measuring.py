@@ -13,7 +13,7 @@ from paceline.recovery.membership import EVALUATE, SAVE
 from paceline.state.chunks import MODEL, collect, survey
 from paceline.strategies.base import MetricsFunction
 from paceline.strategies.replica import Replica
-from paceline.training.engine_part import EnginePart
+from paceline.training.core import EngineCore
 from paceline.training.evaluation import evaluate
 from paceline.training.group import RunGroup
 from paceline.training.user_loop.kept_state import KeptState
@@ -21,33 +21,34 @@ from paceline.world import World
 
 
 @dataclass(kw_only=True)
-class Measuring(EnginePart):
+class Measuring:
     """Asks the others, or the history of the run where they have been asked before."""
 
+    core: EngineCore
     group: RunGroup
 
     def evaluate(
         self, data: Any, metrics: MetricsFunction, *, batch_size: int | None = None
     ) -> dict[str, float]:
         """Measure a data set exactly; all workers must call it."""
-        name, state = "run.evaluate", self.state
+        name, state = "run.evaluate", self.core.state
         measured: dict[str, float]
         if self._asked_before(name):
-            measured = self.history.outcomes.next(self.history.call, name)
+            measured = self.core.history.outcomes.next(self.core.history.call, name)
             return measured
         given = isinstance(data, ShardedLoader)
-        feed = data if given else self.feeds.open(data, batch_size=batch_size, shuffle=False)
+        feed = data if given else self.core.feeds.open(data, batch_size=batch_size, shuffle=False)
         self.group.take_snapshot()
 
         def measure() -> dict[str, float]:
-            with self.loop.guard.updating(), self.loop.body.left_out():
+            with self.core.loop.guard.updating(), self.core.loop.body.left_out():
                 return evaluate(feed, metrics, state.replica, state.world, state.options.seed)
 
         try:
-            measured = self.recovery.together(EVALUATE, measure, called=name)
+            measured = self.core.recovery.together(EVALUATE, measure, called=name)
         finally:
             if not given:
-                self.feeds.close(feed)
+                self.core.feeds.close(feed)
         self._note(name, measured)
         for metric in [metric for metric, value in measured.items() if math.isnan(value)]:
             text = f"the metric {metric} is not a number: its weight is 0, or a batch's value is none"
@@ -56,36 +57,37 @@ class Measuring(EnginePart):
 
     def weights_sha256(self) -> str:
         """Return one number for all weights, wherever they are; all workers must call it."""
-        name, state = "run.weights_sha256", self.state
+        name, state = "run.weights_sha256", self.core.state
         found: str
         if self._asked_before(name):
-            found = self.history.outcomes.next(self.history.call, name)
+            found = self.core.history.outcomes.next(self.core.history.call, name)
             return found
         # Apart from what follows: what saves is waited for ten times as long.
-        self.recovery.together(EVALUATE, lambda: None, called=name)
-        self.recovery.together(SAVE, self._synchronize)
+        self.core.recovery.together(EVALUATE, lambda: None, called=name)
+        self.core.recovery.together(SAVE, self._synchronize)
         if state.replica.whole:
             found = weights_sha256(state.replica.state()["model"])
         else:
-            found = self.recovery.together(EVALUATE, lambda: _sharded_sha256(state.world, state.replica))
+            found = self.core.recovery.together(EVALUATE, lambda: _sharded_sha256(state.world, state.replica))
         self._note(name, found)
         return found
 
     def _synchronize(self) -> None:
-        with self.loop.body.left_out():
-            self.state.replica.synchronize()
+        with self.core.loop.body.left_out():
+            self.core.state.replica.synchronize()
 
     def _asked_before(self, asked: str) -> bool:
         """Return whether the others came by here before this worker joined them, or the run before it was resumed."""
-        self.state.check_between(asked)
+        state, history = self.core.state, self.core.history
+        state.check_between(asked)
         self._join_to_be_told()
-        if self.history.catches_up:
-            return not self.state.waits_to_join
-        return self.state.open_call is None and self.history.outcomes.holds(self.history.call, asked)
+        if history.catches_up:
+            return not state.waits_to_join
+        return state.open_call is None and history.outcomes.holds(history.call, asked)
 
     def _note(self, asked: str, outcome: Any) -> None:
-        if self.state.open_call is None and not self.history.skipped:
-            self.history.outcomes.note(self.history.call, asked, outcome)
+        if self.core.state.open_call is None and not self.core.history.skipped:
+            self.core.history.outcomes.note(self.core.history.call, asked, outcome)
 
     def _join_to_be_told(self) -> None:
         """Join the others before the first call of `steps`, where they found out what this worker is asked for.
@@ -93,11 +95,11 @@ class Measuring(EnginePart):
         They may have measured a checkpoint's weights, which this worker cannot make: its machine may not have the files. In a run
         that nothing was saved of, it makes what they measured: the weights of the beginning.
         """
-        state, history, registered = self.state, self.history, self.loop.registered
+        state, history, registered = self.core.state, self.core.history, self.core.loop.registered
         waits = state.waits_to_join and state.replica_or_none is not None
         if waits and not history.calls and state.options.resume:
             history.catches_up = True
-            self.recovery.begin()
+            self.core.recovery.begin()
             registered.resume(history.adopted)
             # What stands from here to the call of `steps` has been done to that state.
             history.kept = KeptState(state.replica, registered, history.adopted)

@@ -20,7 +20,7 @@ from paceline.strategies.precision import Precision
 from paceline.strategies.replica import Replica
 from paceline.strategies.structure import Structure
 from paceline.training import resuming
-from paceline.training.engine_part import EnginePart
+from paceline.training.core import EngineCore
 from paceline.training.frozen import KEY as FROZEN
 from paceline.training.frozen import freeze_as
 from paceline.training.strategy_inputs import (
@@ -41,9 +41,10 @@ NO_BITS = (
 
 
 @dataclass(kw_only=True)
-class Preparation(EnginePart):
+class Preparation:
     """What a run's replica is made of."""
 
+    core: EngineCore
     inputs: StrategyInputs | None = field(default=None, init=False)
     _handle: Handle | None = field(default=None, init=False)
     """What a loop of the user's own holds."""
@@ -59,12 +60,13 @@ class Preparation(EnginePart):
         structure: Structure | None = None,
     ) -> tuple[nn.Module, Optimizer]:
         """Place the model for a loop of the user's own, which goes on with these very objects in every group."""
+        state = self.core.state
         with seeds.preserved():
             replica = self.prepare_replica(model, optimizer, scheduler, buffers, structure)
         if not isinstance(model, nn.Module):
             # A function that makes the model begins at the run's seed, which has served.
-            self.state.seed_loop("call", 0)
-        self._handle = Handle(replica, Precision(self.state.options.precision, self.state.world.device))
+            state.seed_loop("call", 0)
+        self._handle = Handle(replica, Precision(state.options.precision, state.world.device))
         return replica.model, replica.optimizer
 
     def prepare_replica(
@@ -76,7 +78,7 @@ class Preparation(EnginePart):
         structure: Structure | None = None,
     ) -> Replica:
         """Do the same for a loop that hands the strategy its loss function instead of calling backward."""
-        state = self.state
+        state = self.core.state
         if self.inputs is not None:
             raise InputError(
                 "run.prepare was called before, and its model would be trained no more. " + ONE_MODEL
@@ -89,22 +91,22 @@ class Preparation(EnginePart):
         # What needs the others is done when there are any.
         inputs = replace(inputs, sync_batchnorm=inputs.sync_batchnorm and not joins)
         replica = state.replica_or_none = state.strategy.prepare(inputs, state.world)
-        self.loop.guard.watch(replica)
-        state.parameters = self.recovery.sharded.survey(replica, state.world)
+        self.core.loop.guard.watch(replica)
+        state.parameters = self.core.sharded.survey(replica, state.world)
         for text in getattr(replica, "notes", ()):
             state.emit(Note(text=text))
         if state.options.resume and not joins:
             self._resume(replica)
         if state.task is None:
-            self.loop.body.note_made()
-        self.recovery.sharded.note_checkpoint(state.position, self.journal.state)
+            self.core.loop.body.note_made()
+        self.core.sharded.note_checkpoint(state.position, self.core.journal.state)
         return replica
 
     def prepare_group(self, before: Replica | None) -> Replica:
         """Prepare for the group that has formed, with what the replica of the one before was made of."""
         if self.inputs is None:
             raise RuntimeError("a group is entered when the model is prepared")
-        state = self.state
+        state = self.core.state
         if before is not None and not self.inputs.can_rebuild:
             before.placement.check_reusable()
         inputs = carried_inputs(self.inputs, before) if before is not None else self.inputs
@@ -117,40 +119,40 @@ class Preparation(EnginePart):
 
     def _resume(self, replica: Replica) -> None:
         """Take over the state of a run that is being resumed."""
-        state = self.state
+        state = self.core.state
         groups = len(replica.optimizer.param_groups)
         saved = resuming.load(replica, state.options, state.world, state.emit)
         self.lacks_groups = drop_groups(replica.optimizer, groups)
         state.position, state.meta = saved.position, saved.meta
         state.epoch_starts.load(saved.position, saved.epoch_start)
         state.started_at = state.position.number
-        self.history.load_saved(saved.outcomes or [])
+        self.core.history.load_saved(saved.outcomes or [])
         self.freeze()
-        self._note_new(self.loop.registered.resume(saved.states))
+        self._note_new(self.core.loop.registered.resume(saved.states))
         state.tell_steps()
-        self.history.resumed = True
+        self.core.history.resumed = True
         if state.exactness is Exactness.STATISTICAL:
             state.emit(Note(text=NO_BITS))
-        self.loop.guard.watch(replica)  # its schedule stands elsewhere now
+        self.core.loop.guard.watch(replica)  # its schedule stands elsewhere now
 
     def resume_again(self) -> None:
         """Be where the run was saved: what stands between the calls that were skipped has been done to that state once more."""
-        state = self.state
-        self.history.skipped, self.history.resumed, self.lacks_groups = False, False, False
-        with self.loop.guard.updating():
+        state = self.core.state
+        self.core.history.skipped, self.core.history.resumed, self.lacks_groups = False, False, False
+        with self.core.loop.guard.updating():
             saved = resuming.load(state.replica, state.options, state.world, state.emit)
         if saved.position != state.position:
             raise InputError(
                 "another process has written to the folder of this run since it was resumed. Give each run its own."
             )
-        self.loop.registered.resume(saved.states)
+        self.core.loop.registered.resume(saved.states)
         state.meta[FROZEN] = saved.meta.get(FROZEN)
         self.freeze()
-        self.loop.guard.watch(state.replica)
+        self.core.loop.guard.watch(state.replica)
 
     def freeze(self) -> None:
         """Have that train which did where the run was saved: the loop's code may have changed it at a step before."""
-        state = self.state
+        state = self.core.state
         names: list[str] | None = state.meta.get(FROZEN)
         if names is not None and (changed := freeze_as(state.replica.model, names)):
             others = f" (and of {len(changed) - 1} more)" if changed[1:] else ""
@@ -165,25 +167,26 @@ class Preparation(EnginePart):
 
     def register(self, name: str, value: Any) -> Any:
         """Save an object's state with the run, and return the object."""
-        state = self.state
+        state = self.core.state
         if state.training is not None:
             raise InputError(
                 f"run.register_state({name!r}) came after run.steps. Call it before, on every worker."
             )
         prepared = state.replica_or_none is not None
         known = state.options.resume and prepared and not state.waits_to_join
-        if not self.loop.registered.register(name, value) and known:
+        if not self.core.loop.registered.register(name, value) and known:
             self._note_new([name])
         return value
 
     def _note_new(self, names: list[str]) -> None:
         for name in names:
             text = f"the checkpoint has no state {name!r} of the loop: it begins as it is"
-            self.state.emit(Note(text=text))
+            self.core.state.emit(Note(text=text))
 
     def saved_meta(self) -> dict[str, Any]:
         """Return what the newest checkpoint of a run that is resumed says of it; all workers call it."""
-        if not self.state.options.resume:
+        options, world = self.core.state.options, self.core.state.world
+        if not options.resume:
             return {}
-        meta = resuming.newest_meta(self.state.options) if self.state.world.is_first else None
-        return broadcast_object(self.state.world.comm, meta) or {}
+        meta = resuming.newest_meta(options) if world.is_first else None
+        return broadcast_object(world.comm, meta) or {}

@@ -11,10 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from paceline.checkpoint.compare import check_fits
-from paceline.checkpoint.finding import Found, find_newest
 from paceline.checkpoint.manifest import Manifest, newest_readable
 from paceline.checkpoint.read import unusable
-from paceline.checkpoint.store import Checkpoints
+from paceline.checkpoint.store import Checkpoints, Found, find_newest
 from paceline.errors import CheckpointError, InputError
 from paceline.observe import CheckpointDamaged, Event
 from paceline.recovery.position import Position

@@ -20,7 +20,7 @@ from paceline.recovery.position import Position
 from paceline.training import folder
 from paceline.training.checks.epoch_starts import KEY as STREAM
 from paceline.training.checks.nonfinite import check_weights
-from paceline.training.engine_part import EnginePart
+from paceline.training.core import EngineCore
 from paceline.training.frozen import KEY as FROZEN
 from paceline.training.frozen import frozen_names
 from paceline.training.horizon import KEY as HORIZON
@@ -34,9 +34,10 @@ NO_FOLDER = "run.save needs a folder. Give out= to paceline.launch, or --out."
 
 
 @dataclass(kw_only=True)
-class Saving(EnginePart):
+class Saving:
     """The checkpoints of one run, as one worker takes part in them."""
 
+    core: EngineCore
     preparation: Preparation
     _saver: Saver | None = field(default=None, init=False)
     """None in a run without a folder."""
@@ -46,23 +47,23 @@ class Saving(EnginePart):
     """Whether the loop has asked for a checkpoint in a body that has not ended."""
 
     def __post_init__(self) -> None:
-        options = self.state.options
+        options = self.core.state.options
         if options.out is not None:
             checkpoints = Checkpoints(options.out / folder.CHECKPOINTS, keep=options.keep)
             self._saver = Saver(checkpoints, saved=self._note_saved, note=self._note)
 
     def _note_saved(self, made: Saved) -> None:
-        self.records.after_save(made.step, made.weights_sha256)
-        self.state.emit(CheckpointSaved(step=made.step, path=str(made.path), seconds=made.seconds))
+        self.core.records.after_save(made.step, made.weights_sha256)
+        self.core.state.emit(CheckpointSaved(step=made.step, path=str(made.path), seconds=made.seconds))
 
     def _note(self, text: str) -> None:
-        self.state.emit(Note(text=text))
+        self.core.state.emit(Note(text=text))
 
     # What the loop asks for.
 
     def save_on_request(self) -> None:
         """Write the checkpoint that the loop asks for here, or when the body that it is in ends."""
-        state, history = self.state, self.history
+        state, history = self.core.state, self.core.history
         state.check_between(SAVE_CALL)
         if state.open_call is not None:
             self._ask()
@@ -83,22 +84,22 @@ class Saving(EnginePart):
         """
         if self._saver is None:
             raise InputError(NO_FOLDER)
-        self.recovery.together(EVALUATE, lambda: None, called=SAVE_CALL)
+        self.core.recovery.together(EVALUATE, lambda: None, called=SAVE_CALL)
         self._asked = True
 
     def _pass_by_save(self) -> None:
         """Be where the run was saved between two calls of `steps`, once the function has come there again."""
-        history = self.history
+        history = self.core.history
 
         def load() -> None:
             self.preparation.resume_again()
             # Whoever gets further knows that all have the state.
-            all_gather_object(self.state.world.comm, None)
+            all_gather_object(self.core.state.world.comm, None)
 
         if history.outcomes.holds(history.call, SAVE_CALL):
             history.outcomes.next(history.call, SAVE_CALL)
             if not history.outcomes.has_save(history.call):
-                self.recovery.together(SAVE, load)
+                self.core.recovery.together(SAVE, load)
 
     def check_asked(self) -> None:
         """Raise where another call of `run.steps` begins, and the body that asked for a checkpoint has not ended."""
@@ -129,22 +130,22 @@ class Saving(EnginePart):
 
     def save(self, *, last: bool = False, called: str | None = None) -> None:
         """Write a checkpoint of where the run stands, with all workers; `called` is the name by which the loop asks for it."""
-        state, saver = self.state, self._saver
-        self.journal.read_pending()
-        if state.waits_to_join or self.history.elsewhere:
+        state, saver = self.core.state, self._saver
+        self.core.journal.read_pending()
+        if state.waits_to_join or self.core.history.elsewhere:
             return  # the run is elsewhere still
         if saver is None:
             raise InputError(NO_FOLDER)
         if called is not None:
             # Apart from the save itself, for which a slow disk is waited for ten times as long.
-            self.recovery.together(EVALUATE, lambda: None, called=called)
+            self.core.recovery.together(EVALUATE, lambda: None, called=called)
         if state.options.resume:
             saver.checkpoints.own.add(state.started_at)
-        fault = self.recovery.together(SAVE, partial(self._write, saver, last=last))
+        fault = self.core.recovery.together(SAVE, partial(self._write, saver, last=last))
         if fault:
             raise fault.error()
         self.saved_at, self._asked = state.position, False
-        self.recovery.sharded.note_checkpoint(state.position, self.journal.state)
+        self.core.sharded.note_checkpoint(state.position, self.core.journal.state)
 
     def _write(self, saver: Saver, *, last: bool) -> Fault:
         """Write this worker's part with all others; return what went wrong, the same on all.
@@ -152,11 +153,12 @@ class Saving(EnginePart):
         All wait until it is there, or is not; where the run saves beside the training, only until it is copied. The `last`
         one of a run is always waited for, and written only if the one before is not of this very step.
         """
-        state = self.state
-        with self.loop.guard.updating():  # workers that have gone their own ways are brought to one state
+        state = self.core.state
+        # Workers that have gone their own ways are brought to one state.
+        with self.core.loop.guard.updating():
             replica, world = state.replica, state.world
-            self.records.before_save()
-            with self.loop.body.left_out():
+            self.core.records.before_save()
+            with self.core.loop.body.left_out():
                 replica.synchronize()
             check_weights(replica, world, state.position.number)
             metadata = CheckpointMetadata(
@@ -164,10 +166,10 @@ class Saving(EnginePart):
             )
             held = replica.local_state()
             more: dict[str, Any] = {}
-            if self.loop.registered:
-                more[REGISTERED] = self.loop.registered.check_same(world)
-            if self.history.outcomes:
-                more[OUTCOMES] = self.history.outcomes.state()
+            if self.core.loop.registered:
+                more[REGISTERED] = self.core.loop.registered.check_same(world)
+            if self.core.history.outcomes:
+                more[OUTCOMES] = self.core.history.outcomes.state()
             if (began := state.epoch_starts.at(state.position)) is not None:
                 more[STREAM] = began
             return saver.save(
@@ -180,7 +182,7 @@ class Saving(EnginePart):
 
     def _meta(self) -> dict[str, Any]:
         """Return what a checkpoint says of its run."""
-        state, options, world = self.state, self.state.options, self.state.world
+        state, options, world = self.core.state, self.core.state.options, self.core.state.world
         return {
             "task": state.name,
             "batch_size": state.meta.get("batch_size"),
@@ -200,18 +202,18 @@ class Saving(EnginePart):
     @property
     def samples(self) -> int:
         """The samples of the whole run, what came before a resume included."""
-        return int(self.state.meta.get("samples", 0)) + self.journal.samples
+        return int(self.core.state.meta.get("samples", 0)) + self.core.journal.samples
 
     def at_the_end(self) -> None:
         """Write the last checkpoint, unless there is one of this very step or nothing was done."""
-        state = self.state
+        state = self.core.state
         number, out = state.position.number, state.options.out
         saved = self.saved_at == state.position and not (self._asked or state.options.save_async)
         if number <= state.started_at:
             return
         if self._saver is None:
             with suppress(WentBackError):
-                self.recovery.together(
+                self.core.recovery.together(
                     SAVE, lambda: check_weights(state.replica, state.world, state.position.number)
                 )
         elif not saved:

@@ -10,53 +10,60 @@ from paceline.errors import InputError
 from paceline.observe import Note
 from paceline.recovery.agreement import OpenBody, WentBackError
 from paceline.recovery.membership import STEP, LeaveRunError
-from paceline.recovery.recovery import Recovery
-from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.strategies.base import ShardWork, StepWork
+from paceline.training.checks.before_first_step import last_step
 from paceline.training.checks.same_stream import TRAINING, read_alike
+from paceline.training.core import EngineCore
 from paceline.training.group import RunGroup
-from paceline.training.journal import Journal
 from paceline.training.options import SaveEvery
-from paceline.training.recorder import NoRecords
 from paceline.training.saving import Saving
-from paceline.training.state import RunState
 from paceline.training.step import Step
 from paceline.training.user_loop import schedules
-from paceline.training.user_loop.loop import Loop
 from paceline.world import seeds
 from paceline.world.fault_points import DATA, hit
 from paceline.world.status_page import Kind, Phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What one call of `run.steps` asks for."""
+
+    phase: int
+    """Which call it is, from 0."""
+    feed: ShardedLoader
+    epochs: int | None
+    steps: int | None
+    max_grad_norm: float | None
+    after_epoch: Callable[[int], None] | None
+
+    @property
+    def last(self) -> float:
+        """How many steps it takes, as far as that is known beforehand."""
+        return last_step(self.feed, self.epochs, self.steps)
 
 
 @dataclass(kw_only=True)
 class Stepping:
     """The steps of one call of `run.steps`."""
 
-    state: RunState
-    loop: Loop
-    journal: Journal
-    records: NoRecords
-    recovery: Recovery
-    sharded: ShardedRecovery
+    core: EngineCore
     group: RunGroup
     saving: Saving
-    feed: ShardedLoader
-    max_grad_norm: float | None
+    call: Call
     last: float
     epochs: int | None
-    after_epoch: Callable[[int], None] | None
     _schedules_seen: bool = field(default=False, init=False)
     """Whether schedules of the loop's own were looked for: they are there by the end of the first step."""
 
     @property
     def left(self) -> bool:
         """Whether there are steps to take."""
-        position = self.state.position
+        position = self.core.state.position
         return (self.epochs is None or position.epoch < self.epochs) and position.number < self.last
 
     def take(self) -> Iterator[Step]:
         """Yield the steps from where the run stands to its end, with the checkpoints and measurements on the way."""
-        state, last = self.state, self.last
+        state, last = self.core.state, self.last
         save_every = state.options.save_every
         due = SaveEvery.parse(save_every) if save_every else SaveEvery()
         state.tell_steps()
@@ -69,21 +76,20 @@ class Stepping:
                 self._end(step)
                 number = state.position.number
                 self.saving.after_body(again=step.again, due=due.after_step(number), last=number >= last)
-            if state.position.number == last and state.position.step != self.feed.steps_per_epoch:
+            if state.position.number == last and state.position.step != self.call.feed.steps_per_epoch:
                 break
             if state.position == before and before.step == 0:
                 raise InputError(
                     "the training stream gave no sample in a whole epoch. Give one with samples."
                 )
             state.position = state.position.next_epoch()
-            self.journal.end_epoch(state.position)
+            self.core.journal.end_epoch(state.position)
             try:
-                if self.after_epoch is not None:
+                if self.call.after_epoch is not None:
                     state.seed_loop("epoch", state.position.epoch)
-                    self.after_epoch(state.position.epoch)
-                    if self.sharded.due(
-                        state.position
-                    ):  # one taken inside after_epoch could not be gone back to
+                    self.call.after_epoch(state.position.epoch)
+                    # One taken inside after_epoch could not be gone back to.
+                    if self.core.sharded.due(state.position):
                         self.group.take_snapshot()
             except WentBackError:
                 continue
@@ -93,22 +99,22 @@ class Stepping:
             )
 
     def _epoch(self) -> Iterator[Step]:
-        state = self.state
-        self.journal.start()
+        state = self.core.state
+        self.core.journal.start()
         while state.position.number < self.last:
             # Once for each group: whoever is there now has other shards to read.
             generation, status_page = state.world.generation, state.world.status_page
             status_page.begin(Kind.STEP, state.position.number, Phase.DATA)
             for data in read_alike(
-                self.feed, state.world, TRAINING, state.position.epoch, state.position.step
+                self.call.feed, state.world, TRAINING, state.position.epoch, state.position.step
             ):
                 hit(DATA)
                 if data.beginning is not None and self._reads_again(data):
                     break
                 if not data.size:
                     continue
-                if self.recovery.membership.change_wanted:
-                    self.recovery.regroup(STEP)
+                if self.core.recovery.membership.change_wanted:
+                    self.core.recovery.regroup(STEP)
                 if (body := state.broken_body) is not None:  # also where the run has gone back since
                     yield self._make(data, body.number, broken=body)
                     break
@@ -118,7 +124,7 @@ class Stepping:
                 if state.world.generation == generation:
                     step = self._make(data, state.position.number)
                     # Before any of it can reach others, who may finish it while this one is killed.
-                    self.records.step(step, state.position)
+                    self.core.records.step(step, state.position)
                     yield step
                 if state.world.generation != generation:
                     break
@@ -136,20 +142,20 @@ class Stepping:
 
         Where the stream may have begun anew it is asked for the beginning a second time; then all of it is read again.
         """
-        state, position = self.state, self.state.position
+        state, position = self.core.state, self.core.state.position
         starts = state.epoch_starts
         suspected = starts.suspects(position, data)
         if suspected:
-            note = starts.confirm(position, data, self.feed.beginning_of)
+            note = starts.confirm(position, data, self.call.feed.beginning_of)
         else:
-            note = starts.check(position, data, by_epoch=self.feed.is_told_epochs)
+            note = starts.check(position, data, by_epoch=self.call.feed.is_told_epochs)
         if note is not None and (state.world.size > 1 or state.options.out is not None):
             state.emit(Note(text=note))
         return suspected
 
     def _make(self, data: StepData, number: int, *, broken: OpenBody | None = None) -> Step:
         """Return a step for the loop's body; one of a `broken` body has no batches, and nothing comes of it."""
-        state, seed, replica = self.state, self.state.options.seed, self.state.replica
+        state, seed, replica = self.core.state, self.core.state.options.seed, self.core.state.replica
         own_loop = state.task is None
         state.world.status_page.enter(Phase.COMPUTE)
         shards = [
@@ -166,33 +172,33 @@ class Stepping:
             state.position.epoch,
             replica,
             state.world,
-            self.max_grad_norm,
+            self.call.max_grad_norm,
             self._applied,
-            self.recovery,
-            self.loop.guard,
+            self.core.recovery,
+            self.core.loop.guard,
             state.seed_loop if own_loop else None,
-            self.loop.hidden,
-            self.loop.begin_attempt(elastic=self.recovery.membership.elastic) if own_loop else None,
+            self.core.loop.hidden,
+            self.core.loop.begin_attempt(elastic=self.core.recovery.elastic) if own_loop else None,
             broken=broken,
         )
         state.step = step
-        self.loop.hidden.enter(replica.model, state.task, sharded=state.options.total_shards > 1)
+        self.core.loop.hidden.enter(replica.model, state.task, sharded=state.options.total_shards > 1)
         return step
 
     def _applied(self, step: Step) -> None:
         """Advance the position, and record a step that has just been applied."""
-        state = self.state
+        state = self.core.state
         state.position = state.position.after_step()
         if step.attempt is not None:
-            self.loop.body.applied(step.attempt)
+            self.core.loop.body.applied(step.attempt)
         state.tell_steps()
-        if self.loop.hidden.watches:
-            for text in self.loop.hidden.check(step.number, several=state.world.size > 1):
+        if self.core.loop.hidden.watches:
+            for text in self.core.loop.hidden.check(step.number, several=state.world.size > 1):
                 state.emit(Note(text=text))
         self.saving.poll()
-        self.journal.step(step, state.position, state.replica.optimizer)
-        self.sharded.note_step(state.position, self.journal.state)
-        self.recovery.note_step()
+        self.core.journal.step(step, state.position, state.replica.optimizer)
+        self.core.sharded.note_step(state.position, self.core.journal.state)
+        self.core.recovery.note_step()
         state.world.status_page.end()
 
     def _end(self, step: Step) -> None:
@@ -203,19 +209,19 @@ class Stepping:
             )
         step.end()
         if step.again:
-            self.recovery.end_body(step.body)
-        if self.state.task is None:
+            self.core.recovery.end_body(step.body)
+        if self.core.state.task is None:
             if not self._schedules_seen:
                 self._schedules_seen = True
                 self._check_schedules()
-            self.loop.guard.end_step()
-        if self.sharded.due(self.state.position):
+            self.core.loop.guard.end_step()
+        if self.core.sharded.due(self.core.state.position):
             self.group.take_snapshot()
 
     def _check_schedules(self) -> None:
         """Raise where the loop has a schedule that is lost with the process, and another process may go on with the run."""
-        state = self.state
-        several = state.world.size > 1 and self.recovery.membership.elastic
+        state = self.core.state
+        several = state.world.size > 1 and self.core.recovery.elastic
         if state.options.out is not None or several:
-            kept = [state.replica.scheduler, *self.loop.registered.objects()]
+            kept = [state.replica.scheduler, *self.core.loop.registered.objects()]
             schedules.check_kept(state.replica.optimizer, kept)

@@ -121,15 +121,15 @@ def _check_model(model: nn.Module, *, saved: bool) -> None:
     state = model.state_dict()
     check_saved(state)
     if saved:
-        from paceline.checkpoint.tensors import (
-            is_writable,
-        )  # which loads safetensors: nobody needs it who saves nothing
+        # Loads safetensors: nobody needs it who saves nothing.
+        from paceline.checkpoint.formats import FORMATS, WRITTEN
 
+        written = FORMATS[WRITTEN]
         for name, value in state.items():
-            if not is_writable(value.dtype):
+            if not written.holds(value.dtype):
                 raise InputError(
-                    f"{name} is of type {value.dtype}, which no checkpoint can hold (safetensors has no such type). Keep it in "
-                    "another type, or train without --out."
+                    f"{name} is of type {value.dtype}, which no checkpoint can hold ({written.name} has no such type). Keep it "
+                    "in another type, or train without --out."
                 )
 
 

@@ -14,11 +14,11 @@ import torch
 
 from paceline.checkpoint import load, planning, weights_sha256
 from paceline.checkpoint.compare import same
-from paceline.checkpoint.finding import find_newest
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.parts import StoredTensors
 from paceline.checkpoint.pending_checkpoint import Fault
 from paceline.checkpoint.saver import Saver
+from paceline.checkpoint.store import find_newest
 from paceline.state.chunks import ChunkBounds, assemble
 from paceline.world import World, fault_points
 from tests.checkpoints import Checkpoints

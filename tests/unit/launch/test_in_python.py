@@ -16,9 +16,11 @@ from paceline.launch.keywords import LaunchOptions
 from paceline.strategies.tuning import Tuning
 from paceline.training.folder import write_spec
 from paceline.training.options import RunOptions
+from tests.unit.launch.keywords import FILE, generated
 
 
 def test_the_written_keywords_are_those_of_the_options():
+    assert FILE.read_text(encoding="utf-8") == generated(), "run: python -m tests.unit.launch.keywords"
     written = get_type_hints(LaunchOptions)
     expected = {name: hint for name, (_, hint) in keywords().items()}
     assert written == {**expected, "tuning": Mapping[str, Any] | Tuning, "out": str | Path | None}

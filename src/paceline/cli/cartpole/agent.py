@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline import remote
 from paceline.checkpoint.fingerprint import weights_sha256
-from paceline.checkpoint.tensors import write_tensors
+from paceline.checkpoint.safetensors_format import write_tensors
 from paceline.cli.cartpole.learning import Learner
 from paceline.cli.cartpole.observer import Episode, Observer
 from paceline.cli.cartpole.policy import Policy

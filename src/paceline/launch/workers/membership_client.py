@@ -28,7 +28,7 @@ class MembershipClient:
     """The membership of a worker whose launcher watches over it."""
 
     def __init__(self, launcher: Connection, *, newcomer: bool, elastic: bool) -> None:
-        self.newcomer, self.elastic = newcomer, elastic
+        self.newcomer, self.elastic = newcomer, self if elastic else None
         self._launcher = launcher
         self._lock = threading.Lock()
         self._places: queue.SimpleQueue[Place | None] = queue.SimpleQueue()
@@ -58,7 +58,7 @@ class MembershipClient:
         if self._listens:
             return
         self._listens = True
-        if not self.elastic:
+        if self.elastic is None:
             self.tell("began")
             return
         threading.Thread(target=self._listen, name="paceline-membership", daemon=True).start()

@@ -42,11 +42,10 @@ def _found(folder: Path) -> list[tuple[int, Path]]:
 def _faults(path: Path, step: int, receipt: Receipt) -> list[str]:
     from paceline.checkpoint import weights_sha256
     from paceline.checkpoint.parts import StoredTensors
-    from paceline.checkpoint.read import check_files
+    from paceline.checkpoint.read import verified
 
     try:
-        manifest = Manifest.read(path)
-        check_files(path, manifest)
+        manifest = verified(path)
         with StoredTensors(path, manifest) as parts:
             really = weights_sha256(parts.model)
     except CheckpointError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.recovery.recovery import Recovery
+from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.training.feeds import Feeds
 from paceline.training.journal import Journal
 from paceline.training.recorder import NoRecords
@@ -14,8 +15,8 @@ from paceline.training.user_loop.loop import Loop
 
 
 @dataclass(kw_only=True)
-class EnginePart:
-    """A part of the engine of one run on one worker; all parts have these objects in common."""
+class EngineCore:
+    """What the parts of the engine of one run on one worker have in common."""
 
     state: RunState
     loop: Loop
@@ -23,4 +24,5 @@ class EnginePart:
     feeds: Feeds
     journal: Journal
     records: NoRecords
+    sharded: ShardedRecovery
     recovery: Recovery
