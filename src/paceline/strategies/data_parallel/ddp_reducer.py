@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.compat import ddp, foreach
+from paceline.compat.autograd import run_backward
 from paceline.data import owned_shards
 from paceline.errors import InputError
 from paceline.reduce.combination import Combination
@@ -26,7 +27,7 @@ from paceline.reduce.exchange import Exchange, SocketExchange, TorchExchange
 from paceline.reduce.packing import as_real, dense_strides, memory_shape, nothing_like
 from paceline.reduce.post_backward import open_exchange
 from paceline.reduce.tree import TreeSum
-from paceline.strategies import compression, gradients, sparse
+from paceline.strategies import compression, sparse
 from paceline.strategies.base import Exactness, StepWork, StrategyInputs
 from paceline.strategies.guards.hooks import silenced
 from paceline.strategies.guards.trained import refuse_replaced
@@ -161,16 +162,16 @@ class DdpReducer(Reducer):
         step = self.step
         if loss.auxiliary:
             step.auxiliary.backward(loss.auxiliary, step.start, step.work.size)
-        roots = [loss.total, step.loss_stats]
+        roots = (loss.total, step.loss_stats)
         # With auxiliary terms the first reduction comes after this pass, by another reducer.
         self._sent = step.left == 0 and (step.auxiliary.agreed or not self._agree_on_terms())
         if self._sent:
             self._arm(roots, step.open)
-        gradients.run_backward(roots, step.starts(loss))
+        run_backward(roots, step.starts(loss))
         if self._sent:
             self._check_reduced()
 
-    def _arm(self, roots: list[Tensor], last: int | None) -> None:
+    def _arm(self, roots: tuple[Tensor, ...], last: int | None) -> None:
         """Let the coming backward pass reduce: what DDP.forward does, without going through it."""
         if self.step.tree.nodes or not self._combination.trivial:
             self._combination = Combination(self.step.tree, last, self._owned, self._shards)
@@ -278,7 +279,7 @@ class DdpReducer(Reducer):
             roots = self._roots()
             self._arm(roots, None)
             with silenced(roots):
-                gradients.run_backward(roots, [nothing_like(root) for root in roots])
+                run_backward(roots, tuple(map(nothing_like, roots)))
             self._check_reduced()
         stats = self.step.loss_stats
         if stats.grad is not None:
@@ -290,11 +291,11 @@ class DdpReducer(Reducer):
         if self.step.sparse:
             self._rows.combine(self._row_sums, self.step)
 
-    def _roots(self) -> list[Tensor]:
+    def _roots(self) -> tuple[Tensor, ...]:
         """Return what a pass without a loss starts from: where parameters may go unused, those that had a gradient before."""
         step = self.step
         apart = {id(parameter) for parameter in step.sparse}
-        return [
+        return tuple(
             one
             for place, one in enumerate(step.tracked)
             if id(one) not in apart
@@ -303,7 +304,7 @@ class DdpReducer(Reducer):
                 or one is step.loss_stats
                 or any(held[place] is not None for _, held in step.tree.nodes)
             )
-        ]
+        )
 
     def _agree_on_terms(self) -> bool:
         """Ask in the first step, and when what trains has changed; return whether there are any terms."""
