@@ -129,11 +129,6 @@ class Replica:
         return self.placement.reads_whole
 
     @property
-    def totals(self) -> list[tuple[int, Tensor]]:
-        """The loss of each batch of the step with its shard, to find where a bad one came from."""
-        return self.step_state.totals
-
-    @property
     def notes(self) -> list[str]:
         """What a user should know of how the model was placed."""
         return list(self.placement.notes)

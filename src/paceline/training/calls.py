@@ -96,7 +96,16 @@ class Calls(EnginePart):
             after_epoch=after_epoch,
         )
         try:
-            yield from self._take(call)
+            stepping = self._begin(call)
+            while stepping is not None and not state.ended:
+                yield from stepping.take()
+                self._note_left(phase, ended=True)
+                self.journal.read_pending()
+                self.saving.at_the_end()
+                # A worker may have been lost in that very checkpoint, and steps with it.
+                state.ended = not stepping.left
+            if stepping is not None:
+                self.records.finish()
         except GeneratorExit:
             self._note_left(phase)
             raise
@@ -118,7 +127,8 @@ class Calls(EnginePart):
                 self.feeds.close(feed)
             self.replay.hand_over()
 
-    def _take(self, call: Call) -> Iterator[Step]:
+    def _begin(self, call: Call) -> Stepping | None:
+        """Go to where this call begins, or goes on; return its steps, None where they were all taken before."""
         state, history, phase = self.state, self.history, call.phase
         self._check_before(call)
         state.training = call.feed, call.max_grad_norm
@@ -131,7 +141,7 @@ class Calls(EnginePart):
         if phase < state.position.phase:
             history.kept = history.kept or KeptState(state.replica, self.loop.registered)
             self._be_as_then(phase)
-            return  # the others are in a later call of `steps`
+            return None  # the others are in a later call of `steps`
         if history.kept is not None:
             with self.loop.guard.updating():
                 history.kept.put_back(state.replica, self.loop.registered)
@@ -151,8 +161,8 @@ class Calls(EnginePart):
         if behind:
             self._be_as_then(phase)
             state.ended, state.open_call = True, None
-            return
-        stepping = Stepping(
+            return None
+        return Stepping(
             state=state,
             loop=self.loop,
             journal=self.journal,
@@ -167,14 +177,6 @@ class Calls(EnginePart):
             epochs=None if call.epochs is None else first.first_epoch + call.epochs,
             after_epoch=call.after_epoch,
         )
-        while not state.ended:
-            yield from stepping.take()
-            self._note_left(phase, ended=True)
-            self.journal.read_pending()
-            self.saving.at_the_end()
-            # A worker may have been lost in that very checkpoint, and steps with it.
-            state.ended = not stepping.left
-        self.records.finish()
 
     def _check_before(self, call: Call) -> None:
         """Raise where the call before was left in a way that no other may follow, or the batch is another."""

@@ -127,7 +127,7 @@ class Preparation(EnginePart):
         self.history.load_saved(saved.outcomes or [])
         self.freeze()
         self._note_new(self.loop.registered.resume(saved.states))
-        state.tell_steps()
+        state.stand_at(state.position)
         self.history.resumed = True
         if state.exactness is Exactness.STATISTICAL:
             state.emit(Note(text=NO_BITS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ class Step:
         self.attempt = attempt
         """What the loop's body has done to the state in this step; None where nobody needs to know."""
         self._generation = world.generation if broken is None else -1
-        self.body = recovery.body_of(work.number) if broken is None else broken
+        self.body = OpenBody(work.number, recovery.group.finished) if broken is None else broken
         """Which attempt at the step this is, alike on all workers."""
         self._lost = False
         """Whether a worker was lost in this step where the loop has its turn."""
@@ -86,7 +87,7 @@ class Step:
     @property
     def _broken(self) -> bool:
         """Whether nothing comes of this attempt: the group broke in it, or in an evaluation or a save of its body."""
-        return self._lost or self._recovery.generation != self._generation
+        return self._lost or self._recovery.group.world.generation != self._generation
 
     @property
     def left_open(self) -> bool:
@@ -205,17 +206,14 @@ class Step:
 
     def compute(self, loss: LossFunction) -> StepResult:
         """Do the whole step with a loss function, in whatever way the strategy does it best."""
-
         if self.attempt is not None:
             self.attempt.begin_batches()
+        taken = self._watched if self._hidden.watches else self._replica.step
+        return self._guarded(partial(taken, self.work, loss, self._max_grad_norm))
 
-        def taken() -> StepResult:
-            if not self._hidden.watches:
-                return self._replica.step(self.work, loss, self._max_grad_norm)
-            with self._hidden.passes():
-                return self._replica.step(self.work, self._hidden.around(loss), self._max_grad_norm)
-
-        return self._guarded(taken)
+    def _watched(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
+        with self._hidden.passes():
+            return self._replica.step(work, self._hidden.around(loss), max_grad_norm)
 
     def check(self) -> None:
         """Stop the run when the loss of this finished step is no number; for a device whose numbers come later."""
@@ -241,7 +239,7 @@ class Step:
                 self.result = action()
         except NonFiniteLossError as error:
             raise explain(
-                error, self.work, self._replica.totals, self._world, self._replica, untouched=True
+                error, self.work, self._replica.step_state.totals, self._world, self._replica, untouched=True
             ) from None
         except Exception as error:  # noqa: BLE001  (raised again unless it is a broken group)
             if self._recovery.survives(error):
@@ -249,7 +247,7 @@ class Step:
             raise (determinism.named(error) if isinstance(error, RuntimeError) else None) or error from None
         finally:
             interruption.forsaken = None
-        self._totals = self._replica.totals
+        self._totals = self._replica.step_state.totals
         self._recovery.finish(self.result)
         self._applied(self)
         return self.result
@@ -273,7 +271,7 @@ class Step:
 
     def _recover(self) -> StepResult:
         """Regroup; the step was finished by others, who tell what it came to, or it is to be done again."""
-        if self._recovery.generation == self._generation:
+        if self._recovery.group.world.generation == self._generation:
             missed, outcome = self._recovery.regroup(STEP)
             if missed:
                 self.result = StepResult.of(outcome)
@@ -290,7 +288,7 @@ class Step:
         self.again = True
         if self.attempt is not None:
             self.attempt.hold()
-        totals = [total.detach().float().cpu().reshape(()) for _, total in self._replica.totals]
+        totals = [total.detach().float().cpu().reshape(()) for _, total in self._replica.step_state.totals]
         share = sum(len(shard.samples) for shard in self.work.shards)
         entry = torch.tensor([float(sum(totals)), float(max(share, 1))])  # a worker may have had no sample
         self.result = StepResult(self.number, self.work.size, entry, {}, again=True)

@@ -59,7 +59,7 @@ class Stepping:
         state, last = self.state, self.last
         save_every = state.options.save_every
         due = SaveEvery.parse(save_every) if save_every else SaveEvery()
-        state.tell_steps()
+        state.stand_at(state.position)
         while self.left:
             before = state.position
             for step in self._epoch():
@@ -182,17 +182,16 @@ class Stepping:
     def _applied(self, step: Step) -> None:
         """Advance the position, and record a step that has just been applied."""
         state = self.state
-        state.position = state.position.after_step()
+        state.stand_at(state.position.after_step())
         if step.attempt is not None:
             self.loop.body.applied(step.attempt)
-        state.tell_steps()
         if self.loop.hidden.watches:
             for text in self.loop.hidden.check(step.number, several=state.world.size > 1):
                 state.emit(Note(text=text))
-        self.saving.poll()
+        if self.saving.saver is not None:
+            self.saving.saver.poll()
         self.journal.step(step, state.position, state.replica.optimizer)
-        self.sharded.note_step(state.position, self.journal.state)
-        self.recovery.note_step()
+        self.recovery.note_step(self.journal.state)
         state.world.status_page.end()
 
     def _end(self, step: Step) -> None:
