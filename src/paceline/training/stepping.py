@@ -48,6 +48,9 @@ class Stepping:
     _schedules_seen: bool = field(default=False, init=False)
     """Whether schedules of the loop's own were looked for: they are there by the end of the first step."""
 
+    def __post_init__(self) -> None:
+        self._sharded = self.state.options.total_shards > 1
+
     @property
     def left(self) -> bool:
         """Whether there are steps to take."""
@@ -176,7 +179,7 @@ class Stepping:
             broken=broken,
         )
         state.step = step
-        self.loop.hidden.enter(replica.model, state.task, sharded=state.options.total_shards > 1)
+        self.loop.hidden.enter(replica.model, state.task, sharded=self._sharded)
         return step
 
     def _applied(self, step: Step) -> None:

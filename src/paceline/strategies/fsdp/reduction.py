@@ -143,8 +143,6 @@ class Reduction:
         for param_group in self.param_groups:
             param_group.close()
         self._round.next()
-        for param_group in self.param_groups:
-            param_group.open()
 
     def follow(self, combination: Combination | None) -> None:
         """Go through a pass of the others without a batch of one's own."""
@@ -154,7 +152,7 @@ class Reduction:
             param_group = self.param_groups[index]
             if reduces:
                 output = torch.empty(param_group.chunk, dtype=param_group.type, device=self._data.device)
-                self._reduce(param_group, None, output)
+                self.reduces(param_group, None, output)
             else:
                 param_group.join_gather()
         self._collect()
@@ -180,11 +178,6 @@ class Reduction:
         """Know that the weights of a parameter group are about to be gathered."""
         self._round.announce(2 * param_group.index)
 
-    def reduces(self, param_group: ParamGroup, gradients: Tensor, output: Tensor) -> None:
-        """Add a parameter group's gradients up over all workers; `output` gets this worker's rows."""
-        self._round.announce(2 * param_group.index + 1)
-        self._reduce(param_group, gradients, output)
-
     def room(self, param_group: ParamGroup) -> Tensor:
         """Return memory in which a parameter group's gradients are laid out for `reduces`."""
         count = param_group.chunk * param_group.workers
@@ -193,7 +186,13 @@ class Reduction:
         place = next(place for place, (_, live) in enumerate(self._combination.nodes) if live)
         return self.scatter.room(place, count, param_group.type, param_group.device)
 
-    def _reduce(self, param_group: ParamGroup, live: Tensor | None, output: Tensor) -> None:
+    def reduces(self, param_group: ParamGroup, live: Tensor | None, output: Tensor) -> None:
+        """Add a parameter group's gradients up over all workers; `output` gets this worker's rows.
+
+        A worker that follows the others through their pass has none that are `live`, and announces nothing.
+        """
+        if live is not None:
+            self._round.announce(2 * param_group.index + 1)
         hit(REDUCTION)
         self._outputs[param_group.index] = output
         if self._combination is None:
