@@ -175,7 +175,8 @@ class Replica:
                 hit(FORWARD)
                 self.world.status_page.batch()
                 placed = self.placed(batch)
-                self.schedule.open_batch()
+                if self.schedule.open_batch is not None:
+                    self.schedule.open_batch()
                 yield placed
             if buffers.active:
                 buffers.close_shard(work.index, self.model, versions)

@@ -44,9 +44,8 @@ class Schedule:
 
     whole_step_only: str | None = None
     """Why a loop of the user's own cannot take the passes itself; None where it can."""
-
-    def open_batch(self) -> None:
-        """Prepare the model for the pass of one batch."""
+    open_batch: Callable[[], None] | None = None
+    """What prepares the model for the pass of one batch, where it needs that."""
 
     def train(self, passes: Passes, work: StepWork, loss: LossFunction) -> None:
         """Open a step and compute all its passes."""
@@ -67,7 +66,8 @@ class Schedule:
                     seeds.seed_everything(shard.seed)
                     for part, batch in enumerate(shard.batches):
                         passes.world.status_page.batch()
-                        self.open_batch()
+                        if self.open_batch is not None:
+                            self.open_batch()
                         with passes.precision.autocast():
                             measured = metrics(passes.model, passes.placed(batch))
                         rows[work.number, shard.index, part] = measured

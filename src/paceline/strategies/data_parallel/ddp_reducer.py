@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -168,8 +168,8 @@ class DdpReducer(Reducer):
         if self._sent:
             self._arm(roots, step.open)
         run_backward(roots, step.starts(loss))
-        if self._sent:
-            self._check_reduced()
+        if self._sent and not self._last_bucket_seen:
+            self._refuse_unreduced()
 
     def _arm(self, roots: tuple[Tensor, ...], last: int | None) -> None:
         """Let the coming backward pass reduce: what DDP.forward does, without going through it."""
@@ -233,21 +233,20 @@ class DdpReducer(Reducer):
             for view, parameter in zip(_views(bucket), bucket.parameters(), strict=True)
         ]
 
-    def _check_reduced(self) -> None:
+    def _refuse_unreduced(self) -> NoReturn:
         """Refuse to go on with gradients that were never reduced."""
-        if not self._last_bucket_seen:
-            step = self.step
-            step.check_unchanged()
-            known = {id(parameter) for parameter in step.parameters}
-            apart = {id(parameter) for parameter in step.sparse}
-            named = [(name, one) for name, one in step.model.named_parameters() if one.requires_grad]
-            replaced = [name for name, one in named if id(one) not in known]
-            unused = [name for name, one in named if one.grad is None and id(one) not in apart]
-            if replaced or not unused:
-                refuse_replaced(replaced[0] if replaced else "a parameter of the model")
-            self._refuse(unused, "main loss" if step.auxiliary.names else "loss")
+        step = self.step
+        step.check_unchanged()
+        known = {id(parameter) for parameter in step.parameters}
+        apart = {id(parameter) for parameter in step.sparse}
+        named = [(name, one) for name, one in step.model.named_parameters() if one.requires_grad]
+        replaced = [name for name, one in named if id(one) not in known]
+        unused = [name for name, one in named if one.grad is None and id(one) not in apart]
+        if replaced or not unused:
+            refuse_replaced(replaced[0] if replaced else "a parameter of the model")
+        self._refuse(unused, "main loss" if step.auxiliary.names else "loss")
 
-    def _refuse(self, unused: list[str], loss: str = "loss") -> None:
+    def _refuse(self, unused: list[str], loss: str = "loss") -> NoReturn:
         raise InputError(
             f"no gradient for {', '.join(unused[:5])} on rank {self.world.rank}: this step's {loss} does not depend on it. "
             "If that is meant, set find_unused_parameters = True in the task, or give it to paceline.launch."
@@ -280,7 +279,8 @@ class DdpReducer(Reducer):
             self._arm(roots, None)
             with silenced(roots):
                 run_backward(roots, tuple(map(nothing_like, roots)))
-            self._check_reduced()
+            if not self._last_bucket_seen:
+                self._refuse_unreduced()
         stats = self.step.loss_stats
         if stats.grad is not None:
             stats.grad = (

@@ -48,8 +48,10 @@ class Listener(Protocol):
     def outlive(self, action: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:
         """Return what a message of a pass came to, or something else in its place where its step is discarded."""
 
-    def gathers(self, param_group: ParamGroup) -> None:
-        """Know that the weights of a parameter group are about to be gathered."""
+    def gathers(
+        self, param_group: ParamGroup, message: Tensor, rows: Tensor, group: dist.ProcessGroup, *, later: bool
+    ) -> Wait | None:
+        """Gather the weights of a parameter group; return what waits until they are here."""
 
     def reduces(self, param_group: ParamGroup, live: Tensor, output: Tensor) -> None:
         """Add a parameter group's gradients up over all workers; `output` gets this worker's rows."""
@@ -307,11 +309,9 @@ class _Gather(fsdp.AllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         """Gather the weights of a parameter group."""
-
-        def start() -> Wait | None:
-            self._listener.gathers(self._param_group)
-            return self._listener.gather.start(output_tensor, input_tensor, group, later=async_op)
-
+        start = partial(
+            self._listener.gathers, self._param_group, output_tensor, input_tensor, group, later=async_op
+        )
         wait = self._listener.outlive(start, lambda: None)
         return None if wait is None else _Outlived(wait, output_tensor, self._listener)
 

@@ -231,10 +231,7 @@ class GatheringSchedule(Schedule):
 
     def __init__(self, reduction: Reduction, rounds: KnownRounds) -> None:
         self._reduction, self._rounds = reduction, rounds
-
-    def open_batch(self) -> None:
-        """Gather what belongs to no block: a loss may use it outside of the model's forward pass."""
-        self._reduction.open_root()
+        self.open_batch = reduction.open_root
 
     def train(self, passes: Passes, work: StepWork, loss: LossFunction) -> None:
         """Compute all passes; a loss that reaches for weights that are not gathered is refused."""

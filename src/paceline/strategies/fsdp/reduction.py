@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from paceline.compat import foreach, process_groups
 from paceline.compat.fsdp import Member
 from paceline.reduce.combination import Combination
-from paceline.reduce.gather import open_gather
+from paceline.reduce.gather import Wait, open_gather
 from paceline.reduce.norms import total_norm
 from paceline.reduce.shared_memory_scatter import open_scatter
 from paceline.reduce.tree import TreeSum
@@ -174,9 +174,12 @@ class Reduction:
         self._place.status_page.enter(before)
         return made
 
-    def gathers(self, param_group: ParamGroup) -> None:
-        """Know that the weights of a parameter group are about to be gathered."""
+    def gathers(
+        self, param_group: ParamGroup, message: Tensor, rows: Tensor, group: dist.ProcessGroup, *, later: bool
+    ) -> Wait | None:
+        """Gather the weights of a parameter group; return what waits until they are here."""
         self._round.announce(2 * param_group.index)
+        return self.gather.start(message, rows, group, later=later)
 
     def room(self, param_group: ParamGroup) -> Tensor:
         """Return memory in which a parameter group's gradients are laid out for `reduces`."""
