@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -113,7 +112,7 @@ class Step:
             self.attempt.begin_batches()
         try:
             if not self._broken:
-                self._surviving(lambda: self._replica.begin(self.work))
+                self._surviving(self._replica.begin, self.work)
             if self._hidden.watches:
                 with self._hidden.passes(
                     python.frame(1)
@@ -170,13 +169,13 @@ class Step:
             self._hidden.show_loss(total)
         self._added += 1
         self._begun = True
-        self._surviving(lambda: self._replica.backward(total))
+        self._surviving(self._replica.backward, total)
         self._guard.hand_over()
 
-    def _surviving(self, action: Callable[[], None]) -> None:
+    def _surviving(self, action: Callable[..., None], *arguments: Any) -> None:
         """Do something that the loss of another worker may break: then the step is given once more."""
         try:
-            action()
+            action(*arguments)
         except Exception as error:
             if not self._discards(error):
                 raise
@@ -201,7 +200,7 @@ class Step:
             self.attempt.end_batches()
         self._guard.take_sums_back()
         return self._guarded(
-            lambda: self._replica.apply(max_grad_norm if max_grad_norm is not None else self._max_grad_norm)
+            self._replica.apply, max_grad_norm if max_grad_norm is not None else self._max_grad_norm
         )
 
     def compute(self, loss: LossFunction) -> StepResult:
@@ -209,7 +208,7 @@ class Step:
         if self.attempt is not None:
             self.attempt.begin_batches()
         taken = self._watched if self._hidden.watches else self._replica.step
-        return self._guarded(partial(taken, self.work, loss, self._max_grad_norm))
+        return self._guarded(taken, self.work, loss, self._max_grad_norm)
 
     def _watched(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
         with self._hidden.passes():
@@ -225,18 +224,18 @@ class Step:
                     error, self.work, self._totals, self._world, self._replica, untouched=False
                 ) from None
 
-    def _guarded(self, action: Callable[[], StepResult]) -> StepResult:
-        result = self._recover() if self._broken else self._applied_or_again(action)
+    def _guarded(self, action: Callable[..., StepResult], *arguments: Any) -> StepResult:
+        result = self._recover() if self._broken else self._applied_or_again(action, *arguments)
         if self._seed_loop is not None:  # also where others finished the step, and nothing was updated here
             self._seed_loop("applied", self.number)
         return result
 
-    def _applied_or_again(self, action: Callable[[], StepResult]) -> StepResult:
+    def _applied_or_again(self, action: Callable[..., StepResult], *arguments: Any) -> StepResult:
         interruption = self._world.interruption
         interruption.forsaken = self._check_present
         try:
             with self._guard.updating():
-                self.result = action()
+                self.result = action(*arguments)
         except NonFiniteLossError as error:
             raise explain(
                 error, self.work, self._replica.step_state.totals, self._world, self._replica, untouched=True
