@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ def names(package: str, table: Mapping[str, str]) -> tuple[Callable[[str], Any],
             with contextlib.suppress(ModuleNotFoundError):
                 return importlib.import_module(f"{package}.{name}")
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(table[name]), name)
+        value = getattr(importlib.import_module(table[name]), name)
+        setattr(sys.modules[package], name, value)  # so that nobody asks for it here a second time
+        return value
 
     return load, lambda: sorted(table)

@@ -11,9 +11,8 @@ from torch.nn import functional as F
 
 from paceline import Loss
 from paceline.errors import InputError
-from paceline.strategies.guards import mean_losses
-from paceline.strategies.guards.loss_checks import check_loss
-from paceline.strategies.guards.mean_losses import is_mean
+from paceline.strategies.guards import loss_checks
+from paceline.strategies.guards.loss_checks import check_loss, is_mean
 from tests.unit.training.own_runs import data, losses, opened, prepared
 
 LABELS = torch.tensor([0, 1, 2, 0])
@@ -75,7 +74,7 @@ SUMS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.fixture(autouse=True)
 def _nothing_seen() -> None:
-    mean_losses._CONSTANTS.clear()
+    loss_checks._CONSTANTS.clear()
 
 
 def scores() -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
@@ -15,16 +15,15 @@ step_pre_hooks: Callable[[Optimizer], dict[int, Any]] = attrgetter("_optimizer_s
 """Return the hooks of `register_step_pre_hook`, in the order in which they run."""
 
 
-def step_hooks(optimizer: Optimizer) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield each hook on an optimizer's step, or on the steps of all, with the name of the function that put it there."""
-    for how, hooks in (
+def step_hooks(optimizer: Optimizer) -> list[tuple[str, Callable[..., Any]]]:
+    """Return each hook on an optimizer's step, or on the steps of all, with the name of the function that put it there."""
+    tables = (
         ("register_step_pre_hook", optimizer._optimizer_step_pre_hooks),
         ("register_step_post_hook", optimizer._optimizer_step_post_hooks),
         ("register_optimizer_step_pre_hook", torch_optimizer._global_optimizer_pre_hooks),
         ("register_optimizer_step_post_hook", torch_optimizer._global_optimizer_post_hooks),
-    ):
-        for hook in hooks.values():
-            yield how, hook
+    )
+    return [(how, hook) for how, hooks in tables for hook in hooks.values()]
 
 
 def ensure_hooks(optimizer: Optimizer) -> None:

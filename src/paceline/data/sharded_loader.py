@@ -11,10 +11,9 @@ from paceline.data.device import pinned
 from paceline.data.epochs import epoch_setters
 from paceline.data.loaders import check_dataset
 from paceline.data.loading import LoadingOptions, WorkerInit
-from paceline.data.map_style import LoadedMapStyle, MapStyle
+from paceline.data.map_style import LoadedMapStyle, MapStyle, Schedule
 from paceline.data.permutation import EpochPermutation
 from paceline.data.reading import Collate, reader_of
-from paceline.data.schedule import Schedule
 from paceline.data.shards import steps_per_epoch
 from paceline.data.step_data import StepData
 from paceline.data.stream import LoadedStream, Stream, is_stream

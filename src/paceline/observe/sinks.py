@@ -144,9 +144,10 @@ class Fanout:
             sink.emit(event)
 
     def close(self) -> None:
-        """Close every sink, also where one of them fails to."""
+        """Close every sink, also where one of them fails to; from then on none is told anything."""
+        sinks, self._sinks = self._sinks, ()
         with ExitStack() as stack:
-            for sink in reversed(self._sinks):
+            for sink in reversed(sinks):
                 stack.callback(sink.close)
 
 

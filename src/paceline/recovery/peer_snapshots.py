@@ -83,10 +83,6 @@ class PeerSnapshots:
         self._thread = None
         return thread is None or not thread.is_alive()
 
-    def due(self, position: Position) -> bool:
-        """Return whether it is time for one."""
-        return self.every is not None and position.number % self.every == 0
-
     def take(self, position: Position, shared: dict[str, Any], held: LocalState, *, anew: bool) -> None:
         """Copy this worker's part aside and send it on its way; everybody does so at the same step.
 

@@ -19,8 +19,7 @@ from paceline.recovery.membership import EVALUATE, SAVE, STEP, Membership
 from paceline.recovery.options import RecoveryOptions
 from paceline.recovery.regrouping import Regrouping
 from paceline.recovery.same_call import check_same_call
-from paceline.recovery.sharded_recovery import ShardedRecovery
-from paceline.strategies.result import StepResult
+from paceline.recovery.sharded_recovery import Numbers, ShardedRecovery
 from paceline.world.peer_failure import is_lost_peer, may_come_of_a_break
 from paceline.world.status_page import Kind, Phase
 
@@ -40,7 +39,7 @@ class Recovery:
         self, group: GroupState, membership: Membership, sharded: ShardedRecovery, options: RecoveryOptions
     ) -> None:
         self.membership = membership
-        self._group, self._sharded, self._options = group, sharded, options
+        self.group, self.sharded, self._options = group, sharded, options
         group.finished = NEWCOMER if membership.newcomer else 0
         self.exits = LoopExits()
         """Where each worker left the calls of `run.steps`."""
@@ -48,11 +47,6 @@ class Recovery:
         self._noticed: dict[int, int] = {}
         """How often this worker itself took a failure for a lost peer, by the operation it was at."""
         self._went_back = False
-
-    @property
-    def generation(self) -> int:
-        """The group this worker is in."""
-        return int(self._group.world.generation)
 
     @property
     def elastic(self) -> bool:
@@ -63,27 +57,27 @@ class Recovery:
         """Return whether a failure is a broken group, and not the user's code."""
         if not (self._begun and self.elastic):
             return False
-        if self._group.world.interruption.raised:
+        if self.group.world.interruption.raised:
             return may_come_of_a_break(error)
         if not is_lost_peer(error):
             return False
         # Words can deceive: the user's own code may fail to connect somewhere, and would do so for ever.
-        finished = self._group.finished
+        finished = self.group.finished
         self._noticed[finished] = self._noticed.get(finished, 0) + 1
         return self._noticed[finished] <= ATTEMPTS
 
     def check_present(self, number: int) -> None:
         """Raise where another worker has left the loop, and will never take part in this step."""
-        self.exits.check_present(self._group.world, self._group.position.phase, number)
+        self.exits.check_present(self.group.world, self.group.position.phase, number)
 
     def begin(self) -> None:
         """Enter training; a newcomer waits here until it is let in."""
         self._begun = True
         if self.membership.elastic is not None:
-            world = self._group.world
+            world = self.group.world
             self.membership.elastic.attach(world.generation, world.interruption)
         self.membership.begin()
-        if self._group.waits_to_join:
+        if self.group.waits_to_join:
             self.regroup(STEP)
 
     def together(self, kind: str, action: Callable[[], Value], *, called: str | None = None) -> Value:
@@ -91,7 +85,7 @@ class Recovery:
 
         `called` is the name under which the user's loop has asked for it: one that some workers alone call is refused.
         """
-        group = self._group
+        group = self.group
         if group.waits_to_join:
             return action()  # alone: it is nothing that the others do too
         status_page = group.world.status_page
@@ -123,9 +117,9 @@ class Recovery:
 
     def _end_operation(self) -> None:
         """Show that it is over; outside of the steps the function may take as long as it likes until the next."""
-        self._group.world.status_page.end()
-        if self._group.open_call is None:
-            self._group.world.status_page.enter(Phase.QUIET)
+        self.group.world.status_page.end()
+        if self.group.open_call is None:
+            self.group.world.status_page.enter(Phase.QUIET)
 
     def _tries_again(self, kind: str, error: Exception) -> bool:
         """Return whether all are to repeat an evaluation in which the user's code raised: it has changed no state.
@@ -135,34 +129,32 @@ class Recovery:
         elastic = self.membership.elastic
         if elastic is None or not self._begun or kind != EVALUATE or isinstance(error, PacelineError):
             return False
-        elastic.report_error(error, self._group.position.number)
+        elastic.report_error(error, self.group.position.number)
         return True
 
     def finish(self, outcome: Any) -> None:
         """Count an operation that is done, and keep what it came to for one that may have missed it."""
-        self._group.finished += 1
-        self._group.outcome = outcome.state() if isinstance(outcome, StepResult) else outcome
+        self.group.finished += 1
+        self.group.outcome = outcome
 
     def start_over(self) -> None:
         """Raise where every whole state lacks something that the loop did, or has it twice: all start over from a checkpoint."""
-        raise RolledBackError(self._group.position.number)
+        raise RolledBackError(self.group.position.number)
 
-    def note_step(self) -> None:
-        """Note the whole time of a change of the group, if there was one, when a step has been finished after it."""
-        group = self._group
+    def note_step(self, numbers: Callable[[], Numbers]) -> None:
+        """Note that a step has been finished, and the whole time of a change of the group, if there was one before it."""
+        group = self.group
+        if self._options.staleness:
+            self.sharded.note_step(group.position, numbers)
         if group.broken_at is not None:
             if group.recoveries:  # else the run ends with the step that broke
                 group.recoveries[-1]["seconds"] = round(time.monotonic() - group.broken_at, 4)
             group.broken_at = None
 
-    def body_of(self, number: int) -> OpenBody:
-        """Return the attempt at a step that begins here."""
-        return OpenBody(number, self._group.finished)
-
     def end_body(self, body: OpenBody) -> None:
         """Know that this worker has gone through a body to no effect; others may be in another attempt, or the next step's."""
-        if self._group.broken_body == body:
-            self._group.broken_body = None
+        if self.group.broken_body == body:
+            self.group.broken_body = None
 
     def regroup(self, kind: str) -> tuple[bool, Any]:
         """Leave the broken group and enter the next; return whether others had finished what was in flight, and its outcome.
@@ -175,12 +167,12 @@ class Recovery:
         self._went_back = False
         change = Regrouping(
             kind=kind,
-            group=self._group,
+            group=self.group,
             hooks=self.hooks,
-            sharded=self._sharded,
+            sharded=self.sharded,
             options=self._options,
             membership=self.membership.elastic,
         )
         missed = change.enter_next()
         self._went_back = change.went_back
-        return missed, self._group.outcome
+        return missed, self.group.outcome

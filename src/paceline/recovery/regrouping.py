@@ -36,6 +36,7 @@ from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.state.chunks import LocalState
 from paceline.state.transfer import broadcast_state
 from paceline.strategies.replica import Replica
+from paceline.strategies.result import StepResult
 from paceline.world import World, all_gather_object, broadcast_object, connect, env
 from paceline.world.fault_points import REGROUP, hit
 from paceline.world.interruption import InterruptibleStore, Interruption
@@ -246,7 +247,7 @@ class Regrouping:
         """Return what the furthest ahead tells the others beside the state of its replica."""
         group, shared = self.group, self.hooks.shared_state()
         return {
-            "outcome": group.outcome,
+            "outcome": group.outcome.state() if isinstance(group.outcome, StepResult) else group.outcome,
             "run": shared,
             "numbers": self.sharded.numbers,
             "recoveries": group.recoveries,

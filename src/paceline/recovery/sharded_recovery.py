@@ -77,7 +77,8 @@ class ShardedRecovery:
 
     def due(self, position: Position) -> bool:
         """Return whether a snapshot is to be taken behind a step: it is time, or one was taken in the middle of its body."""
-        return self._snapshots.due(position) or position.number in self._snapshots.kept
+        every, number = self._snapshots.every, position.number
+        return (every is not None and number % every == 0) or number in self._snapshots.kept
 
     def take_snapshot(
         self, position: Position, shared: dict[str, Any], replica: Replica, *, anew: bool
@@ -160,10 +161,8 @@ class ShardedRecovery:
 
     def note_step(self, position: Position, numbers: Callable[[], Numbers]) -> None:
         """Remember what the numbers are after a step, where workers do not take steps together."""
-        ahead = self._options.staleness
-        if ahead:
-            self._recent_numbers[position.number] = numbers()
-            self._recent_numbers.pop(position.number - ahead - 2, None)
+        self._recent_numbers[position.number] = numbers()
+        self._recent_numbers.pop(position.number - self._options.staleness - 2, None)
 
     def go_back(self, position: Position) -> Numbers | None:
         """Forget what came later, and return what the numbers were then, if that is known."""

@@ -26,6 +26,8 @@ PLACES = 3
 """Messages that there is room for. torch has one in flight while it works with another."""
 ARRIVED, COPIED = 0, 1
 """The two flags: my rows are in the message; I have copied out all messages up to this one."""
+Wait = Callable[..., bool]
+"""What waits for a message, for a while at most where that is given."""
 
 
 class Gather(Protocol):
@@ -37,10 +39,8 @@ class Gather(Protocol):
     def room(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return memory for one message."""
 
-    def start(
-        self, message: Tensor, rows: Tensor, group: dist.ProcessGroup, *, later: bool
-    ) -> dist.Work | None:
-        """Fill a message that has this worker's rows at their place; it is complete when what is given was waited for."""
+    def start(self, message: Tensor, rows: Tensor, group: dist.ProcessGroup, *, later: bool) -> Wait | None:
+        """Fill a message that has this worker's rows at their place; return what waits until it is complete."""
 
 
 class SocketGather:
@@ -53,13 +53,11 @@ class SocketGather:
         """Return memory from torch's own allocator."""
         return torch.empty(count, dtype=dtype, device=device)
 
-    def start(
-        self, message: Tensor, rows: Tensor, group: dist.ProcessGroup, *, later: bool
-    ) -> dist.Work | None:
+    def start(self, message: Tensor, rows: Tensor, group: dist.ProcessGroup, *, later: bool) -> Wait | None:
         """Send the rows to everybody; on a CPU without keeping this process waiting, whatever torch asks for."""
         later = later or message.device.type == "cpu"
         work: dist.Work | None = process_groups.all_gather_single(message, rows, group=group, async_op=later)
-        return work
+        return None if work is None else work.wait
 
 
 class SharedMemoryGather:
@@ -95,36 +93,25 @@ class SharedMemoryGather:
         group: dist.ProcessGroup,  # noqa: ARG002
         *,
         later: bool,  # noqa: ARG002
-    ) -> dist.Work | None:
+    ) -> Wait | None:
         """Signal that this worker's rows are there."""
         self._number += 1
         self._open[self._number] = message
         self._channel.post(ARRIVED, self._number)
-        return _Arrival(partial(self._complete, self._number))
+        return partial(self._complete, self._number)
 
-    def _complete(self, number: int) -> None:
+    def _complete(self, number: int, timeout: timedelta | None = None) -> bool:  # noqa: ARG002
+        """Wait for the rows of all others, before torch copies a message out."""
         if number in self._open:
             self._channel.wait(ARRIVED, number)
             del self._open[number]
+        return True
 
     def _set_aside(self, number: int) -> None:
         """Allocate own memory for a message: torch may gather ahead what a backward pass never needs, a frozen block say."""
         message = self._open[number]
         self._complete(number)
         message.data = message.clone()
-
-
-class _Arrival(dist.Work):
-    """What torch waits for before it copies a message out."""
-
-    def __init__(self, complete: Callable[[], None]) -> None:
-        super().__init__()
-        self._complete = complete
-
-    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002
-        """Wait for the rows of all others."""
-        self._complete()
-        return True
 
 
 def open_gather(place: World, transport: str) -> Gather:

@@ -38,14 +38,6 @@ class _Plan:
     """Additions in place, then the last one with its destination, then where else the total goes."""
     copy_out: Pairs
 
-    def add(self) -> None:
-        """Add this worker's chunk in tree order, for the others and for itself."""
-        for additions, (left, right, total), mine in self.pieces:
-            for into, source in additions:
-                into.add_(source)
-            torch.add(left, right, out=total)
-            mine.copy_(total)
-
 
 class SharedMemoryExchange:
     """Sums among the workers of one host without a socket.
@@ -78,11 +70,15 @@ class SharedMemoryExchange:
             self._start((key, low), pieces, cut, done if low + most >= count else _nothing)
 
     def finish(self) -> None:
-        """Add up this worker's chunk of each, then collect everybody's."""
+        """Add up this worker's chunk of each in tree order, for the others and for itself, then collect everybody's."""
         running, self._running = self._running, []
         for number, plan, _ in running:
             self._channel.wait(ARRIVED, number)
-            plan.add()
+            for additions, (left, right, total), mine in plan.pieces:
+                for into, source in additions:
+                    into.add_(source)
+                torch.add(left, right, out=total)
+                mine.copy_(total)
             self._channel.post(SUMMED, number)
         for number, plan, done in running:
             self._channel.wait(SUMMED, number)
@@ -101,25 +97,24 @@ class SharedMemoryExchange:
             self.finish()
         if not self._taken:
             self._channel.wait(SUMMED, self._copied)
-        plan = self._plan(key, parts, target)
+        form = (target.data_ptr(), target.numel(), target.dtype, self._taken)
+        returns = len(parts) == 1 and parts[0] is target and self._forms.get(key) == form
+        plan = self._plans.get(key) if returns else None
+        if plan is None:
+            plan = self._make_plan(self._placed(target), parts, target)
+            # Kept only for what has come back once: torch lays its buckets out anew after the first step, and a plan
+            # would hold the old ones.
+            if returns:
+                self._plans[key] = plan
+            else:
+                self._forms[key] = form
+                self._plans.pop(key, None)
         self._taken += length
         for into, source in plan.copy_in:
             into.copy_(source)
         self._number += 1
         self._channel.post(ARRIVED, self._number)
         self._running.append((self._number, plan, done))
-
-    def _plan(self, key: _Key, parts: Sequence[Tensor], target: Tensor) -> _Plan:
-        form = (target.data_ptr(), target.numel(), target.dtype, self._taken)
-        if len(parts) == 1 and parts[0] is target and self._forms.get(key) == form:
-            if key not in self._plans:
-                self._plans[key] = self._make_plan(self._placed(target), parts, target)
-            return self._plans[key]
-        # Kept only for what has come back once: torch lays its buckets out anew after the first step, and a plan
-        # would hold the old ones.
-        self._forms[key] = form
-        self._plans.pop(key, None)
-        return self._make_plan(self._placed(target), parts, target)
 
     def _placed(self, like: Tensor) -> list[Tensor]:
         """Return the slots of the next exchange, one for each subtree of all workers."""

@@ -75,7 +75,8 @@ class SharedMemoryScatter:
         return total
 
     def _show(self, sums: Sequence[Tensor], target: Tensor, start: int) -> None:
-        self.finish()
+        if self._pending is not None:
+            self.finish()
         for place, one in enumerate(sums):
             room = self.room(place, one.numel(), one.dtype, one.device)
             if one.data_ptr() != room.data_ptr():

@@ -75,15 +75,6 @@ def _rounded_share(dtype: torch.dtype, size: int) -> float:
     return float(torch.tensor(1.0 / size, dtype=dtype)) * size
 
 
-def run_backward(roots: Sequence[Tensor], starts: Sequence[Tensor]) -> None:
-    """Accumulate gradients from `roots`, starting from given ones.
-
-    The last step of torch.autograd.backward, without the checks before it: for given starts they load sympy
-    (0.6 s in every worker), only to compare shapes that are right by construction here.
-    """
-    run_engine(tuple(roots), tuple(starts), False, False, (), allow_unreachable=True, accumulate_grad=True)
-
-
 def of_leaves(root: Tensor, start: Tensor, leaves: Sequence[Tensor]) -> list[Tensor | None]:
     """Return the gradients of some leaves, as `.grad` would have them, and leave `.grad` alone."""
     found = run_engine(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.compat.autograd import run_backward
 from paceline.strategies import gradients, sparse
 from paceline.strategies.base import StepWork
 from paceline.strategies.buffers.buffers import Buffers, gather_rows
@@ -40,7 +41,7 @@ class Reducer:
         step = self.step
         if loss.auxiliary:
             step.auxiliary.backward(loss.auxiliary, step.start, step.work.size)
-        gradients.run_backward([loss.total, step.loss_stats], step.starts(loss))
+        run_backward((loss.total, step.loss_stats), step.starts(loss))
 
     def close_shard(self, index: int) -> None:
         """Put a finished shard's gradients into the tree."""

@@ -129,11 +129,6 @@ class Replica:
         return self.placement.reads_whole
 
     @property
-    def totals(self) -> list[tuple[int, Tensor]]:
-        """The loss of each batch of the step with its shard, to find where a bad one came from."""
-        return self.step_state.totals
-
-    @property
     def notes(self) -> list[str]:
         """What a user should know of how the model was placed."""
         return list(self.placement.notes)
@@ -143,21 +138,20 @@ class Replica:
     def step(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
         """Compute one optimizer step over one exact global batch."""
         self.has_updated = False
-        self.schedule.open_step(self, work, loss)
-        self._begin(work)
         self.schedule.train(self, work, loss)
         return self.apply(max_grad_norm)
 
     # The same step piece by piece, for a loop of the user's own.
 
     def begin(self, work: StepWork) -> None:
-        """Start a step with no gradients, wired up for what trains now."""
+        """Start a step of which the loop takes the passes itself."""
         if self.schedule.whole_step_only is not None:
             raise InputError(self.schedule.whole_step_only)
         self.has_updated = False
-        self._begin(work)
+        self.open_step(work)
 
-    def _begin(self, work: StepWork) -> None:
+    def open_step(self, work: StepWork) -> None:
+        """Start a step with no gradients, wired up for what trains now."""
         self._is_summed = False
         self.placement.refresh()
         # Where this worker computes nothing, those that do refuse it, before they bring anything.
@@ -181,7 +175,8 @@ class Replica:
                 hit(FORWARD)
                 self.world.status_page.batch()
                 placed = self.placed(batch)
-                self.schedule.open_batch()
+                if self.schedule.open_batch is not None:
+                    self.schedule.open_batch()
                 yield placed
             if buffers.active:
                 buffers.close_shard(work.index, self.model, versions)

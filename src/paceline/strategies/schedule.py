@@ -23,6 +23,9 @@ class Passes(Protocol):
     precision: Precision
     world: World
 
+    def open_step(self, work: StepWork) -> None:
+        """Start a step with no gradients, wired up for what trains now."""
+
     def shard(self, work: ShardWork) -> Iterator[Any]:
         """Return the batches of one shard, on the device, with its random streams set."""
 
@@ -41,15 +44,12 @@ class Schedule:
 
     whole_step_only: str | None = None
     """Why a loop of the user's own cannot take the passes itself; None where it can."""
-
-    def open_step(self, passes: Passes, work: StepWork, loss: LossFunction) -> None:
-        """Prepare for the passes of a step that has yet to begin."""
-
-    def open_batch(self) -> None:
-        """Prepare the model for the pass of one batch."""
+    open_batch: Callable[[], None] | None = None
+    """What prepares the model for the pass of one batch, where it needs that."""
 
     def train(self, passes: Passes, work: StepWork, loss: LossFunction) -> None:
-        """Compute all passes of a step."""
+        """Open a step and compute all its passes."""
+        passes.open_step(work)
         for shard in work.shards:
             for batch in passes.shard(shard):
                 with passes.precision.autocast():
@@ -66,7 +66,8 @@ class Schedule:
                     seeds.seed_everything(shard.seed)
                     for part, batch in enumerate(shard.batches):
                         passes.world.status_page.batch()
-                        self.open_batch()
+                        if self.open_batch is not None:
+                            self.open_batch()
                         with passes.precision.autocast():
                             measured = metrics(passes.model, passes.placed(batch))
                         rows[work.number, shard.index, part] = measured

@@ -129,9 +129,9 @@ class StepState:
             start = self.scaler.scale(start)
         return start if self.device == self._home else start.to(self.device)
 
-    def starts(self, loss: Loss) -> list[Tensor]:
+    def starts(self, loss: Loss) -> tuple[Tensor, Tensor]:
         """Return the gradients that a pass starts from at the loss and at its statistics."""
-        return [self.start(loss.total.dtype), gradients.loss_entry(loss, self.work.size)]
+        return self.start(loss.total.dtype), gradients.loss_entry(loss, self.work.size)
 
     def take(self) -> Gradients:
         """Return the gradients gathered since the last call, auxiliary ones behind the main ones."""

@@ -78,7 +78,16 @@ class Calls:
             after_epoch=after_epoch,
         )
         try:
-            yield from self._take(call)
+            stepping = self._begin(call)
+            while stepping is not None and not state.ended:
+                yield from stepping.take()
+                self._note_left(phase, ended=True)
+                self.core.journal.read_pending()
+                self.saving.at_the_end()
+                # A worker may have been lost in that very checkpoint, and steps with it.
+                state.ended = not stepping.left
+            if stepping is not None:
+                self.core.records.finish()
         except GeneratorExit:
             self._note_left(phase)
             raise
@@ -100,7 +109,8 @@ class Calls:
                 self.core.feeds.close(feed)
             self.replay.hand_over()
 
-    def _take(self, call: Call) -> Iterator[Step]:
+    def _begin(self, call: Call) -> Stepping | None:
+        """Go to where this call begins, or goes on; return its steps, None where they were all taken before."""
         state, history, phase = self.core.state, self.core.history, call.phase
         self._check_before(call)
         state.training = call.feed, call.max_grad_norm
@@ -113,7 +123,7 @@ class Calls:
         if phase < state.position.phase:
             history.kept = history.kept or KeptState(state.replica, self.core.loop.registered)
             self._be_as_then(phase)
-            return  # the others are in a later call of `steps`
+            return None  # the others are in a later call of `steps`
         if history.kept is not None:
             with self.core.loop.guard.updating():
                 history.kept.put_back(state.replica, self.core.loop.registered)
@@ -133,8 +143,8 @@ class Calls:
         if behind:
             self._be_as_then(phase)
             state.ended, state.open_call = True, None
-            return
-        stepping = Stepping(
+            return None
+        return Stepping(
             core=self.core,
             group=self.group,
             saving=self.saving,
@@ -142,14 +152,6 @@ class Calls:
             last=last,
             epochs=None if call.epochs is None else first.first_epoch + call.epochs,
         )
-        while not state.ended:
-            yield from stepping.take()
-            self._note_left(phase, ended=True)
-            self.core.journal.read_pending()
-            self.saving.at_the_end()
-            # A worker may have been lost in that very checkpoint, and steps with it.
-            state.ended = not stepping.left
-        self.core.records.finish()
 
     def _check_before(self, call: Call) -> None:
         """Raise where the call before was left in a way that no other may follow, or the batch is another."""

@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import os
 
-from paceline.observe import Event, Fanout, JsonlSink, RelaySink, Sink, TensorBoardSink, open_progress
+from paceline.observe import Fanout, JsonlSink, RelaySink, Sink, TensorBoardSink, open_progress
 from paceline.training.folder import EVENTS
 from paceline.training.options import RunOptions
 
 
-class Listeners:
+class Listeners(Fanout):
     """The sinks of one worker: open while it has rank 0, none otherwise."""
 
     def __init__(self, options: RunOptions, events: int | None) -> None:
         """`events` is the descriptor of the launcher's pipe; without one this process's own terminal is told."""
+        super().__init__(())
         self._options, self._events = options, events
-        self._sink: Fanout | None = None
 
     def listen(self, *, first: bool) -> None:
         """Open the sinks for a worker that has rank 0 now, and close those of one that has it no longer."""
-        if first and self._sink is None:
-            self._sink = Fanout(self._opened())
+        if first and not self._sinks:
+            self._sinks = self._opened()
         elif not first:
             self.close()
 
-    def emit(self, event: Event) -> None:
-        """Emit to everyone who listens."""
-        if self._sink is not None:
-            self._sink.emit(event)
-
-    def close(self) -> None:
-        """Write what is left and close the sinks; a second call does nothing."""
-        sink, self._sink = self._sink, None
-        if sink is not None:
-            sink.close()
-
-    def _opened(self) -> list[Sink]:
+    def _opened(self) -> tuple[Sink, ...]:
         out = self._options.out
         # A copy of the descriptor: rank 0 may go to another worker and come back.
         sinks: list[Sink] = [open_progress() if self._events is None else RelaySink(os.dup(self._events))]
@@ -43,4 +32,4 @@ class Listeners:
             sinks.append(JsonlSink(out / EVENTS))
             if self._options.tensorboard:
                 sinks.append(TensorBoardSink(out / "tensorboard"))
-        return sinks
+        return tuple(sinks)

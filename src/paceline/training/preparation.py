@@ -129,7 +129,7 @@ class Preparation:
         self.core.history.load_saved(saved.outcomes or [])
         self.freeze()
         self._note_new(self.core.loop.registered.resume(saved.states))
-        state.tell_steps()
+        state.stand_at(state.position)
         self.core.history.resumed = True
         if state.exactness is Exactness.STATISTICAL:
             state.emit(Note(text=NO_BITS))

@@ -39,7 +39,7 @@ class Saving:
 
     core: EngineCore
     preparation: Preparation
-    _saver: Saver | None = field(default=None, init=False)
+    saver: Saver | None = field(default=None, init=False)
     """None in a run without a folder."""
     saved_at: Position | None = field(default=None, init=False)
     """Where the run stood at its last checkpoint, alike on all workers: whoever has it does not write it again."""
@@ -50,7 +50,7 @@ class Saving:
         options = self.core.state.options
         if options.out is not None:
             checkpoints = Checkpoints(options.out / folder.CHECKPOINTS, keep=options.keep)
-            self._saver = Saver(checkpoints, saved=self._note_saved, note=self._note)
+            self.saver = Saver(checkpoints, saved=self._note_saved, note=self._note)
 
     def _note_saved(self, made: Saved) -> None:
         self.core.records.after_save(made.step, made.weights_sha256)
@@ -82,7 +82,7 @@ class Saving:
 
         A checkpoint stands at the beginning of the next step, and a run that goes on from there does nothing of this body again.
         """
-        if self._saver is None:
+        if self.saver is None:
             raise InputError(NO_FOLDER)
         self.core.recovery.together(EVALUATE, lambda: None, called=SAVE_CALL)
         self._asked = True
@@ -130,7 +130,7 @@ class Saving:
 
     def save(self, *, last: bool = False, called: str | None = None) -> None:
         """Write a checkpoint of where the run stands, with all workers; `called` is the name by which the loop asks for it."""
-        state, saver = self.core.state, self._saver
+        state, saver = self.core.state, self.saver
         self.core.journal.read_pending()
         if state.waits_to_join or self.core.history.elsewhere:
             return  # the run is elsewhere still
@@ -211,7 +211,7 @@ class Saving:
         saved = self.saved_at == state.position and not (self._asked or state.options.save_async)
         if number <= state.started_at:
             return
-        if self._saver is None:
+        if self.saver is None:
             with suppress(WentBackError):
                 self.core.recovery.together(
                     SAVE, lambda: check_weights(state.replica, state.world, state.position.number)
@@ -239,22 +239,17 @@ class Saving:
             self.saved_at = None
         self._asked = False
 
-    def poll(self) -> None:
-        """Hear of a save beside the training that has ended."""
-        if self._saver is not None:
-            self._saver.poll()
-
     def wait(self) -> None:
         """Wait for a checkpoint that is being written."""
-        if self._saver is not None:
-            self._saver.wait()
+        if self.saver is not None:
+            self.saver.wait()
 
     def abandon(self) -> None:
         """Abandon the save in flight: the group is broken."""
-        if self._saver is not None:
-            self._saver.abandon()
+        if self.saver is not None:
+            self.saver.abandon()
 
     def close(self) -> None:
         """Release what saves."""
-        if self._saver is not None:
-            self._saver.close()
+        if self.saver is not None:
+            self.saver.close()

@@ -63,14 +63,10 @@ class RunState(GroupState):
         return self.training is not None and not self.ended
 
     def stand_at(self, position: Position) -> None:
-        """Stand at another step, and tell the task."""
+        """Stand at a step, and tell the task how many were taken."""
         self.position = position
-        self.tell_steps()
-
-    def tell_steps(self) -> None:
-        """Tell the task how many steps were taken."""
         if self.task is not None:
-            self.task.steps_done = self.position.number
+            self.task.steps_done = position.number
 
     @property
     def left_open(self) -> bool:

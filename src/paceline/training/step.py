@@ -64,7 +64,7 @@ class Step:
         self.attempt = attempt
         """What the loop's body has done to the state in this step; None where nobody needs to know."""
         self._generation = world.generation if broken is None else -1
-        self.body = recovery.body_of(work.number) if broken is None else broken
+        self.body = OpenBody(work.number, recovery.group.finished) if broken is None else broken
         """Which attempt at the step this is, alike on all workers."""
         self._lost = False
         """Whether a worker was lost in this step where the loop has its turn."""
@@ -86,7 +86,7 @@ class Step:
     @property
     def _broken(self) -> bool:
         """Whether nothing comes of this attempt: the group broke in it, or in an evaluation or a save of its body."""
-        return self._lost or self._recovery.generation != self._generation
+        return self._lost or self._recovery.group.world.generation != self._generation
 
     @property
     def left_open(self) -> bool:
@@ -112,7 +112,7 @@ class Step:
             self.attempt.begin_batches()
         try:
             if not self._broken:
-                self._surviving(lambda: self._replica.begin(self.work))
+                self._surviving(self._replica.begin, self.work)
             if self._hidden.watches:
                 with self._hidden.passes(
                     python.frame(1)
@@ -169,13 +169,13 @@ class Step:
             self._hidden.show_loss(total)
         self._added += 1
         self._begun = True
-        self._surviving(lambda: self._replica.backward(total))
+        self._surviving(self._replica.backward, total)
         self._guard.hand_over()
 
-    def _surviving(self, action: Callable[[], None]) -> None:
+    def _surviving(self, action: Callable[..., None], *arguments: Any) -> None:
         """Do something that the loss of another worker may break: then the step is given once more."""
         try:
-            action()
+            action(*arguments)
         except Exception as error:
             if not self._discards(error):
                 raise
@@ -200,22 +200,19 @@ class Step:
             self.attempt.end_batches()
         self._guard.take_sums_back()
         return self._guarded(
-            lambda: self._replica.apply(max_grad_norm if max_grad_norm is not None else self._max_grad_norm)
+            self._replica.apply, max_grad_norm if max_grad_norm is not None else self._max_grad_norm
         )
 
     def compute(self, loss: LossFunction) -> StepResult:
         """Do the whole step with a loss function, in whatever way the strategy does it best."""
-
         if self.attempt is not None:
             self.attempt.begin_batches()
+        taken = self._watched if self._hidden.watches else self._replica.step
+        return self._guarded(taken, self.work, loss, self._max_grad_norm)
 
-        def taken() -> StepResult:
-            if not self._hidden.watches:
-                return self._replica.step(self.work, loss, self._max_grad_norm)
-            with self._hidden.passes():
-                return self._replica.step(self.work, self._hidden.around(loss), self._max_grad_norm)
-
-        return self._guarded(taken)
+    def _watched(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
+        with self._hidden.passes():
+            return self._replica.step(work, self._hidden.around(loss), max_grad_norm)
 
     def check(self) -> None:
         """Stop the run when the loss of this finished step is no number; for a device whose numbers come later."""
@@ -227,21 +224,21 @@ class Step:
                     error, self.work, self._totals, self._world, self._replica, untouched=False
                 ) from None
 
-    def _guarded(self, action: Callable[[], StepResult]) -> StepResult:
-        result = self._recover() if self._broken else self._applied_or_again(action)
+    def _guarded(self, action: Callable[..., StepResult], *arguments: Any) -> StepResult:
+        result = self._recover() if self._broken else self._applied_or_again(action, *arguments)
         if self._seed_loop is not None:  # also where others finished the step, and nothing was updated here
             self._seed_loop("applied", self.number)
         return result
 
-    def _applied_or_again(self, action: Callable[[], StepResult]) -> StepResult:
+    def _applied_or_again(self, action: Callable[..., StepResult], *arguments: Any) -> StepResult:
         interruption = self._world.interruption
         interruption.forsaken = self._check_present
         try:
             with self._guard.updating():
-                self.result = action()
+                self.result = action(*arguments)
         except NonFiniteLossError as error:
             raise explain(
-                error, self.work, self._replica.totals, self._world, self._replica, untouched=True
+                error, self.work, self._replica.step_state.totals, self._world, self._replica, untouched=True
             ) from None
         except Exception as error:  # noqa: BLE001  (raised again unless it is a broken group)
             if self._recovery.survives(error):
@@ -249,7 +246,7 @@ class Step:
             raise (determinism.named(error) if isinstance(error, RuntimeError) else None) or error from None
         finally:
             interruption.forsaken = None
-        self._totals = self._replica.totals
+        self._totals = self._replica.step_state.totals
         self._recovery.finish(self.result)
         self._applied(self)
         return self.result
@@ -273,7 +270,7 @@ class Step:
 
     def _recover(self) -> StepResult:
         """Regroup; the step was finished by others, who tell what it came to, or it is to be done again."""
-        if self._recovery.generation == self._generation:
+        if self._recovery.group.world.generation == self._generation:
             missed, outcome = self._recovery.regroup(STEP)
             if missed:
                 self.result = StepResult.of(outcome)
@@ -290,7 +287,7 @@ class Step:
         self.again = True
         if self.attempt is not None:
             self.attempt.hold()
-        totals = [total.detach().float().cpu().reshape(()) for _, total in self._replica.totals]
+        totals = [total.detach().float().cpu().reshape(()) for _, total in self._replica.step_state.totals]
         share = sum(len(shard.samples) for shard in self.work.shards)
         entry = torch.tensor([float(sum(totals)), float(max(share, 1))])  # a worker may have had no sample
         self.result = StepResult(self.number, self.work.size, entry, {}, again=True)

@@ -55,6 +55,9 @@ class Stepping:
     _schedules_seen: bool = field(default=False, init=False)
     """Whether schedules of the loop's own were looked for: they are there by the end of the first step."""
 
+    def __post_init__(self) -> None:
+        self._sharded = self.core.state.options.total_shards > 1
+
     @property
     def left(self) -> bool:
         """Whether there are steps to take."""
@@ -66,7 +69,7 @@ class Stepping:
         state, last = self.core.state, self.last
         save_every = state.options.save_every
         due = SaveEvery.parse(save_every) if save_every else SaveEvery()
-        state.tell_steps()
+        state.stand_at(state.position)
         while self.left:
             before = state.position
             for step in self._epoch():
@@ -182,23 +185,22 @@ class Stepping:
             broken=broken,
         )
         state.step = step
-        self.core.loop.hidden.enter(replica.model, state.task, sharded=state.options.total_shards > 1)
+        self.core.loop.hidden.enter(replica.model, state.task, sharded=self._sharded)
         return step
 
     def _applied(self, step: Step) -> None:
         """Advance the position, and record a step that has just been applied."""
         state = self.core.state
-        state.position = state.position.after_step()
+        state.stand_at(state.position.after_step())
         if step.attempt is not None:
             self.core.loop.body.applied(step.attempt)
-        state.tell_steps()
         if self.core.loop.hidden.watches:
             for text in self.core.loop.hidden.check(step.number, several=state.world.size > 1):
                 state.emit(Note(text=text))
-        self.saving.poll()
+        if self.saving.saver is not None:
+            self.saving.saver.poll()
         self.core.journal.step(step, state.position, state.replica.optimizer)
-        self.core.sharded.note_step(state.position, self.core.journal.state)
-        self.core.recovery.note_step()
+        self.core.recovery.note_step(self.core.journal.state)
         state.world.status_page.end()
 
     def _end(self, step: Step) -> None:

@@ -20,7 +20,6 @@ from paceline.training.horizon import choose_horizon, is_forgotten, make_schedul
 from paceline.training.reference import load_task
 from paceline.training.run import Run, engine_of
 from paceline.training.spec import TrainSpec
-from paceline.training.step import Step
 from paceline.training.strategy_inputs import structure_of
 
 
@@ -83,15 +82,11 @@ class Trainer:
             max_grad_norm=self.max_grad_norm,
             after_epoch=self._measure,
         ):
-            self._compute(step)
-
-    def _compute(self, step: Step) -> None:
-        """Compute one step; look for what it switches."""
-        if step.compute(self.task.loss).again:
-            return
-        text = self._modes.note_of_change(self.task, self._state.replica.model, step.number)
-        if text is not None:
-            self._state.emit(Note(text=text))
+            if step.compute(self.task.loss).again:
+                continue
+            text = self._modes.note_of_change(self.task, self._state.replica.model, step.number)
+            if text is not None:
+                self._state.emit(Note(text=text))
 
     def prepare(self) -> None:
         """Make the model and hand it to the strategy."""

@@ -69,6 +69,7 @@ class SharedMemoryChannel:
         # With more workers than cores, whoever spins keeps the one it waits for from running.
         self._spin_s = SPIN_S if self.size <= env.cores() else 0.0
         self._timeout_s = timeout_s
+        self._fences = futex.barrier is futex.full_barrier
         self._next = HEADER
 
     def reserve(self, length: int) -> int:
@@ -86,7 +87,8 @@ class SharedMemoryChannel:
     def post(self, flag: int, value: int) -> None:
         """Raise this worker's flag to `value` and wake who waits for it: what it stored and loaded before is done with."""
         word = self._words[flag][self.rank]
-        futex.barrier()
+        if self._fences:
+            futex.barrier()
         self._flags[word] = value
         futex.wake(self._address + _WORD * word)
 
@@ -95,7 +97,8 @@ class SharedMemoryChannel:
         for other, word in enumerate(self._words[flag]):
             if other != self.rank and self._flags[word] < value:
                 self._wait_word(word, value, other)
-        futex.barrier()
+        if self._fences:
+            futex.barrier()
 
     def abandon(self) -> None:
         """End the waits of everybody on this channel, at the latest when they next look at their peers."""

@@ -17,7 +17,7 @@ from enum import IntEnum
 from time import monotonic
 
 from paceline.compat import futex
-from paceline.compat.futex import barrier
+from paceline.compat.futex import barrier, full_barrier
 
 SIZE = 4096
 _NAME = "paceline-status"
@@ -66,6 +66,8 @@ class Kind(IntEnum):
 
 
 _PHASES = len(Phase)
+_FENCES = barrier is full_barrier
+"""Whether this processor needs a barrier between stores: a worker stores too often to call one that does nothing."""
 # Looking a member up on its enumeration takes 0.2 us in Python 3.11, as long as a phase may cost: hot code keeps them.
 _IDLE, _STEP_KIND, _OTHER = Phase.IDLE, Kind.STEP, Kind.OTHER
 
@@ -172,11 +174,13 @@ class StatusPage(NoStatusPage):
         self._kind, self._began = kind, self._since
         counts = self._counts
         counts[_BEAT] |= 1
-        barrier()
+        if _FENCES:
+            barrier()
         counts[_OPERATION] += 1
         counts[_KIND] = kind
         counts[_STEP] = step
-        barrier()
+        if _FENCES:
+            barrier()
         counts[_BEAT] += 1
 
     def enter(self, phase: Phase) -> Phase:
@@ -199,24 +203,23 @@ class StatusPage(NoStatusPage):
     def end(self) -> None:
         """End the operation, into phase IDLE; only a step that ended counts."""
         self.enter(_IDLE)
-        if self._kind == _STEP_KIND:
-            self._end_step()
-        self._kind = _OTHER
-        self._counts[_KIND] = _OTHER
-
-    def _end_step(self) -> None:
         counts, seconds, took = self._counts, self._seconds, self._since - self._began
-        _, _, data, compute, communication, _, _ = self._spent
-        counts[_BEAT] |= 1
-        barrier()
-        if took > seconds[_LONGEST_S] and counts[_STEPS]:
-            seconds[_LONGEST_S] = took
-        counts[_STEPS] += 1
-        seconds[_DATA_S] += data
-        seconds[_COMPUTE_S] += compute
-        seconds[_COMMUNICATION_S] += communication
-        barrier()
-        counts[_BEAT] += 1
+        if self._kind == _STEP_KIND:
+            _, _, data, compute, communication, _, _ = self._spent
+            counts[_BEAT] |= 1
+            if _FENCES:
+                barrier()
+            if took > seconds[_LONGEST_S] and counts[_STEPS]:
+                seconds[_LONGEST_S] = took
+            counts[_STEPS] += 1
+            seconds[_DATA_S] += data
+            seconds[_COMPUTE_S] += compute
+            seconds[_COMMUNICATION_S] += communication
+            if _FENCES:
+                barrier()
+            counts[_BEAT] += 1
+        self._kind = _OTHER
+        counts[_KIND] = _OTHER
 
     def wait_for_question(self, seen: int) -> int:
         """Sleep until the launcher has asked something after question `seen`, and give the question's number."""

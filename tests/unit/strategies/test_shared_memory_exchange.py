@@ -19,7 +19,7 @@ import paceline
 from paceline.data import owned_shards
 from paceline.reduce import shared_memory
 from paceline.reduce.exchange import Layout
-from paceline.reduce.gather import SharedMemoryGather
+from paceline.reduce.gather import SharedMemoryGather, Wait
 from paceline.reduce.shared_memory import SharedMemoryExchange
 from paceline.reduce.shared_memory_scatter import SharedMemoryScatter
 from paceline.reduce.tree import TreeSum, cover
@@ -146,21 +146,21 @@ def gathered(transport: SharedMemoryChannel, sizes: Sequence[int]) -> list[Tenso
     gather.reserve(4 * WORKERS * max(sizes))
     group = dist.ProcessGroup(0, 1)  # nobody is asked
     found: list[Tensor] = []
-    waiting: list[tuple[Tensor, dist.Work]] = []
+    waiting: list[tuple[Tensor, Wait]] = []
     for number, size in enumerate(sizes):
         message = gather.room(WORKERS * size, torch.float32, CPU)
         rows = message[transport.rank * size : (transport.rank + 1) * size].fill_(
             10 * number + transport.rank
         )
         work = gather.start(message, rows, group, later=False)
-        assert isinstance(work, dist.Work)
+        assert work is not None
         waiting.append((message, work))
         if len(waiting) > number % 2:
             for one, coming in waiting:
-                coming.wait()
+                coming()
                 found.append(one.clone())
             waiting = []
-    return found + [one.clone() for one, coming in waiting if coming.wait()]
+    return found + [one.clone() for one, coming in waiting if coming()]
 
 
 def test_a_message_stays_until_everybody_has_read_it() -> None:
@@ -178,7 +178,7 @@ def gathered_late(transport: SharedMemoryChannel) -> list[Tensor]:
     gather = SharedMemoryGather(transport)
     gather.reserve(4 * WORKERS)
     found: dict[int, Tensor] = {}
-    late: dict[int, tuple[Tensor, dist.Work]] = {}
+    late: dict[int, tuple[Tensor, Wait]] = {}
     for number in range(12):
         message = gather.room(WORKERS, torch.float32, CPU)
         message[transport.rank] = 10 * number + transport.rank
@@ -187,10 +187,10 @@ def gathered_late(transport: SharedMemoryChannel) -> list[Tensor]:
         if number % 3 == 0:
             late[number] = (message, work)
         else:
-            work.wait()
+            work()
             found[number] = message.clone()
     for number, (message, work) in late.items():
-        work.wait()
+        work()
         found[number] = message.clone()
     return [found[number] for number in range(12)]
 

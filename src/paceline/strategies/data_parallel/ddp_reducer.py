@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.compat import ddp, foreach
+from paceline.compat.autograd import run_backward
 from paceline.data import owned_shards
 from paceline.errors import InputError
 from paceline.reduce.combination import Combination
@@ -26,7 +27,7 @@ from paceline.reduce.exchange import Exchange, SocketExchange, TorchExchange
 from paceline.reduce.packing import as_real, dense_strides, memory_shape, nothing_like
 from paceline.reduce.post_backward import open_exchange
 from paceline.reduce.tree import TreeSum
-from paceline.strategies import compression, gradients, sparse
+from paceline.strategies import compression, sparse
 from paceline.strategies.base import Exactness, StepWork, StrategyInputs
 from paceline.strategies.guards.hooks import silenced
 from paceline.strategies.guards.trained import refuse_replaced
@@ -161,16 +162,16 @@ class DdpReducer(Reducer):
         step = self.step
         if loss.auxiliary:
             step.auxiliary.backward(loss.auxiliary, step.start, step.work.size)
-        roots = [loss.total, step.loss_stats]
+        roots = (loss.total, step.loss_stats)
         # With auxiliary terms the first reduction comes after this pass, by another reducer.
         self._sent = step.left == 0 and (step.auxiliary.agreed or not self._agree_on_terms())
         if self._sent:
             self._arm(roots, step.open)
-        gradients.run_backward(roots, step.starts(loss))
-        if self._sent:
-            self._check_reduced()
+        run_backward(roots, step.starts(loss))
+        if self._sent and not self._last_bucket_seen:
+            self._refuse_unreduced()
 
-    def _arm(self, roots: list[Tensor], last: int | None) -> None:
+    def _arm(self, roots: tuple[Tensor, ...], last: int | None) -> None:
         """Let the coming backward pass reduce: what DDP.forward does, without going through it."""
         if self.step.tree.nodes or not self._combination.trivial:
             self._combination = Combination(self.step.tree, last, self._owned, self._shards)
@@ -232,21 +233,20 @@ class DdpReducer(Reducer):
             for view, parameter in zip(_views(bucket), bucket.parameters(), strict=True)
         ]
 
-    def _check_reduced(self) -> None:
+    def _refuse_unreduced(self) -> NoReturn:
         """Refuse to go on with gradients that were never reduced."""
-        if not self._last_bucket_seen:
-            step = self.step
-            step.check_unchanged()
-            known = {id(parameter) for parameter in step.parameters}
-            apart = {id(parameter) for parameter in step.sparse}
-            named = [(name, one) for name, one in step.model.named_parameters() if one.requires_grad]
-            replaced = [name for name, one in named if id(one) not in known]
-            unused = [name for name, one in named if one.grad is None and id(one) not in apart]
-            if replaced or not unused:
-                refuse_replaced(replaced[0] if replaced else "a parameter of the model")
-            self._refuse(unused, "main loss" if step.auxiliary.names else "loss")
+        step = self.step
+        step.check_unchanged()
+        known = {id(parameter) for parameter in step.parameters}
+        apart = {id(parameter) for parameter in step.sparse}
+        named = [(name, one) for name, one in step.model.named_parameters() if one.requires_grad]
+        replaced = [name for name, one in named if id(one) not in known]
+        unused = [name for name, one in named if one.grad is None and id(one) not in apart]
+        if replaced or not unused:
+            refuse_replaced(replaced[0] if replaced else "a parameter of the model")
+        self._refuse(unused, "main loss" if step.auxiliary.names else "loss")
 
-    def _refuse(self, unused: list[str], loss: str = "loss") -> None:
+    def _refuse(self, unused: list[str], loss: str = "loss") -> NoReturn:
         raise InputError(
             f"no gradient for {', '.join(unused[:5])} on rank {self.world.rank}: this step's {loss} does not depend on it. "
             "If that is meant, set find_unused_parameters = True in the task, or give it to paceline.launch."
@@ -278,8 +278,9 @@ class DdpReducer(Reducer):
             roots = self._roots()
             self._arm(roots, None)
             with silenced(roots):
-                gradients.run_backward(roots, [nothing_like(root) for root in roots])
-            self._check_reduced()
+                run_backward(roots, tuple(map(nothing_like, roots)))
+            if not self._last_bucket_seen:
+                self._refuse_unreduced()
         stats = self.step.loss_stats
         if stats.grad is not None:
             stats.grad = (
@@ -290,11 +291,11 @@ class DdpReducer(Reducer):
         if self.step.sparse:
             self._rows.combine(self._row_sums, self.step)
 
-    def _roots(self) -> list[Tensor]:
+    def _roots(self) -> tuple[Tensor, ...]:
         """Return what a pass without a loss starts from: where parameters may go unused, those that had a gradient before."""
         step = self.step
         apart = {id(parameter) for parameter in step.sparse}
-        return [
+        return tuple(
             one
             for place, one in enumerate(step.tracked)
             if id(one) not in apart
@@ -303,7 +304,7 @@ class DdpReducer(Reducer):
                 or one is step.loss_stats
                 or any(held[place] is not None for _, held in step.tree.nodes)
             )
-        ]
+        )
 
     def _agree_on_terms(self) -> bool:
         """Ask in the first step, and when what trains has changed; return whether there are any terms."""

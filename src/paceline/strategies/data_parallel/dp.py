@@ -154,6 +154,7 @@ class ThreadedSchedule(Schedule):
 
     def train(self, passes: Passes, work: StepWork, loss: LossFunction) -> None:
         """Compute all shards."""
+        passes.open_step(work)
         model = passes.model
         self._reducer.beside = self._threads and only_plain_layers(model)
         # What a pass writes to the weights, another device does not see, and a thread may see too early.

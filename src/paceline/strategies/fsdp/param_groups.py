@@ -27,7 +27,7 @@ from paceline.compat import autograd, foreach, fsdp
 from paceline.compat.modules import NormWithStatistics
 from paceline.compat.tensors import write_count
 from paceline.errors import InputError
-from paceline.reduce.gather import Gather
+from paceline.reduce.gather import Gather, Wait
 from paceline.reduce.packing import refuse_rows
 from paceline.strategies.fsdp.replaced import Slot
 from paceline.strategies.guards.refusals import refuse_copies
@@ -48,10 +48,12 @@ class Listener(Protocol):
     def outlive(self, action: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:
         """Return what a message of a pass came to, or something else in its place where its step is discarded."""
 
-    def gathers(self, param_group: ParamGroup) -> None:
-        """Know that the weights of a parameter group are about to be gathered."""
+    def gathers(
+        self, param_group: ParamGroup, message: Tensor, rows: Tensor, group: dist.ProcessGroup, *, later: bool
+    ) -> Wait | None:
+        """Gather the weights of a parameter group; return what waits until they are here."""
 
-    def reduces(self, param_group: ParamGroup, gradients: Tensor, output: Tensor) -> None:
+    def reduces(self, param_group: ParamGroup, live: Tensor, output: Tensor) -> None:
         """Add a parameter group's gradients up over all workers; `output` gets this worker's rows."""
 
     def room(self, param_group: ParamGroup) -> Tensor:
@@ -159,16 +161,16 @@ class ParamGroup:
 
     def check(self, when: str) -> None:
         """Raise if a pass has written to a gathered parameter, or told it to train: the next gathering undoes it."""
-        for place, member in enumerate(self._group.members):
-            whole = member.gathered
-            if self._marks and (whole is None or (write_count(whole), place_of(whole)) != self._marks[place]):
+        gathered = [member.gathered for member in self._group.members]
+        for member, whole, mark in zip(self._group.members, gathered, self._marks, strict=False):
+            if whole is None or (write_count(whole), place_of(whole)) != mark:
                 refuse_writes(member.name, when)
         if self._changed is not None:
             refuse_writes(self._changed, when)
-        self.check_switched(f"{when}: ")
+        self._check_switched(gathered, f"{when}: ")
 
     def _gathered(self) -> list[nn.Parameter]:
-        return [member.gathered for member in self._group.members if member.gathered is not None]
+        return [whole for member in self._group.members if (whole := member.gathered) is not None]
 
     def _before_reshard(self) -> None:
         (sums, self._sums), (sampled, self._sampled) = (self._sums, None), (self._sampled, None)
@@ -182,10 +184,9 @@ class ParamGroup:
                 self._changed = self._group.members[changed[0]].name
         self._reshard()
 
-    def check_switched(self, when: str) -> None:
+    def _check_switched(self, gathered: list[nn.Parameter | None], when: str) -> None:
         """Raise where a pass has told a parameter to train, or not to: the next gathering undoes it."""
-        for member, trains in zip(self._group.members, self._trains, strict=True):
-            whole = member.gathered
+        for member, whole, trains in zip(self._group.members, gathered, self._trains, strict=True):
             if whole is not None and trains != whole.requires_grad:
                 raise InputError(
                     f"{when}requires_grad of {member.name} was changed in the middle of a step. fsdp trains what required "
@@ -193,8 +194,10 @@ class ParamGroup:
                 )
 
     def close(self) -> None:
-        """Let go of gathered weights, so that the next pass gathers them anew on all workers alike."""
+        """Release gathered weights, so that the next pass gathers them anew on all workers alike; count its uses from here."""
         self._module.reshard()
+        self._uses = 0
+        self.reduced = False
 
     def abandon(self) -> None:
         """Forget a message with weights that is in flight."""
@@ -269,17 +272,18 @@ class ParamGroup:
         # when no node is left; torch asks then once more.
         if not self.name and autograd.current_node() is not None:
             return
-        self.check_switched("")  # torch would reduce gradients that nobody has made room for
+        gathered = [member.gathered for member in self._group.members]
+        self._check_switched(gathered, "")  # torch would reduce gradients that nobody has made room for
         # A parameter group that was used more than once in a pass is complete only at the end of it.
         leaves = self._reduces and self._uses <= 1
         self._module.set_requires_gradient_sync(leaves, recurse=False)
         if leaves and not self.reduced:
-            whole = [(member, member.gathered) for member in self.trained]
-            refuse_rows([None if one is None else one.grad for _, one in whole], "fsdp")
-            for member, gathered in whole:
-                if gathered is not None and gathered.grad is None:
+            whole = [one for one, trains in zip(gathered, self._trains, strict=True) if trains]
+            refuse_rows([None if one is None else one.grad for one in whole], "fsdp")
+            for member, one in zip(self.trained, whole, strict=True):
+                if one is not None and one.grad is None:
                     self.missing.append(member)
-                    gathered.grad = self._nothing(member)
+                    one.grad = self._nothing(member)
         self._post_backward()
 
 
@@ -305,27 +309,25 @@ class _Gather(fsdp.AllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         """Gather the weights of a parameter group."""
-
-        def start() -> dist.Work | None:
-            self._listener.gathers(self._param_group)
-            return self._listener.gather.start(output_tensor, input_tensor, group, later=async_op)
-
-        work = self._listener.outlive(start, lambda: None)
-        return None if work is None else _Outlived(work, output_tensor, self._listener)
+        start = partial(
+            self._listener.gathers, self._param_group, output_tensor, input_tensor, group, later=async_op
+        )
+        wait = self._listener.outlive(start, lambda: None)
+        return None if wait is None else _Outlived(wait, output_tensor, self._listener)
 
 
 class _Outlived(dist.Work):
     """A message that ends in zeros where the group breaks in a step that is then discarded."""
 
-    def __init__(self, work: dist.Work, message: Tensor, listener: Listener) -> None:
+    def __init__(self, wait: Wait, message: Tensor, listener: Listener) -> None:
         super().__init__()
-        self._work, self._message, self._listener = work, message, listener
+        self._wait, self._message, self._listener = wait, message, listener
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the rows of all others."""
 
         limit = () if timeout is None else (timeout,)
-        return bool(self._listener.outlive(partial(self._work.wait, *limit), self._give_up))
+        return bool(self._listener.outlive(partial(self._wait, *limit), self._give_up))
 
     def _give_up(self) -> bool:
         self._message.data = torch.zeros_like(self._message)  # not in memory that others may read

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.compat import optim
+from paceline.compat.autograd import run_backward
 from paceline.data import owned_shards
 from paceline.errors import InputError
 from paceline.reduce.combination import Combination
 from paceline.reduce.tree import Gradients
-from paceline.strategies import gradients
 from paceline.strategies.auxiliary import Auxiliary
 from paceline.strategies.base import (
     Exactness,
@@ -80,7 +80,7 @@ class FsdpReducer(Reducer):
         if loss.auxiliary:
             self._backward_of_terms(loss)
         self._reduction.arm(self._combination(step.open) if ends else None, reduces=ends)
-        gradients.run_backward([loss.total, step.loss_stats], step.starts(loss))
+        run_backward((loss.total, step.loss_stats), step.starts(loss))
         self._reduction.finish_reductions()
         if ends:
             self._note_use()
@@ -231,10 +231,7 @@ class GatheringSchedule(Schedule):
 
     def __init__(self, reduction: Reduction, rounds: KnownRounds) -> None:
         self._reduction, self._rounds = reduction, rounds
-
-    def open_batch(self) -> None:
-        """Gather what belongs to no block: a loss may use it outside of the model's forward pass."""
-        self._reduction.open_root()
+        self.open_batch = reduction.open_root
 
     def train(self, passes: Passes, work: StepWork, loss: LossFunction) -> None:
         """Compute all passes; a loss that reaches for weights that are not gathered is refused."""

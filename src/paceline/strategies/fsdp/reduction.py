@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from paceline.compat import foreach, process_groups
 from paceline.compat.fsdp import Member
 from paceline.reduce.combination import Combination
-from paceline.reduce.gather import open_gather
+from paceline.reduce.gather import Wait, open_gather
 from paceline.reduce.norms import total_norm
 from paceline.reduce.shared_memory_scatter import open_scatter
 from paceline.reduce.tree import TreeSum
@@ -143,8 +143,6 @@ class Reduction:
         for param_group in self.param_groups:
             param_group.close()
         self._round.next()
-        for param_group in self.param_groups:
-            param_group.open()
 
     def follow(self, combination: Combination | None) -> None:
         """Go through a pass of the others without a batch of one's own."""
@@ -154,7 +152,7 @@ class Reduction:
             param_group = self.param_groups[index]
             if reduces:
                 output = torch.empty(param_group.chunk, dtype=param_group.type, device=self._data.device)
-                self._reduce(param_group, None, output)
+                self.reduces(param_group, None, output)
             else:
                 param_group.join_gather()
         self._collect()
@@ -176,14 +174,12 @@ class Reduction:
         self._place.status_page.enter(before)
         return made
 
-    def gathers(self, param_group: ParamGroup) -> None:
-        """Know that the weights of a parameter group are about to be gathered."""
+    def gathers(
+        self, param_group: ParamGroup, message: Tensor, rows: Tensor, group: dist.ProcessGroup, *, later: bool
+    ) -> Wait | None:
+        """Gather the weights of a parameter group; return what waits until they are here."""
         self._round.announce(2 * param_group.index)
-
-    def reduces(self, param_group: ParamGroup, gradients: Tensor, output: Tensor) -> None:
-        """Add a parameter group's gradients up over all workers; `output` gets this worker's rows."""
-        self._round.announce(2 * param_group.index + 1)
-        self._reduce(param_group, gradients, output)
+        return self.gather.start(message, rows, group, later=later)
 
     def room(self, param_group: ParamGroup) -> Tensor:
         """Return memory in which a parameter group's gradients are laid out for `reduces`."""
@@ -193,7 +189,13 @@ class Reduction:
         place = next(place for place, (_, live) in enumerate(self._combination.nodes) if live)
         return self.scatter.room(place, count, param_group.type, param_group.device)
 
-    def _reduce(self, param_group: ParamGroup, live: Tensor | None, output: Tensor) -> None:
+    def reduces(self, param_group: ParamGroup, live: Tensor | None, output: Tensor) -> None:
+        """Add a parameter group's gradients up over all workers; `output` gets this worker's rows.
+
+        A worker that follows the others through their pass has none that are `live`, and announces nothing.
+        """
+        if live is not None:
+            self._round.announce(2 * param_group.index + 1)
         hit(REDUCTION)
         self._outputs[param_group.index] = output
         if self._combination is None:

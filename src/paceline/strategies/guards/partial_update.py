@@ -57,12 +57,14 @@ class PartialUpdate:
         """`device` is where the step computes; the parameters may lie elsewhere in between."""
         self._optimizer, self._scope, self._device = optimizer, scope, device
         self._patched = vars(optimizer).get("step")
+        self._ours: list[tuple[str, Callable[..., Any]]] = []
+        """The hooks on its step when all of them were torch's and paceline's: they stay so."""
         self.watches = scope < Scope.ALL
         """Whether there is anything to look at: an optimizer that updates everything here may look at everything."""
         if scope < Scope.ELSEWHERE:
             check_step(optimizer, scope, device)
         if self.watches:
-            check_step_hooks(optimizer)
+            self._check_step_hooks()
 
     def check(self) -> None:
         """Raise for a hook or a step that was put on the optimizer since it was prepared; a microsecond."""
@@ -70,8 +72,21 @@ class PartialUpdate:
         if self._scope < Scope.ELSEWHERE and patched is not self._patched:
             check_step(self._optimizer, self._scope, self._device)
             self._patched = patched
-        if self.watches:
-            check_step_hooks(self._optimizer)
+        if self.watches and step_hooks(self._optimizer) != self._ours:
+            self._check_step_hooks()
+
+    def _check_step_hooks(self) -> None:
+        """Raise for a hook on the optimizer's step, or on all optimizers' steps, that neither torch nor paceline put there."""
+        hooks = step_hooks(self._optimizer)
+        others = [(how, hook) for how, hook in hooks if not _is_ours(hook)]
+        self._ours = [] if others else hooks
+        for how, hook in others:
+            if not getattr(hook, "elementwise", False):
+                raise InputError(
+                    f"the optimizer has a hook of {how}, and here each worker's step sees some of the gradients only. "
+                    "Use single, dp or ddp without --shard-optimizer, or leave the hook out (`max_grad_norm` takes the whole "
+                    "norm); one that looks at no more than one number at a time says so: hook.elementwise = True."
+                )
 
 
 def check_step(optimizer: Optimizer, scope: Scope, device: torch.device) -> None:
@@ -93,17 +108,6 @@ def check_step(optimizer: Optimizer, scope: Scope, device: torch.device) -> None
             f"each worker updates some rows of a parameter here, and {name} may look across rows. Use an optimizer of "
             f"torch.optim that does not (AdamW, SGD), or ddp; if {name} does not either, say so in its class: elementwise = True."
         )
-
-
-def check_step_hooks(optimizer: Optimizer) -> None:
-    """Raise for a hook on the optimizer's step, or on the steps of all optimizers, that neither torch nor paceline put there."""
-    for how, hook in step_hooks(optimizer):
-        if not _is_ours(hook) and not getattr(hook, "elementwise", False):
-            raise InputError(
-                f"the optimizer has a hook of {how}, and here each worker's step sees some of the gradients only. "
-                "Use single, dp or ddp without --shard-optimizer, or leave the hook out (`max_grad_norm` takes the whole norm); "
-                "one that looks at no more than one number at a time says so: hook.elementwise = True."
-            )
 
 
 def _is_ours(function: Callable[..., Any]) -> bool:

@@ -33,15 +33,8 @@ class PipelineSchedule(Schedule):
 
     # The cut.
 
-    def open_step(self, passes: Passes, work: StepWork, loss: LossFunction) -> None:
-        """Cut the model, where that is yet to be done, by the first batch that some worker has."""
-        self._cut(passes, (batch for shard in work.shards for batch in shard.batches), loss)
-        if not self._placement.is_cut:
-            raise InputError(
-                f"step {work.number}: no worker has a sample, so there is nothing to learn from."
-            )
-
     def _cut(self, passes: Passes, batches: Iterable[Any], function: LossFunction | MetricsFunction) -> None:
+        """Cut the model, where that is yet to be done, by the first batch that some worker has."""
         placement = self._placement
         if placement.is_cut:
             return
@@ -52,8 +45,14 @@ class PipelineSchedule(Schedule):
     # Passes.
 
     def train(self, passes: Passes, work: StepWork, loss: LossFunction) -> None:
-        """Compute all passes of a step."""
+        """Compute all passes of a step, the first one of a model that has just been cut."""
         placement = self._placement
+        self._cut(passes, (batch for shard in work.shards for batch in shard.batches), loss)
+        if not placement.is_cut:
+            raise InputError(
+                f"step {work.number}: no worker has a sample, so there is nothing to learn from."
+            )
+        passes.open_step(work)
         pipe = placement.pipe
         for stage in placement.stages.values():
             stage.body.begin()

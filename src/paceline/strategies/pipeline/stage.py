@@ -259,7 +259,7 @@ def _run(
     retain: bool,
     accumulate: bool,
 ) -> list[Tensor | None]:
-    """Go straight to torch's engine, past the checks before it, as `gradients.run_backward` does.
+    """Go straight to torch's engine, past the checks before it, as `compat.autograd.run_backward` does.
 
     `retain` keeps the graph for another pass; the gradients are returned, unless they `accumulate` in `.grad`.
     """

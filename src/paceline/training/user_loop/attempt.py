@@ -11,12 +11,13 @@ checkpoint. What torch does not count (`.data`) is seen by checksums in the firs
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
+from paceline.recovery.group_state import GroupState
 from paceline.state.chunks import LocalState
 from paceline.state.optimizer_state import Options, options_of
 from paceline.strategies.guards.absent import is_absent
@@ -29,9 +30,9 @@ from paceline.training.user_loop.settings import Settings
 class Body:
     """What is known of the body of a loop of the user's own, from step to step."""
 
-    def __init__(self, replica: Callable[[], Replica], loop_state: LoopState) -> None:
-        """`replica` returns the one of the present group."""
-        self.replica, self.loop_state = replica, loop_state
+    def __init__(self, group: GroupState, loop_state: LoopState) -> None:
+        """`group` has the replica of the moment."""
+        self.group, self.loop_state = group, loop_state
         self.writes_before = self.writes_behind = False
         """Whether a body writes to weights or buffers, before its batches or behind `apply`, where torch does not count it."""
         self.writes_slots = False
@@ -71,7 +72,7 @@ class Body:
             return False
         if attempt is not None:
             return self.writes_behind or attempt.differs_from(done)
-        settings = Settings(self.replica(), ())
+        settings = Settings(self.group.replica, ())
         return (
             self.writes_behind
             or (self.model_marks(), self.slot_marks()) != done.then
@@ -86,12 +87,12 @@ class Body:
     def model_marks(self) -> Marks:
         """Return marks of the model's tensors."""
         if self._model is None:
-            self._model = ModuleMarks(self.replica().model)
+            self._model = ModuleMarks(self.group.replica.model)
         return self._model.note()
 
     def slot_marks(self) -> Marks:
         """Return marks of what the optimizer keeps."""
-        return slot_marks(self.replica().optimizer)
+        return slot_marks(self.group.replica.optimizer)
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
@@ -117,7 +118,7 @@ class Body:
         self.beginning_changed = self.beginning_changed or (made is not None and made != self._all())
 
     def _all(self) -> list[Any]:
-        replica = self.replica()
+        replica = self.group.replica
         trained = [one.requires_grad for one in replica.model.parameters()]
         return [checksums(replica), trained, _plain(options_of(replica.optimizer))]
 
@@ -129,7 +130,7 @@ class Attempt:
         self._body, self._looks = body, looks
         self._small = body.loop_state.small_now()
         self._note_begun()
-        self._begun_with = Settings(body.replica(), self._begun.tensors)
+        self._begun_with = Settings(body.group.replica, self._begun.tensors)
         self._wrote = self._in_batches = self._slots_differ = self._left = False
         self._in_hand: tuple[Marks, Marks] | None = None
         """What model and slots were where the batches began, or where the group was entered behind that."""
@@ -152,12 +153,12 @@ class Attempt:
         self._digests = body.loop_state.large_digests() if self._looks else None
 
     def _look(self) -> list[int] | None:
-        return checksums(self._body.replica()) if self._looks else None
+        return checksums(self._body.group.replica) if self._looks else None
 
     def is_unchanged(self) -> bool:
         """Return whether the model is as it was when it was looked at last."""
         if self._held is not None:
-            return checksums(self._body.replica()) == self._held[2]
+            return checksums(self._body.group.replica) == self._held[2]
         return self._values is not None and self._look() == self._values
 
     def leave_out(self, before: tuple[Marks, Marks], after: tuple[Marks, Marks], *, unchanged: bool) -> None:
@@ -169,7 +170,7 @@ class Attempt:
         if self.then is not None:
             self.then = _moved_on(self.then, before, after)
         if unchanged and self._held is not None:
-            self._held = (*self._held[:2], checksums(self._body.replica()), self._held[3])
+            self._held = (*self._held[:2], checksums(self._body.group.replica), self._held[3])
         elif unchanged:
             self._values = self._look()
 
@@ -212,7 +213,7 @@ class Attempt:
 
     def _wrote_in_hand(self) -> bool:
         """Return whether the body has written, since its batches began, to what giving the step up does not put back."""
-        body, replica = self._body, self._body.replica()
+        body, replica = self._body, self._body.group.replica
         if self._in_hand is None or replica.has_updated:
             return False
         model, slots = self._in_hand
@@ -230,7 +231,7 @@ class Attempt:
         if self._seen is None:
             return
         seen, digests = self._seen
-        left_out = {id(one) for one in self._body.replica().changing_buffers()}
+        left_out = {id(one) for one in self._body.group.replica.changing_buffers()}
         now, digests_now = self._unwritten()
         self._body.writes_before |= digests != digests_now or any(
             key in now and key not in left_out and now[key] != value for key, value in seen.items()
@@ -238,7 +239,7 @@ class Attempt:
 
     def _unwritten(self) -> tuple[dict[int, int], dict[str, str]]:
         """Return a number for each tensor, and state of the loop's, that batches do not write to, but for some buffers."""
-        replica = self._body.replica()
+        replica = self._body.group.replica
         held = [one for one in (*replica.model.buffers(), *slots_of(replica)) if not is_absent(one)]
         return {id(one): checksum(one) for one in held}, self._body.loop_state.large_digests()
 
@@ -258,7 +259,7 @@ class Attempt:
 
     def put_back(self) -> None:
         """Put settings and small states back to what they were when the step was given."""
-        replica, loop_state = self._body.replica(), self._body.loop_state
+        replica, loop_state = self._body.group.replica, self._body.loop_state
         self._done_before = loop_state.small_now(), Settings(replica, self._begun.tensors)
         self._begun_with.put_back(replica)
         loop_state.give_known(self._small)
@@ -274,7 +275,7 @@ class Attempt:
         """Note what the step has come to."""
         body = self._body
         self.then = body.model_marks(), body.slot_marks()
-        self.settings_then = Settings(body.replica(), ())
+        self.settings_then = Settings(body.group.replica, ())
         self._values = self._look()
 
     def end(self) -> None:
@@ -284,7 +285,7 @@ class Attempt:
 
     def hold(self) -> None:
         """Keep everything as it is: the step is to be given once more, and what the rest of its body does counts for nothing."""
-        replica = self._body.replica()
+        replica = self._body.group.replica
         self._held = (
             Settings(replica, self._body.model_marks().tensors),
             self._body.loop_state.snapshot(),
@@ -298,7 +299,7 @@ class Attempt:
         if self._held is None:
             return True
         settings, states, values, state = self._held
-        replica = self._body.replica()
+        replica = self._body.group.replica
         self._held = self._body.attempt = None
         changed = checksums(replica) != values
         settings.put_back(replica)

@@ -19,7 +19,7 @@ class Loop:
         self.hidden = HiddenState()
         self.registered = LoopState()
         """What the loop has registered beside model, optimizer and schedule."""
-        self.body = Body(lambda: state.replica, self.registered)
+        self.body = Body(state, self.registered)
         """What the body of the user's loop does to the state."""
 
     def begin_attempt(self, *, elastic: bool) -> Attempt | None:

@@ -109,7 +109,7 @@ class _Watch:
             result = step.compute(watched)
         self.trace = self.trace if tracer is None else tracer.calls
         totals: dict[int, tuple[str, ...]] = {}
-        for index, total in sorted(self._replica.totals, key=lambda pair: pair[0]):
+        for index, total in sorted(self._replica.step_state.totals, key=lambda pair: pair[0]):
             totals[index] = (*totals.get(index, ()), float(total).hex())
         after = {index: digests.of_batch(shard.batches) for index, shard in shards.items()}
         state, names = self._replica.state(), self._names

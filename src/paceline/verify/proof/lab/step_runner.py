@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.compat.autograd import run_backward
 from paceline.data import to_device
 from paceline.strategies.base import ShardWork
-from paceline.strategies.gradients import run_backward
 from paceline.strategies.guards.loss_checks import check_loss
 from paceline.strategies.precision import Precision
 from paceline.strategies.replica import Replica
@@ -53,7 +53,7 @@ class StepRunner:
                 totals.append(float(value.total.detach()).hex())
                 weights.append(as_float(value.weight))
                 root = value.total + sum(term.total for term in value.auxiliary.values())
-                run_backward([root], [torch.full_like(root, scale / self._size)])
+                run_backward((root,), (torch.full_like(root, scale / self._size),))
         after = rates(self._optimizer)
         held = {
             name: None if parameter.grad is None else parameter.grad.to_dense()
