@@ -77,7 +77,7 @@ def settings_of(loader: DataLoader[Any]) -> LoaderSettings:
 def merged(
     loader: DataLoader[Any], batch_size: int | None, options: Mapping[str, Any]
 ) -> tuple[Any, int, dict[str, Any]]:
-    """Return data set, batch size and options of a feed, where a DataLoader and the caller say what they should be."""
+    """Return data set, batch size and options of a ShardedLoader, where a DataLoader and the caller say what they should be."""
     said = settings_of(loader)
     kind = type(loader).__name__
     if batch_size not in (None, said.batch_size):

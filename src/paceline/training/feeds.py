@@ -51,15 +51,15 @@ class Feeds:
 
     def enter_group(self) -> None:
         """Read this worker's shards of the group that has formed."""
-        for feed in self._open:
-            feed.own(self._owned)
+        for loader in self._open:
+            loader.own(self._owned)
 
-    def close(self, feed: ShardedLoader) -> None:
+    def close(self, loader: ShardedLoader) -> None:
         """Close one."""
-        self._open.remove(feed)
-        feed.close()
+        self._open.remove(loader)
+        loader.close()
 
     def close_all(self) -> None:
         """Close those that are open."""
-        for feed in self._open:
-            feed.close()
+        for loader in self._open:
+            loader.close()

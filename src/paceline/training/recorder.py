@@ -153,6 +153,6 @@ class DataFacts:
     order: EpochPermutation | None
 
     @classmethod
-    def of(cls, feed: ShardedLoader) -> DataFacts:
+    def of(cls, loader: ShardedLoader) -> DataFacts:
         """Return the facts of the data that another worker has open."""
-        return cls(feed.batch_size, feed.samples, feed.steps_per_epoch, feed.order)
+        return cls(loader.batch_size, loader.samples, loader.steps_per_epoch, loader.order)
