@@ -45,7 +45,7 @@ trunc_normal_: Callable[..., Tensor] = nn.init._no_grad_trunc_normal_
 
 @contextmanager
 def replaced_trunc_normal(function: Callable[..., Tensor]) -> Iterator[None]:
-    """Have all ways to a truncated normal lead to `function`."""
+    """Replace every truncated-normal initialization by `function` inside the context."""
     init: Any = nn.init
     init._no_grad_trunc_normal_ = function
     try:
