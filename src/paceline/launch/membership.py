@@ -236,7 +236,7 @@ class Membership:
         return self._tell(at_once=True)
 
     def ended(self, number: int) -> list[Action]:
-        """A worker has done its part, or was let go."""
+        """A worker has done its part, or was released."""
         member = self.members[number]
         self._complete = self._complete or member.state is not State.RELEASED
         member.state = State.ENDED
@@ -404,7 +404,7 @@ class Membership:
         return None
 
     def _do_without(self, member: Member, failure: Failure) -> list[Action]:
-        """Let the others go on as they are where they can; before all have met, everybody waits for everybody."""
+        """Continue without a lost worker where the others can; before all have met, everybody waits for everybody."""
         all_met = all(one.state is not State.STARTING for one in self.members.values())
         if failure.kind in ("input", "disk") or member.rank not in self.policy.expendable or not all_met:
             return [GiveUp(failure)]

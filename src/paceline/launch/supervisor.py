@@ -114,7 +114,7 @@ class Supervisor:
         return outcome
 
     def close(self) -> None:
-        """End what still runs, and let go of every descriptor."""
+        """End what still runs, and close every descriptor."""
         if self._leading is not None:
             self._leading.close()
         self._pool.close()
@@ -186,7 +186,7 @@ class Supervisor:
             )
 
     def _heed_notice(self) -> None:
-        """Have the workers save a checkpoint behind the next step and end; say so, and how to leave before."""
+        """Make the workers save a checkpoint after the next step and end; tell the user, and how to leave earlier."""
         ending, now = self._shutdown, time.monotonic()
         if ending.notice is None:
             return
@@ -303,7 +303,7 @@ class Supervisor:
         return not (entry.returned or release or isinstance(self._plan.jobs[0].call, ScriptCall))
 
     def _announce(self, entry: Entry, failure: Failure) -> None:
-        """Have it told that the user's code failed on a worker, with its traceback, should the run go on."""
+        """Queue the message that the user's code failed on a worker, with its traceback, for when the run goes on."""
         host = self._nodes[entry.node].host if self._nodes.get(entry.node) is not None else failure.host
         where = "" if failure.step is None else f" in step {failure.step}"
         reason = f"{failure.cause()}{where}, which is tried once more"
@@ -330,11 +330,11 @@ class Supervisor:
     # What is heard of other machines.
 
     def arrived(self, machine: Follower, pool: RemoteWorkerPool) -> None:
-        """Let a machine take part: from the beginning, or from the next step on."""
+        """Add a machine to the run: from the beginning, or from the next step on."""
         policy = self._membership.policy
-        room = policy.most - self._nodes.wanted
+        vacant = policy.most - self._nodes.wanted
         to_come = 1 if self._plan.rendezvous is None else self._plan.rendezvous.max_nodes - len(self._nodes)
-        wanted = min(len(self._plan.jobs) - policy.server_count, -(-room // max(1, to_come)))
+        wanted = min(len(self._plan.jobs) - policy.server_count, -(-vacant // max(1, to_come)))
         node = Node(machine.index, machine.host, pool, machine.store_address, wanted, due=wanted)
         self._nodes.add(node)
         self._membership.target = self._nodes.wanted
