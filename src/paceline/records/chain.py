@@ -26,7 +26,7 @@ class Chain:
 
     def pass_by(self) -> None:
         """Leave out what the ledgers hold now: it led up to the last link, or nowhere, and nobody adds to them."""
-        self._read = {path: ledger.room(path) for path in ledger.paths(self._folder).values()}
+        self._read = {path: ledger.capacity(path) for path in ledger.paths(self._folder).values()}
 
     def follow(self, receipt: Receipt, step: int) -> bytes | None:
         """Return the link at a step whose records all are there; None if one is missing, and for good."""

@@ -57,7 +57,7 @@ class StateHooks(Protocol):
         """Whether the loop has registered states of its own."""
 
     def put_states_back(self) -> None:
-        """Have the loop's own states be what they were where the state comes from that `restore` has loaded."""
+        """Reset the loop's own states to what they were at the step whose state `restore` has loaded."""
 
     def go_back(self, position: Position) -> None:
         """Stand at an earlier step again."""

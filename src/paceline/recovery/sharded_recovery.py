@@ -87,7 +87,7 @@ class ShardedRecovery:
             self._snapshots.take(position, shared, replica.local_state(), anew=anew)
 
     def amend_snapshot(self, position: Position, shared: dict[str, Any]) -> None:
-        """Have the snapshot of this step say what is known by now beside the state of the replica."""
+        """Replace the shared values in this step's snapshot by newer ones."""
         self._snapshots.amend(position, shared)
 
     def snapshot_at(self, number: int) -> Snapshot | None:
