@@ -100,15 +100,15 @@ class Placement(ABC):
         return assemble(dict(collect(world, held.chunks, survey(world, held.chunks))), held.rest)
 
     def refresh(self) -> None:  # noqa: B027
-        """Have the values that a step begins with."""
+        """Fetch the values that a step begins with."""
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """Have the values that an evaluation begins with."""
+        """Put in place the values that an evaluation begins with, for the duration of the context."""
         yield
 
     def update(self, optimize: Optimize, result: StepResult) -> None:  # noqa: ARG002
-        """Have the weights updated; every sum of the step has arrived."""
+        """Update the weights; every gradient sum of the step has arrived."""
         optimize()
 
     def align(self) -> None:  # noqa: B027

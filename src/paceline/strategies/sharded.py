@@ -116,7 +116,7 @@ class ShardedTensors:
         return self.by_name[self._first[id(parameter)]]
 
     def rewire(self, optimizer: Optimizer, originals: Mapping[int, str]) -> None:
-        """Let an optimizer work on the parts; `originals` names whole parameters that it may have been made with."""
+        """Point an optimizer at the parts; `originals` names whole parameters that it may have been made with."""
         names = {**originals, **self._first}
         for group in optimizer.param_groups:
             for place, parameter in enumerate(group["params"]):

@@ -71,7 +71,7 @@ class EmbeddingService(Service):
             return [self._brought[trainer] for trainer in range(self._trainers)]
 
     def confirm(self, norms: Norms) -> Commit:
-        """Tell the trainers that everything is here, and wait for their commit."""
+        """Report to the trainers that everything has arrived, and wait for their commit."""
         with self._changed:
             self._norms = self._turn, norms
             self._changed.notify_all()

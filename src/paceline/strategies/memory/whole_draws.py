@@ -23,7 +23,7 @@ _ANEW = (_aten.rand_like.default, _aten.randn_like.default)
 
 
 def draw_whole() -> None:
-    """Have what is drawn into a DTensor be drawn so, in this process."""
+    """Make random initialization of a DTensor draw for the whole tensor, in this process."""
     operator_handlers().update({**dict.fromkeys(_IN_PLACE, _draw_into), **dict.fromkeys(_ANEW, _draw_anew)})
 
 

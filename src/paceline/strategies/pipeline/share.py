@@ -304,7 +304,7 @@ def _made_anew(nest: Any) -> Any:
 
 
 def _remember(module: nn.Module, path: str, run: Sequence[str]) -> None:
-    """Have modules of other stages remember their shapes: the largest that hold nothing here and contain none of `run`."""
+    """Make modules of other stages remember their shapes: the largest that hold nothing here and contain none of `run`."""
     tensors = [*module.parameters(), *module.buffers()]
     needed = not path or any(name == path or name.startswith(f"{path}.") for name in run)
     if tensors and all(tensor.is_meta for tensor in tensors) and not needed:
