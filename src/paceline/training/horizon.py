@@ -75,7 +75,7 @@ def _of_unknown_length(what: str, error: Exception) -> InputError:
 
 
 def _explain_failure(schedule: Any) -> None:
-    """Have a schedule that fails when it is stepped say that nobody knows its length: CosineAnnealingLR takes None at first."""
+    """Make a schedule whose step() fails say that its length is unknown: CosineAnnealingLR accepts None at first."""
     step = schedule.step
 
     @functools.wraps(step)

@@ -82,7 +82,7 @@ class Journal:
             self._tell(*waiting)
 
     def end_epoch(self, position: Position) -> None:
-        """Tell what an epoch came to."""
+        """Emit the mean loss of an epoch."""
         self.read_pending()
         mean = self._epoch_total / self._epoch_weight if self._epoch_weight else float("nan")
         self._emit(EpochFinished(epoch=position.epoch - 1, step=position.number, loss=mean))

@@ -68,7 +68,7 @@ class RunState(GroupState):
         self.tell_steps()
 
     def tell_steps(self) -> None:
-        """Tell the task how many steps were taken."""
+        """Set the task's count of steps taken."""
         if self.task is not None:
             self.task.steps_done = self.position.number
 

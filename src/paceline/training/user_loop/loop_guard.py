@@ -63,7 +63,7 @@ class LoopGuard:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Let paceline itself update, in a step or before a checkpoint."""
+        """Permit optimizer and scheduler steps that paceline itself makes, in a step or before a checkpoint."""
         if self._scheduler is not None:
             self._check_schedule()
         self._updating = True
@@ -76,7 +76,7 @@ class LoopGuard:
                 self._ticks = self._count_ticks()
 
     def hand_over(self) -> None:
-        """Hand the loop its turn: from here to `take_back` what happens to gradients is the loop's doing."""
+        """Return control to the loop: from here to `take_back`, changes of gradients are the loop's."""
         self._in_step = True
         if self._replica is not None:
             if self._hidden:

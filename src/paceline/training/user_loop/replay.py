@@ -68,7 +68,7 @@ class Replay:
         return state.open_call is None and history.outcomes.has_save(history.call)
 
     def hand_over(self) -> None:
-        """Hand the loop its turn behind a call that was gone by: it may ask for no weights of then."""
+        """Return control to the loop after a call that was skipped: weights of that time cannot be read."""
         self.take_back()
         state, history = self.state, self.history
         if state.task is not None or not history.elsewhere or not history.calls:

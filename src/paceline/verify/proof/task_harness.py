@@ -43,7 +43,7 @@ class TaskHarness(Trainer):
         return self.task.model()
 
     def prepared(self) -> Replica:
-        """Hand model, optimizer and schedule to the strategy, and return what it made of them."""
+        """Prepare model, optimizer and schedule with the strategy, and return the replica."""
         self.prepare()
         return self._state.replica
 
