@@ -25,7 +25,7 @@ class Pending(Protocol[Value_co]):
         ...
 
     def done(self) -> bool:
-        """Say, without waiting, whether `wait` would return at once."""
+        """Return, without waiting, whether `wait` would return at once."""
         ...
 
 
@@ -80,7 +80,7 @@ class Comm(Protocol):
         ...
 
     def scatter(self, tensors: Sequence[Tensor] | None, *, like: Tensor, root: int = 0) -> Tensor:
-        """Hand the root's list out, one to each rank; `like` tells everybody shape and type."""
+        """Scatter the root's list, one tensor to each rank; `like` has the shape and dtype."""
         ...
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:

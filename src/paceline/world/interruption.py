@@ -52,7 +52,7 @@ class Interruption:
         return self._raised
 
     def on_raise(self, breaker: Callable[[], None]) -> None:
-        """Have `breaker` called when the interruption comes: at once, if it has come already."""
+        """Register `breaker` to be called on the interruption: at once, if it has come already."""
         with self._lock:
             if not self._raised:
                 self._breakers.append(breaker)
