@@ -55,5 +55,5 @@ def replaced_trunc_normal(function: Callable[..., Tensor]) -> Iterator[None]:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Return whether a hook was put on a module that runs around its forward pass or behind its backward pass."""
+    """Return whether a hook was put on a module that runs around its forward pass or after its backward pass."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)

@@ -152,7 +152,7 @@ def _check_cut(batch_size: int, shards: int, owned: range) -> None:
             f"a batch of {batch_size} samples cannot be cut into {shards} shards: some would be empty. "
             f"Use --batch-size {shards} or more, or --shards {batch_size} or fewer."
         )
-    if not owned and owned.start != shards:  # a server's share is nothing, behind the last shard
+    if not owned and owned.start != shards:  # a server's share is nothing, after the last shard
         raise InputError(
             f"this worker carries none of the {shards} shards: there are more workers than shards. "
             f"Use --workers {shards} or fewer, or start the run with more --shards."

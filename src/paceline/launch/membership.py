@@ -278,7 +278,7 @@ class Membership:
         return actions + (self._tell(at_once=False) if staying[workers:] else [])
 
     def stop(self) -> list[Action]:
-        """End the run behind the next step that all have finished, with a checkpoint; nobody joins any more."""
+        """End the run after the next step that all have finished, with a checkpoint; nobody joins any more."""
         self._stopping = True
         self._reasons.append("the run is interrupted")
         return [] if self._changing else self._tell(at_once=False)
@@ -298,7 +298,7 @@ class Membership:
 
     @property
     def stopping(self) -> bool:
-        """Whether the run is to end behind the next step."""
+        """Whether the run is to end after the next step."""
         return self._stopping
 
     @property
@@ -475,7 +475,7 @@ class Membership:
         self._changing = False
         if self._failures and not self._complete:
             return self._start_over()
-        # Where one has come to the end of the run, those that were lost behind it are not missed; but a function of the
+        # Where one has come to the end of the run, those that were lost after it are not missed; but a function of the
         # user's returns something on each of them.
         if not self._failures or self.policy.trains:
             return []

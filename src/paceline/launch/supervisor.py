@@ -48,7 +48,7 @@ from paceline.training import folder as run_folder
 from paceline.world import env
 
 NOTICES = (signal.SIGINT,)
-"""The signals whose first one lets the run end behind a step, with a checkpoint."""
+"""The signals whose first one lets the run end after a step, with a checkpoint."""
 
 
 class Supervisor:
@@ -170,18 +170,18 @@ class Supervisor:
 
     @property
     def _can_stop(self) -> bool:
-        """Whether the run can end behind a step with a checkpoint: it has a folder, and its workers can regroup."""
+        """Whether the run can end after a step with a checkpoint: it has a folder, and its workers can regroup."""
         return self._plan.out is not None and self._membership.policy.elastic
 
     def _say_unsaved(self) -> None:
-        """Report that a run with a folder is left at once, where its workers cannot end behind a step."""
+        """Report that a run with a folder is left at once, where its workers cannot end after a step."""
         trains = any(one.trains for one in self._roster.running())
         if self._shutdown.interrupted is None or self._can_stop or self._plan.out is None or not trains:
             return
         if not self._said_unsaved:
             self._said_unsaved = True
             self._say(
-                "interrupted: leaving at once, without a checkpoint: with --no-elastic the workers cannot end behind a step. "
+                "interrupted: leaving at once, without a checkpoint: with --no-elastic the workers cannot end after a step. "
                 "--save-every saves on the way."
             )
 
@@ -198,7 +198,7 @@ class Supervisor:
                 "interrupted: finishing the step and saving a checkpoint. Ctrl-C again leaves at once, without."
                 if self._has_steps
                 else "interrupted: no step has been finished yet. Ending before the first, with nothing to save, or with a "
-                "checkpoint behind it where it is being taken. Ctrl-C again leaves at once."
+                "checkpoint after it where it is being taken. Ctrl-C again leaves at once."
             )
             ending.remind_at = now + STOP_WAIT_S
             self._do(self._membership.stop())

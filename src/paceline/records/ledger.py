@@ -217,7 +217,7 @@ def read(path: Path, start: int = 0) -> Records:
 
 
 def behind_the_end(path: Path, shards: int) -> int:
-    """Return how many records there are behind the first that was never finished: a kill may leave those of one step."""
+    """Return how many records there are after the first that was never finished: a kill may leave those of one step."""
     end = len(MAGIC) + len(read(path)) * _SIZE
     with _opened(path) as file:
         # Four times what `_make_room` makes at once: the run may be in progress.

@@ -76,7 +76,7 @@ class ShardedRecovery:
         return self._snapshots.every is not None
 
     def due(self, position: Position) -> bool:
-        """Return whether a snapshot is to be taken behind a step: it is time, or one was taken in the middle of its body."""
+        """Return whether a snapshot is to be taken after a step: it is time, or one was taken in the middle of its body."""
         return self._snapshots.due(position) or position.number in self._snapshots.kept
 
     def take_snapshot(

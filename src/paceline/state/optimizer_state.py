@@ -82,7 +82,7 @@ def load_optimizer_state(
 def drop_groups(optimizer: Optimizer, count: int) -> bool:
     """Keep the first `count` groups alone, and return whether there were more.
 
-    A function that adds groups on its way adds them again when it is resumed; what belongs to them is loaded behind that.
+    A function that adds groups on its way adds them again when it is resumed; what belongs to them is loaded after that.
     """
     dropped = optimizer.param_groups[count:]
     del optimizer.param_groups[count:]

@@ -167,7 +167,7 @@ def carried_inputs(inputs: StrategyInputs, before: Replica) -> StrategyInputs:
 
 
 def renewed_scaler(precision: Precision, before: torch.amp.GradScaler | None) -> torch.amp.GradScaler | None:
-    """Return a scaler that goes on as one of before, and knows nothing of a step that broke behind its `unscale_`."""
+    """Return a scaler that goes on as one of before, and knows nothing of a step that broke after its `unscale_`."""
     made = precision.scaler()
     if made is not None and before is not None:
         made.load_state_dict(before.state_dict())

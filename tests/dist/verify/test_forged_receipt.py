@@ -242,4 +242,4 @@ def test_records_that_no_process_made_are_no_part_of_the_run(copy: Path) -> None
     path.write_bytes(sound + garbage)
     assert any("4 records that belong to no start" in problem for problem in audit(copy).problems)
     path.write_bytes(sound + bytes(ledger.RECORD.itemsize) + 2 * garbage)
-    assert any("8 records behind one that was never" in problem for problem in audit(copy).problems)
+    assert any("8 records after one that was never" in problem for problem in audit(copy).problems)

@@ -65,7 +65,7 @@ def test_streams_that_end_at_other_places_are_refused(counts: tuple[int, int]) -
     sizes(loaders[0], worlds[0])
     with pytest.raises(
         InputError,
-        match=f"the training stream ended behind {counts[1]} items on rank 1 and behind {counts[0]} on rank 0, in epoch 0",
+        match=f"the training stream ended after {counts[1]} items on rank 1 and after {counts[0]} on rank 0, in epoch 0",
     ):
         sizes(loaders[1], worlds[1])
 
@@ -76,7 +76,7 @@ def test_they_are_also_where_reading_begins_in_the_middle(counts: tuple[int, int
     loaders = [loader_of(Items([1] * count)) for count in counts]
     sizes(loaders[0], worlds[0], start=1)
     with pytest.raises(
-        InputError, match=f"behind {counts[1]} items on rank 1 and behind {counts[0]} on rank 0"
+        InputError, match=f"after {counts[1]} items on rank 1 and after {counts[0]} on rank 0"
     ):
         sizes(loaders[1], worlds[1], start=1)
 

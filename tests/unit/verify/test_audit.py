@@ -349,7 +349,7 @@ def test_a_ledger_that_was_made_longer_without_end(run: Path) -> None:
     os.truncate(path, 2**40)
     (problem,) = audit(run).problems
     assert problem == (
-        f"the ledger of rank 1 goes on for {(2**40 - end) // 48} records behind one that was never finished"
+        f"the ledger of rank 1 goes on for {(2**40 - end) // 48} records after one that was never finished"
     )
 
 

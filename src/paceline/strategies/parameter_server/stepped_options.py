@@ -22,7 +22,7 @@ class SteppedOptions:
         self._optimizer = optimizer
         self.keys = keys
         self.behind_step: Options = []
-        """What they were behind the last step: the schedule, which may change them too, goes on on trainers by itself."""
+        """What they were after the last step: the schedule, which may change them too, goes on on trainers by itself."""
         self.noted: Options = []
 
     @contextmanager

@@ -234,7 +234,7 @@ class ServedUpdate:
 
 
 def _selected(step: StepState, held: Gradients, places: list[int]) -> Gradients:
-    """Return the gradients of a server's parameters and the loss statistics, those of auxiliary terms behind them."""
+    """Return the gradients of a server's parameters and the loss statistics, those of auxiliary terms after them."""
     stride = len(step.tracked)
     chosen = [*places, stride - 1]
     wanted = [start * stride + place for start in range(len(step.auxiliary.names) + 1) for place in chosen]

@@ -2,7 +2,7 @@
 
 `copy.deepcopy` takes along everything a module refers to, and a copy never learns what becomes of the original. Here a copy has
 modules, parameters and buffers of its own; an object that leads to none of them is the very same. Plain attributes of a module
-(`model.mode = "warm"`) are handed to the copy before a step, and what its passes make of them goes back behind it.
+(`model.mode = "warm"`) are handed to the copy before a step, and what its passes make of them goes back after it.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class Passage(Body):
     def run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], came: Arrival | None, streams: Streams
     ) -> Any:
-        """Go through the forward pass, behind the first stage on the meta device up to the cut."""
+        """Go through the forward pass, after the first stage on the meta device up to the cut."""
         if came is None:
             return self.root(*args, **kwargs)
         self._replay = replay = _Replay(args, kwargs, came, streams)
@@ -226,7 +226,7 @@ class Passage(Body):
 
 
 class _Replay:
-    """One forward pass of a stage behind the first: on the meta device until its first module is called."""
+    """One forward pass of a stage after the first: on the meta device until its first module is called."""
 
     def __init__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], came: Arrival, streams: Streams
@@ -316,7 +316,7 @@ def _remember(module: nn.Module, path: str, run: Sequence[str]) -> None:
 
 def _refuse(model: nn.Module, error: Exception) -> NoReturn:
     raise InputError(
-        f"the forward pass of {type(model).__name__} uses something behind a cut of the pipeline that was made before it, and "
+        f"the forward pass of {type(model).__name__} uses something after a cut of the pipeline that was made before it, and "
         "only what is handed to the module at the cut gets across. Hand it on from block to block, or write an nn.Sequential."
     ) from error
 

@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def opening(self) -> list[str]:
-        """Return the layers behind which every worker has a part of the features."""
+        """Return the layers after which every worker has a part of the features."""
         return [
             name
             for name, style in self.styles.items()

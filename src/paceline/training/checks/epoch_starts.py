@@ -7,7 +7,7 @@ was trained on. So the contents of each epoch's first global batch are kept, in 
 A run that was saved at the end of an epoch has nothing of the next to compare. But a stream that begins anew in another process
 begins as the first epoch did. It may do so by chance, or by intent: so it is asked for that epoch a second time, for which one
 that draws from a generator of its own gives other items, and for the epoch before, for which one that counts its epochs does not
-give what that epoch began with. (One that counts its epochs where they end, saved behind its first, cannot be told from one
+give what that epoch began with. (One that counts its epochs where they end, saved after its first, cannot be told from one
 whose order is fixed.)
 """
 
@@ -70,7 +70,7 @@ class EpochStarts:
         }
 
     def load(self, position: Position, kept: dict[str, Any] | None) -> None:
-        """Take over what a checkpoint says of the epoch that it was saved in, or behind."""
+        """Take over what a checkpoint says of the epoch that it was saved in, or after."""
         if kept is None:
             return
         self._first, self._loaded_last = kept["first"], kept["last"]

@@ -95,7 +95,7 @@ class _Comparison:
         rank, theirs = self._first("end", str(items))
         if theirs != str(items):
             raise InputError(
-                f"the {self._which} stream ended behind {items} items on rank {self._world.rank} and behind {theirs} on rank "
+                f"the {self._which} stream ended after {items} items on rank {self._world.rank} and after {theirs} on rank "
                 f"{rank}, in epoch {self._epoch}. {_INSTEAD}"
             )
 

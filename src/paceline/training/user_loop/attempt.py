@@ -33,7 +33,7 @@ class Body:
         """`replica` returns the one of the present group."""
         self.replica, self.loop_state = replica, loop_state
         self.writes_before = self.writes_behind = False
-        """Whether a body writes to weights or buffers, before its batches or behind `apply`, where torch does not count it."""
+        """Whether a body writes to weights or buffers, before its batches or after `apply`, where torch does not count it."""
         self.writes_slots = False
         """Whether a body was seen to write to what the optimizer keeps."""
         self.attempt: Attempt | None = None
@@ -80,7 +80,7 @@ class Body:
 
     @property
     def options_then(self) -> Options | None:
-        """The optimizer's options right behind the last step that was applied."""
+        """The optimizer's options right after the last step that was applied."""
         return None if self.done is None else self.done.settings_then.options
 
     def model_marks(self) -> Marks:
@@ -132,7 +132,7 @@ class Attempt:
         self._begun_with = Settings(body.replica(), self._begun.tensors)
         self._wrote = self._in_batches = self._slots_differ = self._left = False
         self._in_hand: tuple[Marks, Marks] | None = None
-        """What model and slots were where the batches began, or where the group was entered behind that."""
+        """What model and slots were where the batches began, or where the group was entered after that."""
         self._seen: tuple[dict[int, int], dict[str, str]] | None = None
         """What the batches began with, where this attempt looks at it."""
         self._done_before: tuple[Values, Settings] | None = None
@@ -143,7 +143,7 @@ class Attempt:
     def _note_begun(self) -> None:
         body = self._body
         self._begun = body.model_marks()
-        # Where no body is known to write to the slots, they are as they were behind the last step, or are found to differ
+        # Where no body is known to write to the slots, they are as they were after the last step, or are found to differ
         # from that where the batches begin: two looks at them in a step, not three.
         known = body.done is not None and body.done.then is not None and not body.writes_slots
         self._slots = None if known else body.slot_marks()
@@ -243,7 +243,7 @@ class Attempt:
         return {id(one): checksum(one) for one in held}, self._body.loop_state.large_digests()
 
     def enter_group(self) -> None:
-        """Go on in another group, in which an evaluation before the batches, or behind them, has ended."""
+        """Go on in another group, in which an evaluation before the batches, or after them, has ended."""
         self._left, self._seen = False, None
         if self._in_batches:
             self._large = self._body.loop_state.large_marks()

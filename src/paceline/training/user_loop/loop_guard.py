@@ -106,7 +106,7 @@ class LoopGuard:
             )
 
     def hand_sums_over(self) -> None:
-        """Do the same behind the last batch, when gradients are the sums of a step, or are elsewhere."""
+        """Do the same after the last batch, when gradients are the sums of a step, or are elsewhere."""
         self.hand_over()
         if self._gradients and not any(one is not None for one in self._gradients):
             self._hide(self._leaves)

@@ -1,6 +1,6 @@
 """What the user's function may not do while it goes once more through what it did before: read weights as those of then.
 
-A resumed run, and a worker that joins, go by the calls of `run.steps` that are over. What was measured behind them is told again,
+A resumed run, and a worker that joins, go by the calls of `run.steps` that are over. What was measured after them is told again,
 but the weights are those of the place where the run goes on: a loop that saves its best would write others under that name.
 """
 
@@ -75,7 +75,7 @@ class Replay:
             return
         joined = history.catches_up
         text = (
-            f"state_dict() was called behind call {history.call + 1} of run.steps, which this "
+            f"state_dict() was called after call {history.call + 1} of run.steps, which this "
             f"{'worker went by when it joined' if joined else 'resumed run goes by'}: the weights are those of step "
             f"{state.position.number}, where the run goes on, not those of then. Write `if not run.replaying:` before what saves "
             "or copies them."

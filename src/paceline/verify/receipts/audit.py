@@ -62,7 +62,7 @@ class _Gap:
     samples: int
     """How many they would have held."""
     ends_at: tuple[int, int]
-    """Epoch, and steps of it, behind them."""
+    """Epoch, and steps of it, after them."""
 
 
 @dataclass
