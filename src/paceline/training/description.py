@@ -18,7 +18,7 @@ import torch
 from paceline import strategies
 from paceline.data import ShardedLoader
 from paceline.observe import RunStarted
-from paceline.records.receipt import Receipt, Start
+from paceline.records.receipt import Receipt, RunSegment
 from paceline.recovery.position import Position
 from paceline.strategies.tuning import Tuning
 from paceline.task import Task
@@ -90,11 +90,11 @@ def describe_start(
     max_grad_norm: float | None,
     transport: str = "",
     about: Mapping[str, Any],
-) -> Start:
+) -> RunSegment:
     """Write down where a run starts from and everything that its bits depend on."""
     order = loader.order
     threaded = strategies.entry(options.strategy).threaded
-    return Start(
+    return RunSegment(
         generation=0,
         step=position.number,
         epoch=position.epoch,
