@@ -76,7 +76,7 @@ class TensorChunk:
 
 Catalogue = Mapping[str, TensorMeta]
 Read = Callable[[str, ChunkBounds], Tensor]
-"""Gives the values of a part of a tensor; the caller copies them."""
+"""Returns the values of a part of a tensor; the caller copies them."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class ParameterPart(Protocol):
 
     @property
     def bounds(self) -> ChunkBounds:
-        """Which part it is."""
+        """The bounds of this part in the whole tensor."""
 
     @property
     def meta(self) -> TensorMeta:
@@ -264,7 +264,7 @@ def collect(
 
 
 def collect_from(world: World, read: Read, found: ChunkIndex) -> Iterator[tuple[str, Tensor]]:
-    """Do the same for whoever holds more than one chunk of a tensor: `read` gives the one that is asked for."""
+    """Do the same for workers that hold several chunks of a tensor: `read` returns the chunk that is asked for."""
     for keys in _batches(found):
         whole = {
             key: torch.empty(found.metas[key].shape, dtype=found.metas[key].dtype, device=world.device)

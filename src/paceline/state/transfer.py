@@ -23,7 +23,7 @@ class _Place:
 
 
 @dataclass(frozen=True)
-class _Form:
+class _TensorMeta:
     shape: torch.Size
     dtype: torch.dtype
     on_device: bool
@@ -41,7 +41,7 @@ def broadcast_state(world: World, state: Any, source: int) -> Any:
     sent: Any = None
     if world.rank == source:
         skeleton = _without_tensors(state, tensors)
-        sent = skeleton, [_Form(each.shape, each.dtype, each.device.type != "cpu") for each in tensors]
+        sent = skeleton, [_TensorMeta(each.shape, each.dtype, each.device.type != "cpu") for each in tensors]
     skeleton, metas = broadcast_object(world.comm, sent, source)
     received: dict[int, Tensor] = {}
     for on_device in (False, True):
@@ -52,7 +52,7 @@ def broadcast_state(world: World, state: Any, source: int) -> Any:
     return _with_tensors(skeleton, received)
 
 
-def _chunks(places: list[int], metas: list[_Form]) -> list[list[int]]:
+def _chunks(places: list[int], metas: list[_TensorMeta]) -> list[list[int]]:
     """Put tensors together into chunks; a large one travels alone."""
     chunks: list[list[int]] = []
     size = CHUNK_BYTES
@@ -68,7 +68,7 @@ def _chunks(places: list[int], metas: list[_Form]) -> list[list[int]]:
 def _send_chunk(
     world: World,
     chunk: list[int],
-    metas: list[_Form],
+    metas: list[_TensorMeta],
     tensors: list[Tensor],
     source: int,
     device: torch.device,
@@ -80,7 +80,7 @@ def _send_chunk(
     return _views(world.comm.broadcast(buffer, source), chunk, metas)
 
 
-def _views(buffer: Tensor, chunk: list[int], metas: list[_Form]) -> dict[int, Tensor]:
+def _views(buffer: Tensor, chunk: list[int], metas: list[_TensorMeta]) -> dict[int, Tensor]:
     """Return views of the tensors in a chunk's buffer."""
     views: dict[int, Tensor] = {}
     start = 0

@@ -188,7 +188,7 @@ class _CheckedReceive:
         self._message: Pending[Tensor] | None = None
 
     def wait(self) -> Tensor:
-        """Compare, then take the message in."""
+        """Compare the calls of both ends, then return the received tensor."""
         return self.accept().wait()
 
     def done(self) -> bool:

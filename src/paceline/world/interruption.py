@@ -48,7 +48,7 @@ class Interruption:
 
     @property
     def raised(self) -> bool:
-        """Whether the group is to be left."""
+        """Whether the group is being left."""
         return self._raised
 
     def on_raise(self, breaker: Callable[[], None]) -> None:
