@@ -212,7 +212,7 @@ class Saver:
     # Writing.
 
     def _write(self, world: World, writing: Writing) -> Fault:
-        """Write while all wait."""
+        """Write the checkpoint in the foreground: all workers wait."""
         writing = writing.in_place()
         fault = Fault()
         saved: Saved | None = None

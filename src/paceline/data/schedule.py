@@ -54,7 +54,7 @@ class Schedule:
         self.steps_per_epoch = steps_per_epoch(order.samples, batch_size)
 
     def steps(self, epoch: int, start_step: int) -> Iterator[StepPlan]:
-        """Go through an epoch from a step on."""
+        """Yield the steps of an epoch from `start_step` on."""
         for block, size, spans in self._blocks(start_step):
             start, stop = (spans[0][0], spans[-1][1]) if spans else (0, 0)
             width = stop - start

@@ -108,7 +108,7 @@ class ShardedLoader:
     def epoch(
         self, epoch: int, start_step: int = 0, *, contents: bool = False, beginning: bool = False
     ) -> Iterator[StepData]:
-        """Go through an epoch from a step on; with the `contents` of a stream, for workers to compare.
+        """Yield the steps of an epoch from `start_step` on; with the `contents` of a stream, for workers to compare.
 
         With the `beginning` of a stream's epoch, also where no step of it is left: as one step of no items.
         """
@@ -165,7 +165,7 @@ def _map_style_length(dataset: Any) -> int:
     kind = type(dataset).__name__
     if not hasattr(dataset, "__getitem__"):
         raise InputError(
-            f"a {kind} is no data set: it has neither __getitem__ nor __iter__. "
+            f"a {kind} is not a data set: it has neither __getitem__ nor __iter__. "
             "Give a map-style or an iterable data set, such as a TensorDataset."
         )
     try:

@@ -130,7 +130,7 @@ class Endless:
         (Squares(9), {"num_workers": -1}, "num_workers is -1"),
         (Squares(9), {"prefetch": 0}, "prefetch is 0"),
         (Endless(), {}, "Endless has __getitem__ but no length"),
-        (7, {}, "a int is no data set"),
+        (7, {}, "a int is not a data set"),
         ((item for item in [1, 2]), {}, "can be read only once"),
     ],
 )
