@@ -140,7 +140,7 @@ class ShardedTensors:
     def load_local_state(
         self, optimizer: Optimizer, catalogue: Catalogue, read: Read, described: Mapping[str, Any]
     ) -> None:
-        """Take over this worker's part of a state; `described` is the optimizer's, without its tensors."""
+        """Load this worker's part of a state; `described` is the optimizer's, without its tensors."""
         read_model(self._model_chunks(), catalogue, read)
         state = {name: dict(slots) for name, slots in described["state"].items()}
         for name, slots in read_slots(catalogue, read, self.by_name).items():

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from paceline.compat.tensors import BOOKKEEPING, no_torch_function
 from paceline.errors import InputError
+from paceline.strategies.memory.offload import without_memory
 
 _TENSOR: Any = Tensor
 _PROPERTIES = (
@@ -115,7 +116,7 @@ def drop(model: nn.Module, kept: frozenset[str], device: torch.device) -> None:
             full = f"{path}.{name}".lstrip(".")
             if full not in kept and not is_absent(parameter):
                 parameter.grad, meta = None, form_of(parameter.detach())
-                parameter.data = placeholder_like(parameter, device)
+                parameter.data = without_memory(parameter.shape, parameter.dtype, device)
                 vars(parameter)[_FORM] = meta
                 hide(parameter, full, is_elsewhere=True)
         for name, buffer in module.named_buffers(recurse=False):
@@ -154,14 +155,9 @@ def show(parameter: nn.Parameter) -> None:
 
 
 def _buffer(name: str, like: Any, device: torch.device | None = None, *, is_elsewhere: bool) -> Tensor:
-    made = placeholder_like(like, device or like.device).as_subclass(_AbsentTensor)
+    made = without_memory(like.shape, like.dtype, device or like.device).as_subclass(_AbsentTensor)
     vars(made)[_KEY] = name, is_elsewhere
     return made
-
-
-def placeholder_like(like: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the same shape that takes the memory of one element."""
-    return torch.empty((), dtype=like.dtype, device=device).expand(like.shape)
 
 
 def _named(nest: Any) -> Iterator[str]:

@@ -20,7 +20,7 @@ BUNCH = 256 << 20
 
 
 def without_memory(shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a tensor of a shape that stands for values elsewhere: all its places are one number."""
+    """Return a placeholder tensor of a shape, whose elements all share the memory of one."""
     return torch.empty((), dtype=dtype, device=device).expand(tuple(shape))
 
 

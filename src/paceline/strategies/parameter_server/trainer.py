@@ -41,7 +41,7 @@ from paceline.world.fault_points import REDUCTION, hit
 
 
 class ServedPlacement(Placement):
-    """A model whose weights come from the servers before each step; none of the state is this worker's."""
+    """A model whose weights come from the servers before each step; this worker owns no part of the state."""
 
     def __init__(self, inputs: StrategyInputs, world: World) -> None:
         self.model = inputs.model.to(world.device)

@@ -90,7 +90,7 @@ class StageAttributes:
         return zlib.compress("\n".join(new).encode()) if new else b""
 
     def leave(self, came: bytes) -> None:
-        """Go on with the loss: what this pass has set is there, and reads of what only other stages have set fail."""
+        """Continue with the loss: what this pass has set is there, and reads of what only other stages have set fail."""
         written = self._running.written()
         self._body.end()
         self._told.update(_unpacked(came))

@@ -38,7 +38,7 @@ class Watch:
     always: bool = False
 
     def begin(self) -> bool:
-        """Return whether the pass that begins now does."""
+        """Count a forward pass that begins; return whether it is one to watch."""
         self.passes += 1
         return self.always or self.passes & (self.passes - 1) == 0
 

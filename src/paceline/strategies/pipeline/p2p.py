@@ -77,7 +77,7 @@ class Links:
         buffer = comm.recv(like=torch.empty(NOTE, dtype=torch.uint8), source=source)
         # The bytes come from a worker of this very run, which runs the same code with the same rights.
         note, forms = pickle.loads(buffer.numpy().tobytes())  # noqa: S301
-        pending = [(form, comm.irecv(like=_room(form, self._world.device), source=source)) for form in forms]
+        pending = [(form, comm.irecv(like=_empty(form, self._world.device), source=source)) for form in forms]
         return StageMessage(note, pending)
 
     def flush(self) -> None:
@@ -115,7 +115,7 @@ def _order(tensor: Tensor) -> tuple[int, ...]:
     return tuple(sorted(range(tensor.dim()), key=lambda side: (-strides[side], side)))
 
 
-def _room(form: _Form, device: torch.device) -> Tensor:
+def _empty(form: _Form, device: torch.device) -> Tensor:
     return torch.empty([form.shape[side] for side in form.order], dtype=form.dtype, device=device)
 
 

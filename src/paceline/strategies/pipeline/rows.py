@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.state.chunks import ChunkBounds, TensorMeta
-from paceline.strategies.guards.absent import hide, placeholder_like, show
+from paceline.strategies.guards.absent import hide, show
+from paceline.strategies.memory.offload import without_memory
 from paceline.strategies.sharded import Part
 from paceline.world import World
 
@@ -44,7 +45,7 @@ class CutRows(NoRows):
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Make the parameters whole, with one message for each type of number."""
+        """Gather the whole parameters, with one message per dtype."""
         self._show()
         for dtype in self._types:
             names = [name for name, parameter in self._whole.items() if parameter.dtype == dtype]
@@ -62,7 +63,7 @@ class CutRows(NoRows):
         self._show()
         for name, parameter in self._whole.items():
             parameter.grad = None
-            parameter.data = placeholder_like(parameter, parameter.device)
+            parameter.data = without_memory(parameter.shape, parameter.dtype, parameter.device)
             hide(parameter, name, is_elsewhere=False)
 
     def _show(self) -> None:

@@ -88,10 +88,10 @@ class Body(ABC):
         """Write what passes made of plain attributes back to the whole model."""
 
     def give_one(self, name: str) -> None:  # noqa: B027
-        """Take over one plain attribute that a loss has set on the whole model before its call."""
+        """Copy one plain attribute that a loss has set on the whole model before its call."""
 
     def keep_apart(self, kind: type) -> None:  # noqa: B027
-        """Go on with what the stage has where the whole model has this kind of thing."""
+        """Continue with what the stage has where the whole model has this kind of thing."""
 
     @abstractmethod
     def modules(self) -> list[nn.Module]:
@@ -165,7 +165,7 @@ class Passage(Body):
         twin.note()
 
     def begin(self) -> None:
-        """Take over the plain attributes that the whole model has now."""
+        """Copy the plain attributes that the whole model has now."""
         changed = self._twin.changed()
         if changed is not None:
             _refuse_change(changed)
@@ -176,12 +176,12 @@ class Passage(Body):
         self._twin.take()
 
     def give_one(self, name: str) -> None:
-        """Take over one plain attribute that a loss has set on the whole model before its call."""
+        """Copy one plain attribute that a loss has set on the whole model before its call."""
         path, _, key = name.rpartition(".")
         self._twin.give_one(self.original.get_submodule(path), key)
 
     def keep_apart(self, kind: type) -> None:
-        """Go on with what the stage has where the whole model has this kind of thing."""
+        """Continue with what the stage has where the whole model has this kind of thing."""
         self._twin.keep_apart(kind)
 
     def modules(self) -> list[nn.Module]:

@@ -98,7 +98,7 @@ def _whole_ones(values: Tensor, side: int, size: int) -> Tensor:
 
 
 def watch_region(model: nn.Module, opening: list[str], closing: list[str], region: Region) -> None:
-    """Hook a model such that the region knows where its forward pass is, and replace its dropouts by ones that ask."""
+    """Hook a model so that the region knows where its forward pass is, and replace its dropouts by ones that ask it."""
     for name in opening:
         model.get_submodule(name).register_forward_hook(region.enter)
     for name in closing:
