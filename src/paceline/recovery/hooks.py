@@ -41,7 +41,7 @@ class StateHooks(Protocol):
         """Return what a worker that joins must know beside the model."""
 
     def adopt(self, position: Position, shared: dict[str, Any]) -> None:
-        """Go on from where the others stand, who returned `shared`."""
+        """Continue from where the others stand, who returned `shared`."""
 
     def finish_step(self, shared: dict[str, Any]) -> None:
         """Take over the optimizer's options of right after a step that others have finished, not those of further on."""

@@ -150,7 +150,7 @@ def _check_all(world: World, said: str, number: int, mine: str) -> None:
             with_break, at_end = (rank, world.rank) if how == _BREAK else (world.rank, rank)
             raise InputError(
                 f"rank {with_break} left the loop of run.steps with break after its last step, where rank {at_end} came to the "
-                "end of it: what is done at the end, some would do and others not. Leave it alike on all workers."
+                "end of it: what is done at the end would run on some workers only. Leave the loop alike on all workers."
             )
 
 

@@ -22,7 +22,7 @@ class Feeds:
         """Whether the user was told that a list may hold batches: once a run is enough."""
 
     def open(self, data: Any, *, batch_size: int | None = None, **loading: Any) -> ShardedLoader:
-        """Open this worker's share of a data set, or of a DataLoader's; the batch is the GLOBAL one (32 where nobody says)."""
+        """Open this worker's shards of a data set, or of a DataLoader's; `batch_size` is the GLOBAL one, 32 by default."""
         options = self._state.options
         loading = {"num_workers": options.num_workers, **loading}
         if is_loader(data):

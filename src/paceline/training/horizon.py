@@ -38,11 +38,11 @@ def is_forgotten(asked: int | None, saved: Mapping[str, Any]) -> bool:
 
 
 def refuse_forgotten(planned: int | None) -> NoReturn:
-    """Raise for a schedule of which nobody knows how many steps it was laid out for."""
+    """Raise for a checkpoint that does not say how many steps its schedule was made for."""
     raise InputError(
-        "--resume: this checkpoint does not say how many steps the learning-rate schedule was laid out for, and with another "
+        "--resume: this checkpoint does not say how many steps the learning-rate schedule was made for, and with another "
         "number it would jump. Give --horizon N, the number of steps that the run was begun for "
-        f"({planned or 'unknown'} by the options of now)."
+        f"({planned or 'unknown'} by the present options)."
     )
 
 

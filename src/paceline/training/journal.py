@@ -48,7 +48,7 @@ class Journal:
         }
 
     def load(self, state: dict[str, float]) -> None:
-        """Go on from the sums of another worker."""
+        """Continue from the sums of another worker."""
         self._epoch_total, self._epoch_weight = state["total"], state["weight"]
         self.samples, self.loss = int(state["samples"]), state["loss"]
 

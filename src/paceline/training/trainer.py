@@ -86,7 +86,7 @@ class Trainer:
             self._compute(step)
 
     def _compute(self, step: Step) -> None:
-        """Compute one step; look for what it switches."""
+        """Compute one step, and check which modes and switches it changed."""
         if step.compute(self.task.loss).again:
             return
         text = self._modes.note_of_change(self.task, self._state.replica.model, step.number)

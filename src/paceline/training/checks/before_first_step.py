@@ -72,7 +72,7 @@ def check_batch_size(there: int, here: int) -> None:
     """Refuse another size of batch than the run was begun with."""
     if there != here:
         raise InputError(
-            f"this run has batches of {there} samples, not of {here}: the answer would be another. "
+            f"this run has batches of {there} samples, not of {here}: the result would differ. "
             f"Use --batch-size {there}."
         )
 

@@ -54,7 +54,7 @@ class EpochStarts:
         """Whether the next epoch is the first of a resumed run."""
 
     def at(self, position: Position) -> dict[str, Any] | None:
-        """Return what a run that goes on from here must know, if anything is known."""
+        """Return what a run that continues from here must know of its epochs; None if nothing is known."""
         key = _epoch_of(position)
         began = self._contents.get(key) if position.step else None
         if self._first is None or (position.step and began is None):
@@ -70,7 +70,7 @@ class EpochStarts:
         }
 
     def load(self, position: Position, kept: dict[str, Any] | None) -> None:
-        """Take over what a checkpoint says of the epoch that it was saved in, or after."""
+        """Load what a checkpoint says of the epoch that it was saved in, or after."""
         if kept is None:
             return
         self._first, self._loaded_last = kept["first"], kept["last"]
@@ -80,7 +80,7 @@ class EpochStarts:
         self._resumed = True
 
     def adopt(self, position: Position, theirs: Position, kept: dict[str, Any] | None) -> None:
-        """Take over what the others of a group know, where they stand or, where all go back, of another epoch."""
+        """Load what the others of a group know, where they stand or, where all go back, of another epoch."""
         if kept is not None and _epoch_of(position) != _epoch_of(theirs):
             kept = {**kept, "began": "", "last": ""}
         self.load(position, kept)
@@ -94,7 +94,7 @@ class EpochStarts:
     def confirm(
         self, position: Position, data: StepData, beginning_of: Callable[[int], str | None]
     ) -> str | None:
-        """Raise where the stream gives other items when it is asked for the same epoch again.
+        """Raise if the stream yields other items when the same epoch is read again.
 
         Return what is to be said where, asked for the epoch before, it does not give what that one began with.
         """

@@ -45,21 +45,21 @@ _groups: WeakKeyDictionary[Comm, _Readings] = WeakKeyDictionary()
 def read_alike(
     loader: ShardedLoader, world: World, which: str, epoch: int, start_step: int = 0
 ) -> Iterator[StepData]:
-    """Go through an epoch from a step on; raise where this worker reads another stream than the others."""
+    """Yield the steps of an epoch from `start_step` on; raise where this worker reads another stream than the others."""
     if loader.order is not None or world.size == 1 or (loader.readings + 1).bit_count() > 1:
         return loader.epoch(epoch, start_step, beginning=start_step > 0)
     return _Comparison(loader, world, which, epoch).read(start_step)
 
 
 class _Comparison:
-    """One reading of a stream, beside those of the other workers."""
+    """Compares this worker's pass over a stream with those of the other workers."""
 
     def __init__(self, loader: ShardedLoader, world: World, which: str, epoch: int) -> None:
         self._loader, self._world, self._which, self._epoch = loader, world, which, epoch
         self._group = _groups.setdefault(world.comm, _Readings())
 
     def read(self, start_step: int) -> Iterator[StepData]:
-        """Go through the epoch from a step on, and compare."""
+        """Yield the steps of an epoch from `start_step` on, and compare."""
         self._begin()
         whole = self._loader.batch_size
         items, ended = start_step * whole, False

@@ -128,7 +128,7 @@ class Attempt:
     def __init__(self, body: Body, *, looks: bool) -> None:
         self._body, self._looks = body, looks
         self._small = body.loop_state.small_now()
-        self._note_begun()
+        self._record_step()
         self._begun_with = Settings(body.replica(), self._begun.tensors)
         self._wrote = self._in_batches = self._slots_differ = self._left = False
         self._in_hand: tuple[Marks, Marks] | None = None
@@ -140,7 +140,7 @@ class Attempt:
         self.settings_then = self._begun_with
         self._held: tuple[Settings, Values, list[int], LocalState | None] | None = None
 
-    def _note_begun(self) -> None:
+    def _record_step(self) -> None:
         body = self._body
         self._begun = body.model_marks()
         # Where no body is known to write to the slots, they are as they were after the last step, or are found to differ
@@ -243,13 +243,13 @@ class Attempt:
         return {id(one): checksum(one) for one in held}, self._body.loop_state.large_digests()
 
     def enter_group(self) -> None:
-        """Go on in another group, in which an evaluation before the batches, or after them, has ended."""
+        """Continue in another group, in which an evaluation before the batches, or after them, has ended."""
         self._left, self._seen = False, None
         if self._in_batches:
             self._large = self._body.loop_state.large_marks()
             self._in_hand = self._body.model_marks(), self._body.slot_marks()
         else:
-            self._note_begun()
+            self._record_step()
 
     @property
     def dirty(self) -> bool:

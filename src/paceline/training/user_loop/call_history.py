@@ -91,7 +91,7 @@ class Outcomes:
         return bool(self._outcomes)
 
     def load(self, state: list[list[Any]]) -> None:
-        """Take over what was found out before."""
+        """Load what was found out before."""
         self._outcomes, self._told = {}, {}
         for call, asked, outcome in state:
             self._outcomes.setdefault(call, []).append((asked, outcome))
@@ -146,11 +146,11 @@ class CallHistory:
         return {"between": self.behind.state(), "before": self.before.state()}
 
     def load(self, shared: dict[str, Any]) -> None:
-        """Take over what `state` returned on another worker."""
+        """Load what `state` returned on another worker."""
         self.behind.load(shared["between"])
         self.before.load(shared["before"])
 
     def load_saved(self, outcomes: list[Any]) -> None:
-        """Take over what a checkpoint holds."""
+        """Load what a checkpoint holds."""
         self.before.load([one for one in outcomes if one[0] < 0])
         self.behind.load([one for one in outcomes if one[0] >= 0])

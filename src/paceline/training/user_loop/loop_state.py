@@ -71,7 +71,7 @@ class LoopState:
         return False
 
     def resume(self, saved: Values) -> list[str]:
-        """Take over what a checkpoint holds; return the registered names that it does not know."""
+        """Load what a checkpoint holds; return the registered names that it does not know."""
         self._saved = dict(saved)
         for name in self._objects:
             if name in self._saved:

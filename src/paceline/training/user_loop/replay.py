@@ -88,7 +88,7 @@ class Replay:
         ]
 
     def take_back(self) -> None:
-        """Take the turn back: what is asked for from here on is asked for by paceline."""
+        """End the loop's turn: from here on, paceline itself asks for weights."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
