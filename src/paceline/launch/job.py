@@ -228,7 +228,7 @@ class ScriptCall:
 
 
 def _check_module(name: str) -> None:
-    """Refuse a module that is not there; one that is there and fails to import is the user's code."""
+    """Raise InputError for a module that does not exist; one that fails to import is the user's code."""
     try:
         found = importlib.util.find_spec(name)
     except ModuleNotFoundError as error:

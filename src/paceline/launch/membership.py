@@ -377,7 +377,7 @@ class Membership:
         return paid
 
     def _pay(self) -> bool:
-        """Take one attempt off the budget, if there is one left."""
+        """Use up one attempt of the budget; return whether there was one."""
         now = self._clock()
         self._tokens = min(self.policy.max_restarts, self._tokens + (now - self._counted) / REFILL_S)
         self._counted = now

@@ -417,7 +417,7 @@ class Supervisor:
     def _on_order(self, order: dict[str, Any]) -> str:
         """Carry out what somebody asks of the run from outside."""
         if order.get("do") != "resize":
-            raise InputError(f"{order.get('do')!r} is nothing that a run in progress can be asked for.")
+            raise InputError(f"{order.get('do')!r} is not a request that a run in progress answers.")
         workers, membership = int(order["workers"]), self._membership
         policy = membership.policy
         servers = policy.server_count  # they stay: workers are those who train

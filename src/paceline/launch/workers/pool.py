@@ -92,7 +92,7 @@ class LocalWorkerPool:
         return keeper
 
     def start(self, number: int, job: Job, log_name: str) -> None:
-        """Ask for one worker and listen to it."""
+        """Ask the fork server for one worker, and listen to the worker."""
         self._renew()
         log = (self._folder / "logs" / log_name).open("ab", buffering=0)
         process = Process(number, ticket=-1, log=log)
