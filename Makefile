@@ -24,7 +24,7 @@ test: $(STAMP)   ## every test
 zoo: $(STAMP)    ## every task of the zoo on every strategy: 20 minutes; writes docs/support.md
 	@$(VENV)/bin/python -m tests.zoo --write --jobs 2
 
-lint: $(STAMP)   ## ruff, mypy --strict and the order of the rooms
+lint: $(STAMP)   ## ruff, mypy --strict and the order of imports
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy

@@ -52,7 +52,7 @@ class Kill:
 
 @dataclass
 class Watched:
-    """A training under way: its steps as (number, time), by whoever tells them."""
+    """A training in progress: its steps as (number, time), from whoever reports them."""
 
     process: subprocess.Popen[bytes]
     steps: Callable[[], list[tuple[int, float]]]
@@ -131,7 +131,7 @@ def kill_one(run: Watched, rank: int) -> Kill:
         return Kill(rank, None, None)
     done = [number for number, moment in run.steps() if moment <= killed]
     first, moment = after()[0]
-    # What was under way when the worker died is lost in any case: one step; more were finished and are done again.
+    # The step in progress when the worker died is lost in any case; further ones were finished and are done again.
     kill = Kill(rank, moment - killed, 1 + max(0, max(done) + 1 - first))
     wait_for(lambda: len(set(run.pids().values()) - {pids[rank]}) == WORKERS and len(after()) > 10, 15.0)
     if len(set(run.pids().values()) - {pids[rank]}) == WORKERS:

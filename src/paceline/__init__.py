@@ -30,7 +30,7 @@ __all__ = [
     "launch_roles",
 ]
 
-# `launch` is a room of the house and a verb at once: the module `paceline.launch` can be called.
+# `launch` is a package and a function at once: the module `paceline.launch` can be called.
 __getattr__, __dir__ = lazy.names(
     __name__,
     {

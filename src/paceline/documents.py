@@ -52,10 +52,10 @@ def read_bytes(path: Path, most: int = MOST) -> bytes:
     return content
 
 
-def read_object(path: Path, most: int = MOST) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; raise DocumentError if there is anything else."""
     try:
-        found = json.loads(read_bytes(path, most))
+        found = json.loads(read_bytes(path))
     except DocumentError:
         raise
     except (ValueError, RecursionError):

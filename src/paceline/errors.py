@@ -24,7 +24,7 @@ from collections.abc import Iterable
 
 
 class PacelineError(Exception):
-    """The root of the tree."""
+    """The base of every exception that paceline raises on purpose."""
 
     exit_status = 1
 

@@ -29,7 +29,7 @@ CHECKPOINTS = "Checkpoints and records"
 ELASTICITY = "Lost workers"
 MACHINES = "Machines"
 GROUPS = (COMMON, DATA, SPEED, CHECKPOINTS, ELASTICITY, MACHINES)
-"""In the order of the help; the groups of single strategies come behind them."""
+"""In the order of the help; the groups of single strategies come after them."""
 
 
 @dataclass(frozen=True)

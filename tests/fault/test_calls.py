@@ -94,11 +94,13 @@ def test_a_group_that_the_optimizer_was_given_on_the_way_is_resumed_and_handed_o
     assert paceline.launch(grow, str(tmp_path), faults, **two) == whole * 2
     run = tmp_path / "run"
     paceline.launch(grow, None, (), 5, **two, out=run)
-    with pytest.raises(InputError, match=r"was given 0\.weight while it went on.*'single', 'dp' or 'ddp'"):
+    with pytest.raises(
+        InputError, match=r"0\.weight was added to the optimizer during the run.*'single', 'dp' or 'ddp'"
+    ):
         paceline.launch(grow, None, **{**two, "strategy": "fsdp"}, out=run, resume=True)
     assert paceline.launch(grow, None, **two, out=run, resume=True) == whole * 2
     (tmp_path / "fault-0-1").unlink()
-    with pytest.raises(InputError, match=r"3\.weight was put into the model while the run went on"):
+    with pytest.raises(InputError, match=r"3\.weight was added to the model during the run"):
         paceline.launch(grow, str(tmp_path), faults, 9, "new", **two)
 
 

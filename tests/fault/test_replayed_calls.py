@@ -85,7 +85,7 @@ def test_a_resumed_loop_leaves_its_best_alone(strategy: str, tmp_path: Path) -> 
     straight = launch(tmp_path / "whole", 4, **many(strategy))
     launch(tmp_path, 3, **many(strategy))
     kept = (tmp_path / "best.pt").read_bytes()
-    with pytest.raises(InputError, match=r"behind call 1 of run\.steps.*those of step 12.*run\.replaying"):
+    with pytest.raises(InputError, match=r"after call 1 of run\.steps.*those of step 12.*run\.replaying"):
         launch(tmp_path, 4, asks=False, resume=True)
     assert (tmp_path / "best.pt").read_bytes() == kept
     resumed = launch(tmp_path, 4, resume=True)

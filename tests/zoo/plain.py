@@ -27,12 +27,12 @@ def train_plainly(run: paceline.Run, job: Job) -> dict[str, Any]:
     seeds.seed_everything(seeds.derive(task.seed, "model"))
     model = task.model()
     optimizer = task.optimizer(model)
-    feed = _feed(task, task.train_data(), shuffle=True)
-    per_epoch = feed.steps_per_epoch
+    loader = _feed(task, task.train_data(), shuffle=True)
+    per_epoch = loader.steps_per_epoch
     scheduler = task.scheduler(optimizer, job.steps if per_epoch is None else task.epochs * per_epoch)
     number, epoch = 0, 0
     while number < job.steps:
-        for data in feed.epoch(epoch):
+        for data in loader.epoch(epoch):
             _step(task, model, optimizer, data, number)
             if scheduler is not None:
                 scheduler.step()
@@ -43,7 +43,7 @@ def train_plainly(run: paceline.Run, job: Job) -> dict[str, Any]:
         else:
             _measured(task, model)
         epoch += 1
-    feed.close()
+    loader.close()
     metrics = _measured(task, model)
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     return {"model": state, "weights": weights_sha256(state), "steps": number, "metrics": metrics}
@@ -51,16 +51,16 @@ def train_plainly(run: paceline.Run, job: Job) -> dict[str, Any]:
 
 def _measured(task: paceline.Task, model: nn.Module) -> dict[str, float]:
     """Measure the held-out samples, batch by batch."""
-    feed = _feed(task, task.eval_data(), shuffle=False)
+    loader = _feed(task, task.eval_data(), shuffle=False)
     sums: dict[str, tuple[float, float]] = {}
     model.eval()
     with torch.no_grad(), _autocast(task):
-        for batch in (batch for data in feed.epoch(0) for batch in data.shards[0].batches):
+        for batch in (batch for data in loader.epoch(0) for batch in data.shards[0].batches):
             for name, mean in task.metrics(model, batch).items():
                 total, weight = sums.get(name, (0.0, 0.0))
                 sums[name] = total + as_float(mean.total), weight + as_float(mean.weight)
     model.train()
-    feed.close()
+    loader.close()
     return {name: total / weight for name, (total, weight) in sums.items()}
 
 

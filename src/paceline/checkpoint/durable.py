@@ -24,7 +24,7 @@ class FileRecord(NamedTuple):
 
 
 def sync(path: Path) -> None:
-    """Have the disk hold a file's bytes, or a folder's names, before going on."""
+    """Flush a file's bytes, or a folder's entries, to the disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -104,7 +104,7 @@ def _bytes(text: str) -> int:
     found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]*)", text.strip())
     size = 0.0 if found is None else float(found[1]) * _UNITS.get(found[2].upper(), 0)
     if size < 1:
-        raise InputError(f"--max-shard-size {text!r} is no size. Give one like 2GB, 500MB or 1GiB.")
+        raise InputError(f"--max-shard-size {text!r} is not a size. Give one like 2GB, 500MB or 1GiB.")
     return int(size)
 
 

@@ -145,7 +145,9 @@ class Manifest:
             raise documents.DocumentError(f"aliases: {documents.shown(strange)} is no tensor of a model")
         lost = next((alias for alias, key in self.aliases.items() if key not in self.tensors), None)
         if lost is not None:
-            raise documents.DocumentError(f"aliases: {documents.shown(lost)} is tied to what is not there")
+            raise documents.DocumentError(
+                f"aliases: {documents.shown(lost)} is tied to a tensor that is not there"
+            )
 
     def check_phase(self) -> None:
         """Raise DocumentError where a run of a Task stands in another call of `run.steps` than its only one."""

@@ -112,7 +112,7 @@ class PendingCheckpoint:
         return found
 
     def remove_markers(self) -> None:
-        """Remove the done-markers: the manifest says it all."""
+        """Remove the done-markers, which the manifest replaces."""
         for path in self.partial.glob("part-*.json"):
             path.unlink()
 

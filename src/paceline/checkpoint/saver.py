@@ -62,7 +62,7 @@ class Saver:
         saved: Callable[[Saved], None] = lambda _: None,
         note: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Have `saved` and `note` called in the thread of the training, on the worker that commits."""
+        """Register callbacks: `saved` and `note` run in the training thread of the worker that commits."""
         self.checkpoints = checkpoints
         self._saved, self._note = saved, note
         self._staging = Staging()
@@ -157,7 +157,7 @@ class Saver:
             self._job.give_up()
 
     def close(self) -> None:
-        """Let a save that is in progress come to its end, or give it up if that takes long."""
+        """Wait for a save in progress, and abandon it if that takes longer than CLOSING_S."""
         if self._job is not None:
             if not self._job.ends_within(CLOSING_S):
                 self._job.give_up()
@@ -212,7 +212,7 @@ class Saver:
     # Writing.
 
     def _write(self, world: World, writing: Writing) -> Fault:
-        """Write while all wait."""
+        """Write the checkpoint in the foreground: all workers wait."""
         writing = writing.in_place()
         fault = Fault()
         saved: Saved | None = None
@@ -266,7 +266,7 @@ class Saver:
 
 
 def _from_first(world: World, act: Callable[[], Value]) -> Value:
-    """Have the first worker do something, and give everybody what came of it, or raise what went wrong."""
+    """Call `act` on rank 0 and return its result on every worker, or raise its error on every worker."""
     value: Value | None = None
     fault = Fault()
     if world.is_first:
@@ -281,7 +281,7 @@ def _from_first(world: World, act: Callable[[], Value]) -> Value:
 
 
 def _tidy(world: World, pending: PendingCheckpoint) -> AbstractContextManager[None]:
-    """Have the worker that made a folder, and no other, take it away when something goes wrong."""
+    """Return a context that removes the partial folder on an error, on the worker that made it and on no other."""
     return discarding(pending.partial) if world.is_first else nullcontext()
 
 

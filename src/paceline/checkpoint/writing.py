@@ -88,7 +88,7 @@ class Writing:
         return replace(self, contents=replace(self.contents, tensors=apart(self.contents.tensors)))
 
     def copied(self, staging: Staging) -> Writing:
-        """Get ready to write while training goes on."""
+        """Return the same with copies of all tensors, which can be written while training continues."""
         contents = self.contents
         copies = staging.copies(contents.tensors)
         return replace(self, contents=replace(contents, tensors=copies, rest=copy.deepcopy(contents.rest)))

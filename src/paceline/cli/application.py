@@ -30,7 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
-"""Everything behind the script's name belongs to the script."""
+"""Everything after the script's name belongs to the script."""
 
 
 def _show_version(value: bool) -> None:

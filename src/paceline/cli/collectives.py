@@ -69,7 +69,7 @@ def _operation(operation: Mapping[str, Any]) -> RenderableType:
 
 
 def _held(value: Any) -> Text:
-    """Show numbers in a row; nothing as a dash, so that an empty place is no misprint."""
+    """Return numbers as one line of text; a dash where there are none."""
     if value is None:
         return Text("-", style="dim")
     if isinstance(value, str):

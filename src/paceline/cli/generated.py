@@ -79,7 +79,7 @@ def _parameter(
         show_default=False,
         **reads,
     )
-    # With an underscore behind it: `compile` is a name of Python's own.
+    # With an underscore after it: `compile` is a name of Python's own.
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(f"{one.name}_", kind, default=None, annotation=Annotated[value | None, made])
 

@@ -22,7 +22,7 @@ def folder_option(words: str) -> Any:
 
 
 def new_folder(name: str) -> Path:
-    """Return runs/NAME-TIME, with a number behind it when that is taken."""
+    """Return runs/NAME-TIME, with a number after it when that is taken."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")
     identity = env.identity()
     if identity is not None:

@@ -72,7 +72,7 @@ def run(
 
     if target.startswith("-"):
         raise InputError(
-            f"paceline run has no option {target}. See paceline run --help; a script's own come behind its name."
+            f"paceline run has no option {target}. See paceline run --help; a script's own come after its name."
         )
     if not module and not Path(target).is_file():
         raise InputError(f"there is no script {target}. With -m it would be taken for a module.")

@@ -96,8 +96,8 @@ def verify(
     odd = next((name for name in given if name != "device"), None)
     if odd is not None and (receipt is not None or script is not None):
         raise InputError(
-            f"{flag(odd)} is an option of the runs that a TASK is verified with: a receipt knows what its run was told, and a "
-            "script tells itself. Leave it out."
+            f"{flag(odd)} is an option for verifying a TASK: a receipt holds the options of its run, and a "
+            "script sets its own. Leave it out."
         )
     if receipt is not None and (task is not None or script is not None or context.args):
         raise InputError("--receipt DIR says what is verified: give neither a TASK nor --script with it.")

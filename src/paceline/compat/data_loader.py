@@ -14,11 +14,11 @@ def end_workers(iterator: Iterator[Any]) -> None:
 
 
 def show_dataset(dataset: Any) -> None:
-    """Have `get_worker_info().dataset` be this one in a loading process, which reads it by way of another."""
+    """Set `get_worker_info().dataset` in a DataLoader process to this one, which it reads through a wrapper."""
     object.__setattr__(get_worker_info(), "dataset", dataset)  # torch lets nobody assign it
 
 
 def watch_index_sampler(watch: Callable[[Any, Any], Any]) -> None:
-    """Have every DataLoader draw its indices from what `watch` returns for the loader and its own sampler."""
+    """Make every DataLoader draw its indices from what `watch(loader, its own sampler)` returns."""
     sampler = DataLoader._index_sampler.fget  # type: ignore[attr-defined]
     DataLoader._index_sampler = property(lambda loader: watch(loader, sampler(loader)))  # type: ignore[method-assign,assignment]

@@ -101,9 +101,9 @@ class Group:
         return bool(self._record.is_unsharded)
 
     def replace(self, moment: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Have torch call `function` at a moment of its own, and return what it did there.
+        """Replace what torch calls at one point of a pass by `function`, and return the original.
 
-        The moments are pre_forward, pre_backward, post_backward and reshard.
+        The points are pre_forward, pre_backward, post_backward and reshard.
         """
         original: Callable[..., Any] = getattr(self._record, moment)
         setattr(self._record, moment, function)
@@ -125,7 +125,7 @@ def groups_of(module: nn.Module) -> list[Group]:
 
 
 def find_root(model: nn.Module) -> None:
-    """Have torch find the root of the sharded modules now, not in the first pass."""
+    """Make torch find the root of the sharded modules now, not in the first forward pass."""
     fully_shard.state(model)._lazy_init()  # type: ignore[attr-defined]
 
 

@@ -45,7 +45,7 @@ trunc_normal_: Callable[..., Tensor] = nn.init._no_grad_trunc_normal_
 
 @contextmanager
 def replaced_trunc_normal(function: Callable[..., Tensor]) -> Iterator[None]:
-    """Have all ways to a truncated normal lead to `function`."""
+    """Replace every truncated-normal initialization by `function` inside the context."""
     init: Any = nn.init
     init._no_grad_trunc_normal_ = function
     try:
@@ -55,5 +55,5 @@ def replaced_trunc_normal(function: Callable[..., Tensor]) -> Iterator[None]:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Return whether a hook was put on a module that runs around its forward pass or behind its backward pass."""
+    """Return whether a hook was put on a module that runs around its forward pass or after its backward pass."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)

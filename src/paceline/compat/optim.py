@@ -27,12 +27,12 @@ def step_hooks(optimizer: Optimizer) -> list[tuple[str, Callable[..., Any]]]:
 
 
 def ensure_hooks(optimizer: Optimizer) -> None:
-    """Have hooks on its step run, as they do for every optimizer that calls torch's constructor: wrappers may not."""
+    """Make an optimizer run its step hooks, even one (a wrapper) that never called torch's constructor."""
     optimizer._patch_step_function()
 
 
 def mark_stepped(optimizer: Optimizer) -> None:
-    """Have schedules take it that the optimizer has made a step: they warn where theirs comes first."""
+    """Mark the optimizer as stepped, so that a scheduler does not warn of stepping before it."""
     vars(optimizer)["_opt_called"] = True
 
 

@@ -56,7 +56,7 @@ def abort(group: dist.ProcessGroup) -> None:
 
 
 def count_groups_anew() -> None:
-    """Have the next group of all workers named as the first one of a process is.
+    """Reset torch's group counter, so that the next group of all workers is named like a process's first.
 
     torch names groups by a count. A group that could not be formed, because a worker was lost in the middle, leaves it
     one ahead, and then this worker and one that has just started wait for each other under two names.

@@ -20,6 +20,6 @@ def end_interpreter() -> None:
 
 
 def forget_finalizers() -> None:
-    """Have the finalizers made so far not run at the end of this process."""
+    """Prevent the finalizers made so far from running when this process exits."""
     for finalizer in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
         finalizer.atexit = False

@@ -32,7 +32,7 @@ MESSAGE_NAMES = {
 
 
 def install(unpickler: type[Unpickler], pickler: Any, run_function: Callable[[Any], Any]) -> None:
-    """Have RPC write messages with `pickler`, read them with `unpickler` and run what they call with `run_function`."""
+    """Make RPC write messages with `pickler`, read them with `unpickler` and run calls with `run_function`."""
     internal._unpickler = unpickler
     internal._internal_rpc_pickler = api._default_pickler = pickler
     internal._run_function = run_function  # looked up whenever an agent starts

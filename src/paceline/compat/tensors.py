@@ -40,7 +40,7 @@ no_torch_function = torch._C.DisableTorchFunctionSubclass
 
 
 def share_hooks(master: Tensor, other: Tensor) -> None:
-    """Have another tensor run the hooks of the master, those included that are put on it later."""
+    """Make another tensor run the hooks of `master`, including those that are registered later."""
     other._backward_hooks = master._backward_hooks
 
 

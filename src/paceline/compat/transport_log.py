@@ -20,7 +20,7 @@ def expect_partings() -> None:
 
 
 def warn_of_partings() -> None:
-    """Hear of connections that close."""
+    """Listen for connections that close."""
     _set_level(_WARNING)
 
 

@@ -76,7 +76,7 @@ def compare(mine: str, theirs: str) -> Difference | None:
         return None
     largest = max(differing, key=lambda place: differing[place])
     here, there = both[largest][0][3], both[largest][1][3]  # of the first item
-    return Difference(largest, here, there if here != there else f"{there} with others behind it")
+    return Difference(largest, here, there if here != there else f"{there} with others after it")
 
 
 def _places(value: Any, place: str) -> Iterator[tuple[str, Any]]:

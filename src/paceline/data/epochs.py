@@ -25,7 +25,7 @@ def epoch_setters(dataset: Any) -> list[tuple[Any, SetEpoch]]:
 
 
 def tell_epoch(setters: list[tuple[Any, SetEpoch]], epoch: int, *, anew: bool = False) -> None:
-    """Call each in this process, unless this epoch is what it was told last; evaluation may tell the same data set another.
+    """Call each `set_epoch` in this process unless its last call had this epoch; evaluation may have set another.
 
     Where an epoch is begun `anew` it is told all the same: a stream may make its generator when it is.
     """

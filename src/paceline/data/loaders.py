@@ -58,7 +58,7 @@ def settings_of(loader: DataLoader[Any]) -> LoaderSettings:
                 f"the {kind} has a batch_sampler ({type(loader.batch_sampler).__name__}), but which samples make a batch "
                 f"follows from the seed, so that any number of workers computes the same. {INSTEAD}"
             )
-        raise InputError(f"the {kind} has batch_size=None, so what it gives are batches already. {INSTEAD}")
+        raise InputError(f"the {kind} has batch_size=None, so its items are batches already. {INSTEAD}")
     if loader.drop_last and not _divides(loader, loader.batch_size):
         raise InputError(
             f"the {kind} has drop_last=True, but no sample is dropped here: a short last batch is weighted exactly. "
@@ -77,7 +77,7 @@ def settings_of(loader: DataLoader[Any]) -> LoaderSettings:
 def merged(
     loader: DataLoader[Any], batch_size: int | None, options: Mapping[str, Any]
 ) -> tuple[Any, int, dict[str, Any]]:
-    """Return data set, batch size and options of a feed, where a DataLoader and the caller say what they should be."""
+    """Return data set, batch size and options of a ShardedLoader, where a DataLoader and the caller say what they should be."""
     said = settings_of(loader)
     kind = type(loader).__name__
     if batch_size not in (None, said.batch_size):
@@ -113,7 +113,7 @@ def check_dataset(data: Any) -> None:
         raise InputError(f"{str(data)!r:.60} is a {kind}, not a data set. Read it into one first.")
     if isinstance(data, Mapping):
         raise InputError(
-            f"a {kind} of {', '.join(map(repr, list(data)[:4]))} is no data set: its samples have no numbers. Give one of its "
+            f"a {kind} of {', '.join(map(repr, list(data)[:4]))} is not a data set: its samples have no numbers. Give one of its "
             "members, or a TensorDataset of them."
         )
     if type(data) is tuple and data and all(isinstance(member, Tensor) for member in data):

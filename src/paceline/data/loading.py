@@ -43,7 +43,7 @@ class LoadingProcesses:
         self._iterator: Iterator[Any] | None = None
 
     def load(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Any]:
-        """Go through the batches of the given micro-batches; an earlier `load` that was left early is abandoned."""
+        """Yield the batches of the given micro-batches; an earlier `load` that was left early is abandoned."""
         self._sampler.upcoming = micro_batches
         self._iterator = iter(self._loader)
         yield from _unpacked(self._iterator)
@@ -62,7 +62,7 @@ class StreamProcess:
         self._iterator: Iterator[Any] | None = None
 
     def load(self, items: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Go through `items()`, called and run in the loading process."""
+        """Yield from `items()`, called and run in the loading process."""
         self.close()
         self._iterator = iter(_loader(_RemoteIterable(items), self._options, sampler=None, persistent=False))
         yield from _unpacked(self._iterator)

@@ -56,7 +56,7 @@ class Schedule:
         self.steps_per_epoch = steps_per_epoch(order.samples, batch_size)
 
     def steps(self, epoch: int, start_step: int) -> Iterator[StepPlan]:
-        """Go through an epoch from a step on."""
+        """Yield the steps of an epoch from `start_step` on."""
         for block, size, spans in self._blocks(start_step):
             start, stop = (spans[0][0], spans[-1][1]) if spans else (0, 0)
             width = stop - start
@@ -88,7 +88,7 @@ class MapStyle:
         self._schedule, self._reader = schedule, reader
 
     def steps(self, epoch: int, start_step: int) -> Generator[StepData]:
-        """Go through an epoch from a step on."""
+        """Yield the steps of an epoch from `start_step` on."""
         for plan in self._schedule.steps(epoch, start_step):
             batches = self._reader.read(epoch, [piece for pieces in plan.micro_batches for piece in pieces])
             yield plan.filled(iter(batches))
@@ -109,7 +109,7 @@ class LoadedMapStyle(MapStyle):
         self._processes = LoadingProcesses(reader, options)
 
     def steps(self, epoch: int, start_step: int) -> Generator[StepData]:
-        """Go through an epoch from a step on."""
+        """Yield the steps of an epoch from `start_step` on."""
         plans, ahead = tee(self._schedule.steps(epoch, start_step))
         batches = self._processes.load(
             (epoch, piece) for plan in ahead for pieces in plan.micro_batches for piece in pieces

@@ -107,7 +107,7 @@ class ShardedLoader:
     def epoch(
         self, epoch: int, start_step: int = 0, *, contents: bool = False, beginning: bool = False
     ) -> Iterator[StepData]:
-        """Go through an epoch from a step on; with the `contents` of a stream, for workers to compare.
+        """Yield the steps of an epoch from `start_step` on; with the `contents` of a stream, for workers to compare.
 
         With the `beginning` of a stream's epoch, also where no step of it is left: as one step of no items.
         """
@@ -151,7 +151,7 @@ def _check_cut(batch_size: int, shards: int, owned: range) -> None:
             f"a batch of {batch_size} samples cannot be cut into {shards} shards: some would be empty. "
             f"Use --batch-size {shards} or more, or --shards {batch_size} or fewer."
         )
-    if not owned and owned.start != shards:  # a server's share is nothing, behind the last shard
+    if not owned and owned.start != shards:  # a server's share is nothing, after the last shard
         raise InputError(
             f"this worker carries none of the {shards} shards: there are more workers than shards. "
             f"Use --workers {shards} or fewer, or start the run with more --shards."
@@ -164,7 +164,7 @@ def _map_style_length(dataset: Any) -> int:
     kind = type(dataset).__name__
     if not hasattr(dataset, "__getitem__"):
         raise InputError(
-            f"a {kind} is no data set: it has neither __getitem__ nor __iter__. "
+            f"a {kind} is not a data set: it has neither __getitem__ nor __iter__. "
             "Give a map-style or an iterable data set, such as a TensorDataset."
         )
     try:

@@ -29,7 +29,7 @@ def shard_bounds(shard: int, shards: int, size: int) -> tuple[int, int]:
 def owned_shards(rank: int, workers: int, shards: int, shares: Sequence[int] | None = None) -> range:
     """Return the contiguous shards that a worker carries; every worker carries at least one.
 
-    `shares` says how many each carries, where they are not dealt out evenly. One behind the last, a server, carries none.
+    `shares` says how many each carries, where they are not dealt out evenly. One after the last, a server, carries none.
     """
     if rank >= workers:
         return range(shards, shards)

@@ -1,4 +1,4 @@
-"""What a feed hands over for one step: the global batch's size, and this worker's shards of it."""
+"""What a ShardedLoader yields for one step: the global batch's size, and this worker's shards of it."""
 
 from __future__ import annotations
 

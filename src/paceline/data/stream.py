@@ -63,7 +63,7 @@ class Stream:
         """Whether there is a step of no items where no other is left: it says what the epoch began with."""
 
     def steps(self, epoch: int, start_step: int) -> Generator[StepData]:
-        """Go through an epoch from a step on."""
+        """Yield the steps of an epoch from `start_step` on."""
         tell_epoch(epoch_setters(self._dataset), epoch, anew=True)
         seek = getattr(self._dataset, "seek", None)
         first = 0 if seek is None else start_step
@@ -165,7 +165,7 @@ class LoadedStream:
         self._process = StreamProcess(options)
 
     def steps(self, epoch: int, start_step: int) -> Generator[StepData]:
-        """Go through an epoch from a step on."""
+        """Yield the steps of an epoch from `start_step` on."""
         yield from self._process.load(lambda: self._stream.steps(epoch, start_step))
 
     def own(self, owned: range) -> None:

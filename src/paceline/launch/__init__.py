@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any
 
 
-class _Room(ModuleType):
-    """A room whose name is also a verb: `paceline.launch` is this package, and calling it launches."""
+class _CallableModule(ModuleType):
+    """A module that can be called: `paceline.launch` is this package, and calling it launches."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from paceline.launch.api import launch
@@ -25,4 +25,4 @@ class _Room(ModuleType):
         return inspect.signature(launch)
 
 
-sys.modules[__name__].__class__ = _Room
+sys.modules[__name__].__class__ = _CallableModule

@@ -17,8 +17,8 @@ from paceline.launch.keywords import LaunchOptions
 from paceline.launch.local import LocalLauncher
 from paceline.launch.membership import Policy
 from paceline.launch.nodes import machines
+from paceline.launch.workers.process_limit import check_process_limit
 from paceline.launch.workers.read_shards import ReadShards
-from paceline.launch.workers.room import check_room
 from paceline.observe.events import Note
 from paceline.remote import reach
 from paceline.training import folder
@@ -111,7 +111,7 @@ def plan(
         reach.chosen(machines.interface(rendezvous))
     # One shard's share of the cores, not one worker's: the bits of a sum depend on how many threads took it.
     threads = max(1, env.cores() // options.total_shards) if threads is None else threads
-    check_room(options.workers + options.total_servers, threads, options.num_workers)
+    check_process_limit(options.workers + options.total_servers, threads, options.num_workers)
     return launcher.plan(
         LaunchSpec(
             call=job.function_call(function, args, kwargs, asdict(options)),

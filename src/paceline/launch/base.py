@@ -13,7 +13,7 @@ from paceline.launch.failures import Failure
 from paceline.launch.job import Call, Job
 from paceline.launch.membership import Policy
 from paceline.launch.nodes.rendezvous import Rendezvous
-from paceline.launch.workers.room import check_room
+from paceline.launch.workers.process_limit import check_process_limit
 from paceline.option_fields import Options, ranged, required
 from paceline.ranges import THREADS, WORKERS
 from paceline.training.options import RunOptions
@@ -48,7 +48,7 @@ class LaunchSpec(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_room(self.workers, self.threads or 1)
+        check_process_limit(self.workers, self.threads or 1)
 
 
 @dataclass(frozen=True, kw_only=True)

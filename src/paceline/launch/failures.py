@@ -15,10 +15,10 @@ from paceline.world.peer_failure_messages import names_a_lost_peer, text_of, wri
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CALLERS = (
-    *(str(_PACKAGE / room) for room in ("launch", "training", "strategies", "remote", "data")),
+    *(str(_PACKAGE / folder) for folder in ("launch", "training", "strategies", "remote", "data")),
     "<frozen runpy",
 )
-"""The rooms through which a worker comes to the user's code."""
+"""Folders whose frames lie between a worker's start and the user's code in a traceback."""
 
 
 _HINTS = {

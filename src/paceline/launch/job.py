@@ -121,7 +121,7 @@ class FunctionCall:
             return function(*bound, run, *args, **kwargs)
 
     def arguments(self) -> tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments in front of the run, those behind it, and those by name; `resolve` comes first."""
+        """Return the arguments in front of the run, those after it, and those by name; `resolve` comes first."""
         return pickle.loads(self.payload)  # type: ignore[no-any-return]  # noqa: S301  (made by this user's own launcher)
 
     def resumed(self) -> FunctionCall:
@@ -228,7 +228,7 @@ class ScriptCall:
 
 
 def _check_module(name: str) -> None:
-    """Refuse a module that is not there; one that is there and fails to import is the user's code."""
+    """Raise InputError for a module that does not exist; one that fails to import is the user's code."""
     try:
         found = importlib.util.find_spec(name)
     except ModuleNotFoundError as error:

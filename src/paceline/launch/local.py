@@ -15,7 +15,7 @@ from paceline.launch.nodes.follower import Follower
 from paceline.launch.run_folder import RunFolder
 from paceline.launch.supervisor import Supervisor
 from paceline.launch.workers import fork_server as forkserver
-from paceline.launch.workers.room import crowded
+from paceline.launch.workers.process_limit import crowded
 from paceline.observe import JsonlSink, RunFailed
 from paceline.training.folder import EVENTS
 from paceline.training.options import RunOptions

@@ -236,7 +236,7 @@ class Membership:
         return self._tell(at_once=True)
 
     def ended(self, number: int) -> list[Action]:
-        """A worker has done its part, or was let go."""
+        """A worker has done its part, or was released."""
         member = self.members[number]
         self._complete = self._complete or member.state is not State.RELEASED
         member.state = State.ENDED
@@ -278,7 +278,7 @@ class Membership:
         return actions + (self._tell(at_once=False) if staying[workers:] else [])
 
     def stop(self) -> list[Action]:
-        """End the run behind the next step that all have finished, with a checkpoint; nobody joins any more."""
+        """End the run after the next step that all have finished, with a checkpoint; nobody joins any more."""
         self._stopping = True
         self._reasons.append("the run is interrupted")
         return [] if self._changing else self._tell(at_once=False)
@@ -298,7 +298,7 @@ class Membership:
 
     @property
     def stopping(self) -> bool:
-        """Whether the run is to end behind the next step."""
+        """Whether the run is to end after the next step."""
         return self._stopping
 
     @property
@@ -377,7 +377,7 @@ class Membership:
         return paid
 
     def _pay(self) -> bool:
-        """Take one attempt off the budget, if there is one left."""
+        """Use up one attempt of the budget; return whether there was one."""
         now = self._clock()
         self._tokens = min(self.policy.max_restarts, self._tokens + (now - self._counted) / REFILL_S)
         self._counted = now
@@ -404,7 +404,7 @@ class Membership:
         return None
 
     def _do_without(self, member: Member, failure: Failure) -> list[Action]:
-        """Let the others go on as they are where they can; before all have met, everybody waits for everybody."""
+        """Continue without a lost worker where the others can; before all have met, everybody waits for everybody."""
         all_met = all(one.state is not State.STARTING for one in self.members.values())
         if failure.kind in ("input", "disk") or member.rank not in self.policy.expendable or not all_met:
             return [GiveUp(failure)]
@@ -475,7 +475,7 @@ class Membership:
         self._changing = False
         if self._failures and not self._complete:
             return self._start_over()
-        # Where one has come to the end of the run, those that were lost behind it are not missed; but a function of the
+        # Where one has come to the end of the run, those that were lost after it are not missed; but a function of the
         # user's returns something on each of them.
         if not self._failures or self.policy.trains:
             return []

@@ -192,7 +192,7 @@ def said_for(names: tuple[str, ...], said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fewest_workers(options: RunOptions, before: int, said: int | None) -> tuple[RunOptions, tuple[str, ...]]:
-    """Fill in the fewest workers that a run goes on with: as asked for, or as it had it, as far as there are so many."""
+    """Fill in --min-workers: as asked for, or as the run had it, but no more than there are workers."""
     if said is not None:
         return replace(options, min_workers=said), ()
     most = options.workers * options.max_nodes + options.total_servers

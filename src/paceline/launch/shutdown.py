@@ -30,7 +30,7 @@ class Shutdown:
         self.interrupted: int | None = None
         """The signal that asked for the end at once, if one did."""
         self.notice: int | None = None
-        """The signal that asked for an end behind the next step, with a checkpoint, if one did."""
+        """The signal that asked for an end after the next step, with a checkpoint, if one did."""
         self.remind_at: float | None = None
         """When to say that the end takes long, and how to leave at once."""
         self._failures: list[Failure] = []

@@ -48,7 +48,7 @@ from paceline.training import folder as run_folder
 from paceline.world import env
 
 NOTICES = (signal.SIGINT,)
-"""The signals whose first one lets the run end behind a step, with a checkpoint."""
+"""The signals whose first one lets the run end after a step, with a checkpoint."""
 
 
 class Supervisor:
@@ -114,7 +114,7 @@ class Supervisor:
         return outcome
 
     def close(self) -> None:
-        """End what still runs, and let go of every descriptor."""
+        """End what still runs, and close every descriptor."""
         if self._leading is not None:
             self._leading.close()
         self._pool.close()
@@ -170,23 +170,23 @@ class Supervisor:
 
     @property
     def _can_stop(self) -> bool:
-        """Whether the run can end behind a step with a checkpoint: it has a folder, and its workers can regroup."""
+        """Whether the run can end after a step with a checkpoint: it has a folder, and its workers can regroup."""
         return self._plan.out is not None and self._membership.policy.elastic
 
     def _say_unsaved(self) -> None:
-        """Report that a run with a folder is left at once, where its workers cannot end behind a step."""
+        """Report that a run with a folder is left at once, where its workers cannot end after a step."""
         trains = any(one.trains for one in self._roster.running())
         if self._shutdown.interrupted is None or self._can_stop or self._plan.out is None or not trains:
             return
         if not self._said_unsaved:
             self._said_unsaved = True
             self._say(
-                "interrupted: leaving at once, without a checkpoint: with --no-elastic the workers cannot end behind a step. "
+                "interrupted: leaving at once, without a checkpoint: with --no-elastic the workers cannot end after a step. "
                 "--save-every saves on the way."
             )
 
     def _heed_notice(self) -> None:
-        """Have the workers save a checkpoint behind the next step and end; say so, and how to leave before."""
+        """Make the workers save a checkpoint after the next step and end; tell the user, and how to leave earlier."""
         ending, now = self._shutdown, time.monotonic()
         if ending.notice is None:
             return
@@ -198,7 +198,7 @@ class Supervisor:
                 "interrupted: finishing the step and saving a checkpoint. Ctrl-C again leaves at once, without."
                 if self._has_steps
                 else "interrupted: no step has been finished yet. Ending before the first, with nothing to save, or with a "
-                "checkpoint behind it where it is being taken. Ctrl-C again leaves at once."
+                "checkpoint after it where it is being taken. Ctrl-C again leaves at once."
             )
             ending.remind_at = now + STOP_WAIT_S
             self._do(self._membership.stop())
@@ -303,7 +303,7 @@ class Supervisor:
         return not (entry.returned or release or isinstance(self._plan.jobs[0].call, ScriptCall))
 
     def _announce(self, entry: Entry, failure: Failure) -> None:
-        """Have it told that the user's code failed on a worker, with its traceback, should the run go on."""
+        """Queue the message that the user's code failed on a worker, with its traceback, for when the run goes on."""
         host = self._nodes[entry.node].host if self._nodes.get(entry.node) is not None else failure.host
         where = "" if failure.step is None else f" in step {failure.step}"
         reason = f"{failure.cause()}{where}, which is tried once more"
@@ -330,11 +330,11 @@ class Supervisor:
     # What is heard of other machines.
 
     def arrived(self, machine: Follower, pool: RemoteWorkerPool) -> None:
-        """Let a machine take part: from the beginning, or from the next step on."""
+        """Add a machine to the run: from the beginning, or from the next step on."""
         policy = self._membership.policy
-        room = policy.most - self._nodes.wanted
+        vacant = policy.most - self._nodes.wanted
         to_come = 1 if self._plan.rendezvous is None else self._plan.rendezvous.max_nodes - len(self._nodes)
-        wanted = min(len(self._plan.jobs) - policy.server_count, -(-room // max(1, to_come)))
+        wanted = min(len(self._plan.jobs) - policy.server_count, -(-vacant // max(1, to_come)))
         node = Node(machine.index, machine.host, pool, machine.store_address, wanted, due=wanted)
         self._nodes.add(node)
         self._membership.target = self._nodes.wanted
@@ -417,7 +417,7 @@ class Supervisor:
     def _on_order(self, order: dict[str, Any]) -> str:
         """Carry out what somebody asks of the run from outside."""
         if order.get("do") != "resize":
-            raise InputError(f"{order.get('do')!r} is nothing that a run in progress can be asked for.")
+            raise InputError(f"{order.get('do')!r} is not a request that a run in progress answers.")
         workers, membership = int(order["workers"]), self._membership
         policy = membership.policy
         servers = policy.server_count  # they stay: workers are those who train

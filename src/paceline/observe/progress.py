@@ -94,7 +94,7 @@ class PlainProgress:
             self._unfinished = error and not text.endswith("\n")
 
     def close(self) -> None:
-        """Leave nothing unwritten."""
+        """Write what is still buffered."""
         with self._lock:
             self._stream.flush()
 

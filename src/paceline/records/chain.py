@@ -14,7 +14,7 @@ class Chain:
     """How far the chain has been followed, and what the ledgers held beyond that."""
 
     def __init__(self, folder: Path, receipt: Receipt) -> None:
-        """Go on where the receipt's last link is."""
+        """Continue where the receipt's last link is."""
         self._folder = folder
         self.step, link = receipt.linked
         """Up to where it has been followed."""
@@ -25,8 +25,8 @@ class Chain:
         """Those of later steps: others may be there already while a checkpoint is written."""
 
     def pass_by(self) -> None:
-        """Leave out what the ledgers hold now: it led up to the last link, or nowhere, and nobody adds to them."""
-        self._read = {path: ledger.room(path) for path in ledger.paths(self._folder).values()}
+        """Skip the records that the ledgers hold now: the last link covers them, or they were discarded."""
+        self._read = {path: ledger.capacity(path) for path in ledger.paths(self._folder).values()}
 
     def follow(self, receipt: Receipt, step: int) -> bytes | None:
         """Return the link at a step whose records all are there; None if one is missing, and for good."""

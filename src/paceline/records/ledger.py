@@ -38,8 +38,8 @@ RECORD = np.dtype(
     ]
 )
 """`number` counts steps from the beginning of the run, `step` within the epoch."""
-FIRST_ROOM = 2**16
-ROOM = 2**20
+MIN_RESERVED = 2**16
+MAX_RESERVED = 2**20
 """So many bytes are reserved at once: as many as there are already, between these two."""
 _SIZE = RECORD.itemsize
 _BLOCK = 2**16
@@ -128,7 +128,7 @@ class Ledger:
             raise self._unwritable(error) from error
 
     def close(self) -> None:
-        """Cut off the room that was not used, and close the file; a second call does nothing."""
+        """Cut off the bytes that were not used, and close the file; a second call does nothing."""
         if self._file < 0:
             return
         try:
@@ -158,10 +158,10 @@ class Ledger:
         return end
 
     def _make_room(self, needed: int) -> mmap.mmap:
-        """Map the end of the file with room for `needed` bytes and many more."""
+        """Map the end of the file with space for `needed` bytes and many more."""
         end = self._base + self._at
         base = end - end % mmap.ALLOCATIONGRANULARITY
-        size = end - base + max(needed, min(ROOM, max(FIRST_ROOM, end)))
+        size = end - base + max(needed, min(MAX_RESERVED, max(MIN_RESERVED, end)))
         try:
             # Without it a full disk would be noticed at a store to memory, and that is a SIGBUS.
             os.posix_fallocate(self._file, base, size)
@@ -217,11 +217,11 @@ def read(path: Path, start: int = 0) -> Records:
 
 
 def behind_the_end(path: Path, shards: int) -> int:
-    """Return how many records there are behind the first that was never finished: a kill may leave those of one step."""
+    """Return how many records there are after the first that was never finished: a kill may leave those of one step."""
     end = len(MAGIC) + len(read(path)) * _SIZE
     with _opened(path) as file:
         # Four times what `_make_room` makes at once: the run may be in progress.
-        most = 4 * (max(ROOM, shards * _SIZE) + mmap.ALLOCATIONGRANULARITY)
+        most = 4 * (max(MAX_RESERVED, shards * _SIZE) + mmap.ALLOCATIONGRANULARITY)
         more = os.fstat(file.fileno()).st_size - end
         if more > most:
             return more // _SIZE
@@ -246,8 +246,8 @@ def _opened(path: Path) -> BinaryIO:
         raise InputError(f"{path} cannot be read ({error.strerror}). Restore it from a copy.") from error
 
 
-def room(path: Path) -> int:
-    """Return how many records a ledger has room for, used or not."""
+def capacity(path: Path) -> int:
+    """Return how many records fit into a ledger file as it is, used or not."""
     return max(0, path.stat().st_size - len(MAGIC)) // _SIZE
 
 

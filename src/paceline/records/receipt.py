@@ -23,7 +23,7 @@ FIRST_LINK = bytes(32)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class RunSegment:
     """One start of a run, or of a new group of its workers: where it stood, and everything that its bits depend on."""
 
     generation: int
@@ -97,13 +97,13 @@ class Receipt:
     batch_size: int
     shards_from: str = ""
     """Who said how many shards: option, task or workers; nothing in receipts of older versions."""
-    history: tuple[Start, ...]
+    history: tuple[RunSegment, ...]
     checkpoints: Mapping[int, Point] = field(default_factory=dict)
     """By the number of steps taken; those that have been deleted since are kept here."""
     finished: bool = False
 
     @property
-    def last(self) -> Start:
+    def last(self) -> RunSegment:
         """The latest start."""
         return self.history[-1]
 
@@ -113,12 +113,12 @@ class Receipt:
         return max(self.checkpoints, default=0)
 
     @property
-    def segments(self) -> tuple[Start, ...]:
+    def segments(self) -> tuple[RunSegment, ...]:
         """The starts that led to what there is now, each from its step to the next one's.
 
         A start that resumed from an earlier step than a former one did has taken that one's steps again.
         """
-        led: list[Start] = []
+        led: list[RunSegment] = []
         for start in reversed(self.history):
             if not led or start.step < led[-1].step:
                 led.append(start)
@@ -130,8 +130,8 @@ class Receipt:
         known = max((step for step, point in self.checkpoints.items() if point.chain), default=0)
         return (known, bytes.fromhex(self.checkpoints[known].chain or "")) if known else (0, FIRST_LINK)
 
-    def restarted(self, start: Start) -> Receipt:
-        """Go on with a new start; what came after the step it begins at has not led anywhere."""
+    def restarted(self, start: RunSegment) -> Receipt:
+        """Continue with a new start; what came after the step it begins at has not led anywhere."""
         kept = {step: point for step, point in self.checkpoints.items() if step <= start.step}
         return replace(self, history=(*self.history, start), checkpoints=kept, finished=False)
 
@@ -211,7 +211,7 @@ class Receipt:
         if not document["history"]:
             raise documents.DocumentError("it tells of no start")
         for start in document["history"]:
-            documents.check_fields(start, Start, where="history: ")
+            documents.check_fields(start, RunSegment, where="history: ")
         checkpoints = {}
         for step, point in document["checkpoints"].items():
             documents.check_weights_sha256(point["weights_sha256"])
@@ -275,7 +275,7 @@ _RANGES = {
 """Of every whole number of a start, as far as it is not null."""
 
 
-def _check_numbers(start: Start, receipt: Receipt) -> None:
+def _check_numbers(start: RunSegment, receipt: Receipt) -> None:
     for name, within in _RANGES.items():
         if (number := getattr(start, name)) is not None:
             documents.number(f"history: {name}", number, within)
@@ -302,23 +302,23 @@ _REMEDY = "Restore it from a copy, or remove it to go on without what it knew."
 _OF_ONE_START = ("generation", "step", "epoch", "step_of_epoch")
 
 
-def _changed(before: Start, start: Start) -> dict[str, Any]:
+def _changed(before: RunSegment, start: RunSegment) -> dict[str, Any]:
     old = vars(before)
     return {name: value for name, value in vars(start).items() if value != old[name]}
 
 
-def _restored(history: Sequence[Mapping[str, Any]]) -> tuple[Start, ...]:
-    starts: list[Start] = []
+def _restored(history: Sequence[Mapping[str, Any]]) -> tuple[RunSegment, ...]:
+    starts: list[RunSegment] = []
     facts: dict[str, Any] = {}
     for changed in history:
         facts |= changed
         if facts.get("shares") is not None:
             facts["shares"] = tuple(facts["shares"])
-        starts.append(Start(**facts))
+        starts.append(RunSegment(**facts))
     return tuple(starts)
 
 
-def environment_differences(there: Start, here: Start) -> list[str]:
+def environment_differences(there: RunSegment, here: RunSegment) -> list[str]:
     """Return what the bits depend on and is not the same at two starts, one line each."""
     lines = [
         f"{what}: {before} there, {now} here"

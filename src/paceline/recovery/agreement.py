@@ -53,9 +53,9 @@ class Member:
     dirty: bool
     """Whether the body of its loop has written to the model in a step that is to be given once more."""
     moved: bool
-    """Whether the body has written to the model behind the last step that was applied."""
+    """Whether the body has written to the model after the last step that was applied."""
     outside: bool
-    """Whether it is between two calls of `run.steps`, or behind the last: nothing there can be done once more."""
+    """Whether it is between two calls of `run.steps`, or after the last: nothing there can be done once more."""
     serves: bool
     """Whether it holds weights for others, and never had a batch in its loop."""
     registers: bool

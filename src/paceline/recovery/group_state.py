@@ -40,7 +40,7 @@ class GroupState:
     missed: bool = False
     """Whether the operation in flight was finished by others, and its outcome taken over from them."""
     asks_in_body: bool = False
-    """Whether the body of the user's loop does things with all workers: it may do so behind a step that broke, too."""
+    """Whether the body of the user's loop does things with all workers: it may do so after a step that broke, too."""
     broken_body: OpenBody | None = None
     """The attempt at a step in whose body some are, to no effect: all go through it before they take a step together."""
     stopping: bool = False

@@ -22,7 +22,7 @@ class GroupHooks(Protocol):
         """Release everybody: nobody may wait for this worker in the old group."""
 
     def break_off(self, *, in_step: bool) -> tuple[bool, bool]:
-        """Put back what a body did in a step that broke; return whether it wrote to the model in it, and behind the last."""
+        """Put back what a body did in a step that broke; return whether it wrote to the model in it, and after the last."""
 
     def prepare_group(self, before: Replica | None) -> Replica:
         """Prepare for the group that has formed, with what the replica of the one before was made of."""
@@ -30,7 +30,7 @@ class GroupHooks(Protocol):
     def enter_group(self, position: Position, replica: Replica) -> None:
         """Take this worker's place in the group that has formed.
 
-        `position` is where the run goes on: behind a step that others finished and this worker has yet to count.
+        `position` is where the run goes on: after a step that others finished and this worker has yet to count.
         """
 
 
@@ -41,10 +41,10 @@ class StateHooks(Protocol):
         """Return what a worker that joins must know beside the model."""
 
     def adopt(self, position: Position, shared: dict[str, Any]) -> None:
-        """Go on from where the others stand, who returned `shared`."""
+        """Continue from where the others stand, who returned `shared`."""
 
     def finish_step(self, shared: dict[str, Any]) -> None:
-        """Take over the optimizer's options of right behind a step that others have finished, not those of further on."""
+        """Take over the optimizer's options of right after a step that others have finished, not those of further on."""
 
     def newest_checkpoint(self) -> int | None:
         """Wait for a checkpoint that is being written, and return the step of the newest on disk."""
@@ -57,7 +57,7 @@ class StateHooks(Protocol):
         """Whether the loop has registered states of its own."""
 
     def put_states_back(self) -> None:
-        """Have the loop's own states be what they were where the state comes from that `restore` has loaded."""
+        """Reset the loop's own states to what they were at the step whose state `restore` has loaded."""
 
     def go_back(self, position: Position) -> None:
         """Stand at an earlier step again."""

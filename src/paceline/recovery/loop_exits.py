@@ -75,7 +75,7 @@ class LoopExits:
                 tell(world, key, word)
 
     def note(self, world: World, phase: int, number: int, *, ended: bool, unfinished: bool = False) -> None:
-        """Note that this worker has left a call of `run.steps`, behind how many steps, and whether at its end.
+        """Note that this worker has left a call of `run.steps`, after how many steps, and whether at its end.
 
         Or, where it left an `unfinished` step, that the step which the workers were to take once more was never taken. The
         others hear of a `break` when this worker next does something with them: an exception leaves the loop in the same way.
@@ -87,14 +87,14 @@ class LoopExits:
                 tell(world, self._key(world, phase), self._left[-1])
 
     def check(self, world: World) -> None:
-        """Wait until all have left the same call behind the same step, or raise."""
+        """Wait until all have left the same call after the same step, or raise."""
         if self._left is None or not self._waits:
             return
         phase, number, word = self._left
         if self._unfinished:
             raise InputError(
                 f"the loop was left at step {number}, in which a worker was lost: it was to be taken once more, and was not. "
-                "Leave the loop behind a step that was finished: `if not step.again and ...: break`. --resume goes on from the "
+                "Leave the loop after a step that was finished: `if not step.again and ...: break`. --resume goes on from the "
                 "last checkpoint."
             )
         try:
@@ -149,8 +149,8 @@ def _check_all(world: World, said: str, number: int, mine: str) -> None:
         if word != mine:
             with_break, at_end = (rank, world.rank) if how == _BREAK else (world.rank, rank)
             raise InputError(
-                f"rank {with_break} left the loop of run.steps with break behind its last step, where rank {at_end} came to the "
-                "end of it: what is done at the end, some would do and others not. Leave it alike on all workers."
+                f"rank {with_break} left the loop of run.steps with break after its last step, where rank {at_end} came to the "
+                "end of it: what is done at the end would run on some workers only. Leave the loop alike on all workers."
             )
 
 
@@ -160,4 +160,4 @@ def _advice(word: str, otherwise: str = _ADVICE) -> str:
 
 
 def _where(number: int) -> str:
-    return f"behind step {number - 1}" if number else "before its first step was taken"
+    return f"after step {number - 1}" if number else "before its first step was taken"

@@ -104,7 +104,7 @@ class PeerSnapshots:
         self._thread.start()
 
     def amend(self, position: Position, shared: dict[str, Any]) -> None:
-        """Have what was copied of a moment say what is known by now beside the state; nothing is sent for it."""
+        """Replace the shared values in the snapshot of a step by newer ones; nothing is sent for it."""
         for snapshot in (self._last, self.kept.get(position.number)):
             if snapshot is not None and snapshot.position.number == position.number:
                 snapshot.shared = shared
@@ -124,7 +124,7 @@ class PeerSnapshots:
             if theirs != number:
                 raise RuntimeError(f"a copy of step {theirs} came for one of step {number}")
             sent = [chunk.values.reshape(-1).view(torch.uint8) for chunk in snapshot.own.values()]
-            room = self._swap(comm, torch.cat(sent) if sent else torch.empty(0, dtype=torch.uint8))
+            buffer = self._swap(comm, torch.cat(sent) if sent else torch.empty(0, dtype=torch.uint8))
         except RuntimeError:
             return  # the group broke; what is here already may serve
         if comm is not self._comm:
@@ -133,7 +133,7 @@ class PeerSnapshots:
         start = 0
         for key, meta, bounds in metas:
             size = bounds.numel * meta.dtype.itemsize
-            values = room[start : start + size].clone().view(meta.dtype).view(bounds.shape)
+            values = buffer[start : start + size].clone().view(meta.dtype).view(bounds.shape)
             received[key] = TensorChunk(values, bounds, meta)
             start += size
         snapshot.received, snapshot.rest = received, with_slots(snapshot.rest, slots)

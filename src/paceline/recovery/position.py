@@ -23,7 +23,7 @@ class Position:
     """The step at which that call began."""
 
     def after_step(self) -> Position:
-        """Return the position behind one more step of the same epoch."""
+        """Return the position after one more step of the same epoch."""
         return replace(self, step=self.step + 1, number=self.number + 1)
 
     def next_epoch(self) -> Position:

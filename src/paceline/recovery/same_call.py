@@ -19,7 +19,7 @@ _calls: WeakKeyDictionary[Comm, int] = WeakKeyDictionary()
 
 
 def check_same_call(world: World, called: str) -> None:
-    """Wait until all workers have called the same, or raise with its name.
+    """Wait until all workers have made the same call, or raise with the names of the calls.
 
     Others may be in their next step and wait for this worker there, so no collective may be used.
     """

@@ -76,7 +76,7 @@ class ShardedRecovery:
         return self._snapshots.every is not None
 
     def due(self, position: Position) -> bool:
-        """Return whether a snapshot is to be taken behind a step: it is time, or one was taken in the middle of its body."""
+        """Return whether a snapshot is to be taken after a step: it is time, or one was taken in the middle of its body."""
         every, number = self._snapshots.every, position.number
         return (every is not None and number % every == 0) or number in self._snapshots.kept
 
@@ -88,7 +88,7 @@ class ShardedRecovery:
             self._snapshots.take(position, shared, replica.local_state(), anew=anew)
 
     def amend_snapshot(self, position: Position, shared: dict[str, Any]) -> None:
-        """Have the snapshot of this step say what is known by now beside the state of the replica."""
+        """Replace the shared values in this step's snapshot by newer ones."""
         self._snapshots.amend(position, shared)
 
     def snapshot_at(self, number: int) -> Snapshot | None:

@@ -76,7 +76,7 @@ class TensorChunk:
 
 Catalogue = Mapping[str, TensorMeta]
 Read = Callable[[str, ChunkBounds], Tensor]
-"""Gives the values of a part of a tensor; the caller copies them."""
+"""Returns the values of a part of a tensor; the caller copies them."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class ParameterPart(Protocol):
 
     @property
     def bounds(self) -> ChunkBounds:
-        """Which part it is."""
+        """The bounds of this part in the whole tensor."""
 
     @property
     def meta(self) -> TensorMeta:
@@ -176,9 +176,9 @@ def read_slots(catalogue: Catalogue, read: Read, parts: Parts) -> dict[str, dict
     """Return of a whole optimizer's state the tensors that belong to some parts, by name; the optimizer may keep them."""
     state: dict[str, dict[str, Tensor]] = {}
     for key, meta in catalogue.items():
-        room, _, path = key.partition("/")
+        section, _, path = key.partition("/")
         name, _, slot = path.rpartition("/")
-        if room == OPTIMIZER and name in parts:
+        if section == OPTIMIZER and name in parts:
             part = parts[name]
             bounds = part.bounds if meta.shape == part.meta.shape else ChunkBounds.whole(meta.shape)
             state.setdefault(name, {})[slot] = read(key, bounds).clone()
@@ -188,15 +188,15 @@ def read_slots(catalogue: Catalogue, read: Read, parts: Parts) -> dict[str, dict
 def read_whole(
     catalogue: Catalogue, read: Read, rest: Mapping[str, Any], keeps: Callable[[str, str], bool]
 ) -> dict[str, Any]:
-    """Return a state of whole tensors with what a worker keeps: `keeps` is asked for the room and the name of each."""
+    """Return a state of whole tensors with what a worker keeps: `keeps` is asked for the section and the name of each."""
     tensors: dict[str, Tensor] = {}
     for key, meta in catalogue.items():
-        room, _, path = key.partition("/")
-        name = path if room == MODEL else path.rpartition("/")[0]
-        if keeps(room, name):
+        section, _, path = key.partition("/")
+        name = path if section == MODEL else path.rpartition("/")[0]
+        if keeps(section, name):
             values = read(key, ChunkBounds.whole(meta.shape))
             # An optimizer goes on with the very tensors it is given.
-            tensors[key] = values if room == MODEL else values.clone()
+            tensors[key] = values if section == MODEL else values.clone()
     state = assemble(tensors, rest)
     slots = {name: one for name, one in state[OPTIMIZER]["state"].items() if keeps(OPTIMIZER, name)}
     return {**state, OPTIMIZER: {**state[OPTIMIZER], "state": slots}}
@@ -264,7 +264,7 @@ def collect(
 
 
 def collect_from(world: World, read: Read, found: ChunkIndex) -> Iterator[tuple[str, Tensor]]:
-    """Do the same for whoever holds more than one chunk of a tensor: `read` gives the one that is asked for."""
+    """Do the same for workers that hold several chunks of a tensor: `read` returns the chunk that is asked for."""
     for keys in _batches(found):
         whole = {
             key: torch.empty(found.metas[key].shape, dtype=found.metas[key].dtype, device=world.device)
@@ -304,17 +304,17 @@ def _spread(
 ) -> None:
     """Bring one worker's chunks of some tensors to everybody, as one message of bytes."""
     lengths = [-(-bounds.numel * found.metas[key].dtype.itemsize // 16) * 16 for key, bounds in sent]
-    room = torch.empty(sum(lengths), dtype=torch.uint8, device=world.device)
+    buffer = torch.empty(sum(lengths), dtype=torch.uint8, device=world.device)
     views = []
     start = 0
     for (key, bounds), length in zip(sent, lengths, strict=True):
         dtype = found.metas[key].dtype
-        views.append(room[start : start + bounds.numel * dtype.itemsize].view(dtype).view(bounds.shape))
+        views.append(buffer[start : start + bounds.numel * dtype.itemsize].view(dtype).view(bounds.shape))
         start += length
     if world.rank == rank:
         for (key, bounds), view in zip(sent, views, strict=True):
             view.copy_(read(key, bounds))
-    got = room if world.size == 1 else world.comm.broadcast(room, rank)
+    got = buffer if world.size == 1 else world.comm.broadcast(buffer, rank)
     start = 0
     for (key, bounds), length in zip(sent, lengths, strict=True):
         dtype = found.metas[key].dtype

@@ -44,7 +44,7 @@ def load_optimizer_state(
     if added and known.keys() >= {name for group in added for name in group}:
         if not grows:
             raise CheckpointError(
-                f"the optimizer of this run was given {added[0][0]} while it went on (add_param_group), which this strategy "
+                f"{added[0][0]} was added to the optimizer during the run (add_param_group), which this strategy "
                 "cannot take up. Use --strategy single, dp or ddp."
             )
         for group in added:
@@ -82,7 +82,7 @@ def load_optimizer_state(
 def drop_groups(optimizer: Optimizer, count: int) -> bool:
     """Keep the first `count` groups alone, and return whether there were more.
 
-    A function that adds groups on its way adds them again when it is resumed; what belongs to them is loaded behind that.
+    A function that adds groups on its way adds them again when it is resumed; what belongs to them is loaded after that.
     """
     dropped = optimizer.param_groups[count:]
     del optimizer.param_groups[count:]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.world import World, broadcast_object
 
-PIECE = 64 << 20
+CHUNK_BYTES = 64 << 20
 """Bytes sent at once."""
 _ALIGNMENT = 16
 
@@ -23,7 +23,7 @@ class _Place:
 
 
 @dataclass(frozen=True)
-class _Form:
+class _TensorMeta:
     shape: torch.Size
     dtype: torch.dtype
     on_device: bool
@@ -41,7 +41,7 @@ def broadcast_state(world: World, state: Any, source: int) -> Any:
     sent: Any = None
     if world.rank == source:
         skeleton = _without_tensors(state, tensors)
-        sent = skeleton, [_Form(each.shape, each.dtype, each.device.type != "cpu") for each in tensors]
+        sent = skeleton, [_TensorMeta(each.shape, each.dtype, each.device.type != "cpu") for each in tensors]
     skeleton, metas = broadcast_object(world.comm, sent, source)
     received: dict[int, Tensor] = {}
     for on_device in (False, True):
@@ -52,12 +52,12 @@ def broadcast_state(world: World, state: Any, source: int) -> Any:
     return _with_tensors(skeleton, received)
 
 
-def _chunks(places: list[int], metas: list[_Form]) -> list[list[int]]:
+def _chunks(places: list[int], metas: list[_TensorMeta]) -> list[list[int]]:
     """Put tensors together into chunks; a large one travels alone."""
     chunks: list[list[int]] = []
-    size = PIECE
+    size = CHUNK_BYTES
     for place in places:
-        if size + metas[place].length > PIECE:
+        if size + metas[place].length > CHUNK_BYTES:
             chunks.append([])
             size = 0
         chunks[-1].append(place)
@@ -68,26 +68,26 @@ def _chunks(places: list[int], metas: list[_Form]) -> list[list[int]]:
 def _send_chunk(
     world: World,
     chunk: list[int],
-    metas: list[_Form],
+    metas: list[_TensorMeta],
     tensors: list[Tensor],
     source: int,
     device: torch.device,
 ) -> dict[int, Tensor]:
-    room = torch.empty(sum(metas[place].length for place in chunk), dtype=torch.uint8, device=device)
+    buffer = torch.empty(sum(metas[place].length for place in chunk), dtype=torch.uint8, device=device)
     if world.rank == source:
-        for place, view in _views(room, chunk, metas).items():
+        for place, view in _views(buffer, chunk, metas).items():
             view.copy_(tensors[place].detach())
-    return _views(world.comm.broadcast(room, source), chunk, metas)
+    return _views(world.comm.broadcast(buffer, source), chunk, metas)
 
 
-def _views(room: Tensor, chunk: list[int], metas: list[_Form]) -> dict[int, Tensor]:
-    """Cut the room of a chunk into its tensors."""
+def _views(buffer: Tensor, chunk: list[int], metas: list[_TensorMeta]) -> dict[int, Tensor]:
+    """Return views of the tensors in a chunk's buffer."""
     views: dict[int, Tensor] = {}
     start = 0
     for place in chunk:
         meta = metas[place]
         size = meta.shape.numel() * meta.dtype.itemsize
-        views[place] = room[start : start + size].view(meta.dtype).view(meta.shape)
+        views[place] = buffer[start : start + size].view(meta.dtype).view(meta.shape)
         start += meta.length
     return views
 

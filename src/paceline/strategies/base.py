@@ -134,7 +134,7 @@ class PreviousPlacement(Protocol):
 
 
 class Previous(Protocol):
-    """The replica of the group before."""
+    """The replica of the previous group of workers."""
 
     model: nn.Module
     optimizer: Optimizer

@@ -164,7 +164,7 @@ class Choice:
         return replace(self, sizes=self.mesh(workers).sizes)
 
     def fitted(self, workers: int) -> Mesh:
-        """Lay out the workers that are left of a pinned mesh, as near to what was asked for as they reach.
+        """Return the mesh for the workers that are left of a pinned one, as close to it as their number permits.
 
         Servers are kept as long as anybody is left beside them.
         """

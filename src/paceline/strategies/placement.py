@@ -93,22 +93,22 @@ class Placement(ABC):
 
     @abstractmethod
     def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
-        """Take over this worker's part of a state of which all tensors are known and can be read in parts."""
+        """Load this worker's part of a state of which all tensors are known and can be read in parts."""
 
     def gathered(self, held: LocalState, world: World) -> dict[str, Any]:
         """Put a whole state together of what everybody holds; all workers ask together."""
         return assemble(dict(collect(world, held.chunks, survey(world, held.chunks))), held.rest)
 
     def refresh(self) -> None:  # noqa: B027
-        """Have the values that a step begins with."""
+        """Fetch the values that a step begins with."""
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """Have the values that an evaluation begins with."""
+        """Put in place the values that an evaluation begins with, for the duration of the context."""
         yield
 
     def update(self, optimize: Optimize, result: StepResult) -> None:  # noqa: ARG002
-        """Have the weights updated; every sum of the step has arrived."""
+        """Update the weights; every gradient sum of the step has arrived."""
         optimize()
 
     def align(self) -> None:  # noqa: B027
@@ -152,7 +152,7 @@ class WholePlacement(Placement):
         return assemble({key: chunk.values for key, chunk in held.chunks.items()}, held.rest)
 
     def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
-        """Take over the whole of a state."""
+        """Load a whole state."""
         tensors = {key: read(key, ChunkBounds.whole(meta.shape)) for key, meta in catalogue.items()}
         load_whole_state(self.model, self.optimizer, assemble(tensors, rest), grows=self.adapts)
 
@@ -175,12 +175,12 @@ def whole_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 def load_whole_state(
     model: nn.Module, optimizer: Optimizer, state: dict[str, Any], *, grows: bool = False
 ) -> None:
-    """Take over what `whole_state` returned; where it `grows`, with the groups that were added to the optimizer since."""
+    """Load what `whole_state` returned; where it `grows`, with the groups that were added to the optimizer since."""
     known = model.state_dict()
     made_later = [name for name in state[MODEL] if name not in known]
     if made_later:
         raise InputError(
-            f"{made_later[0]} was put into the model while the run went on, so a worker that replaces another does not "
+            f"{made_later[0]} was added to the model during the run, so a worker that replaces another does not "
             "have it. Make all modules before run.prepare, frozen at first if need be."
         )
     model.load_state_dict(state[MODEL])

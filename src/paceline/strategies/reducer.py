@@ -166,7 +166,7 @@ def agreed_names(world: World, names: list[str], buffers: Buffers) -> list[str]:
 
 
 def agree_on_terms(world: World, step: StepState) -> None:
-    """Ask once, in the first step, for the auxiliary terms: a worker without a sample has seen none yet."""
+    """Exchange the names of the auxiliary terms once, in the first step: a worker without samples has seen none."""
     auxiliary = step.auxiliary
     if not auxiliary.agreed:
         auxiliary.names = max(all_gather_object(world.comm, auxiliary.names), key=len)

@@ -40,7 +40,7 @@ class StepResult:
         self._sent: tuple[torch.cuda.Event, dict[str, Tensor]] | None = None
 
     def send(self) -> None:
-        """Start bringing the numbers from a GPU: reading them then waits for this step, not for what was queued since."""
+        """Start copying the numbers from a GPU: reading them then waits for this step, not for later kernels."""
         if not self.entry.is_cuda:
             return
         numbers = {_ENTRY: self.entry, **self.terms} | ({} if self.norm is None else {_NORM: self.norm})

@@ -49,7 +49,7 @@ class ServerCalls:
         return self._answers(futures, ANSWER_S)
 
     def _answers(self, futures: Sequence[remote.Future[Value | None]], grace_s: float) -> list[Value]:
-        """Wait for all answers, or for so long after the group has broken."""
+        """Wait for all answers; after the group has broken, only until a time limit."""
         interruption = self._world.interruption
         before = self._world.status_page.enter(Phase.COMMUNICATION)
         for future in futures:

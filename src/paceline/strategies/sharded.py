@@ -116,7 +116,7 @@ class ShardedTensors:
         return self.by_name[self._first[id(parameter)]]
 
     def rewire(self, optimizer: Optimizer, originals: Mapping[int, str]) -> None:
-        """Let an optimizer work on the parts; `originals` names whole parameters that it may have been made with."""
+        """Point an optimizer at the parts; `originals` names whole parameters that it may have been made with."""
         names = {**originals, **self._first}
         for group in optimizer.param_groups:
             for place, parameter in enumerate(group["params"]):
@@ -140,7 +140,7 @@ class ShardedTensors:
     def load_local_state(
         self, optimizer: Optimizer, catalogue: Catalogue, read: Read, described: Mapping[str, Any]
     ) -> None:
-        """Take over this worker's part of a state; `described` is the optimizer's, without its tensors."""
+        """Load this worker's part of a state; `described` is the optimizer's, without its tensors."""
         read_model(self._model_chunks(), catalogue, read)
         state = {name: dict(slots) for name, slots in described["state"].items()}
         for name, slots in read_slots(catalogue, read, self.by_name).items():

@@ -107,7 +107,7 @@ def take(sparse: Sequence[nn.Parameter]) -> Gradients:
 def gather(
     world: World, shards: int, nodes: Sequence[tuple[Subtree, Gradients]], sparse: Sequence[nn.Parameter]
 ) -> Gradients:
-    """Add up the rows of all workers, along the tree, for everybody."""
+    """Sum the rows of all workers along the tree, on every worker."""
     sent = [
         (node, [None if one is None else tuple(part.cpu() for part in parts_of(one)) for one in held])
         for node, held in nodes

@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 
 def warmup_cosine(optimizer: Optimizer, total_steps: int | None, *, warmup: float = 0.1) -> LambdaLR | None:
-    """Rise over the first `warmup` of the steps, then fall to zero; None where the end is not known.
+    """Return a linear warm-up over the fraction `warmup` of the steps, then a cosine to zero; None without a total.
 
     A LambdaLR, because its saved state holds no total: a resumed run may be given more steps than the first.
     """

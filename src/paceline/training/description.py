@@ -18,7 +18,7 @@ import torch
 from paceline import strategies
 from paceline.data import ShardedLoader
 from paceline.observe import RunStarted
-from paceline.records.receipt import Receipt, Start
+from paceline.records.receipt import Receipt, RunSegment
 from paceline.recovery.position import Position
 from paceline.strategies.tuning import Tuning
 from paceline.task import Task
@@ -32,7 +32,7 @@ from paceline.world import World
 PACKAGE = Path(__file__).parents[1]
 
 
-def announcement(state: RunState, feed: ShardedLoader, epochs: int | None, last: float) -> RunStarted:
+def announcement(state: RunState, loader: ShardedLoader, epochs: int | None, last: float) -> RunStarted:
     """Return the event that steps begin."""
     world, options = state.world, state.options
     return RunStarted(
@@ -44,8 +44,8 @@ def announcement(state: RunState, feed: ShardedLoader, epochs: int | None, last:
         device=str(world.device),
         backend=world.backend,
         parameters=state.parameters,
-        samples=feed.samples,
-        batch_size=feed.batch_size,
+        samples=loader.samples,
+        batch_size=loader.batch_size,
         total_steps=None if math.isinf(last) else int(last),
         epochs=epochs,
         start_step=state.position.number,
@@ -84,17 +84,17 @@ def describe_start(
     options: RunOptions,
     world: World,
     position: Position,
-    feed: ShardedLoader | DataFacts,
+    loader: ShardedLoader | DataFacts,
     *,
     exactness: str,
     max_grad_norm: float | None,
     transport: str = "",
     about: Mapping[str, Any],
-) -> Start:
+) -> RunSegment:
     """Write down where a run starts from and everything that its bits depend on."""
-    order = feed.order
+    order = loader.order
     threaded = strategies.entry(options.strategy).threaded
-    return Start(
+    return RunSegment(
         generation=0,
         step=position.number,
         epoch=position.epoch,
@@ -106,7 +106,7 @@ def describe_start(
         shares=world.shares,
         exactness=exactness,
         stream=order is None,
-        samples=feed.samples,
+        samples=loader.samples,
         shuffle=order is not None and order.shuffle,
         order_seed=options.seed if order is None else order.seed,
         precision=options.precision,

@@ -17,7 +17,7 @@ from paceline.world import World, all_gather_object, seeds
 
 
 def evaluate(
-    feed: ShardedLoader, metrics: MetricsFunction, replica: Replica, world: World, seed: int
+    loader: ShardedLoader, metrics: MetricsFunction, replica: Replica, world: World, seed: int
 ) -> dict[str, float]:
     """Measure a whole data set and give the exact mean of each metric."""
     works = (
@@ -34,7 +34,7 @@ def evaluate(
                 for shard in data.shards
             ],
         )
-        for data in read_alike(feed, world, EVALUATION, 0)
+        for data in read_alike(loader, world, EVALUATION, 0)
     )
     rows = replica.evaluate(works, _checked(metrics))
     return combine(rows, world)

@@ -22,7 +22,7 @@ class Feeds:
         """Whether the user was told that a list may hold batches: once a run is enough."""
 
     def open(self, data: Any, *, batch_size: int | None = None, **loading: Any) -> ShardedLoader:
-        """Open this worker's share of a data set, or of a DataLoader's; the batch is the GLOBAL one (32 where nobody says)."""
+        """Open this worker's shards of a data set, or of a DataLoader's; `batch_size` is the GLOBAL one, 32 by default."""
         options = self._state.options
         loading = {"num_workers": options.num_workers, **loading}
         if is_loader(data):
@@ -51,15 +51,15 @@ class Feeds:
 
     def enter_group(self) -> None:
         """Read this worker's shards of the group that has formed."""
-        for feed in self._open:
-            feed.own(self._owned)
+        for loader in self._open:
+            loader.own(self._owned)
 
-    def close(self, feed: ShardedLoader) -> None:
+    def close(self, loader: ShardedLoader) -> None:
         """Close one."""
-        self._open.remove(feed)
-        feed.close()
+        self._open.remove(loader)
+        loader.close()
 
     def close_all(self) -> None:
         """Close those that are open."""
-        for feed in self._open:
-            feed.close()
+        for loader in self._open:
+            loader.close()

@@ -106,7 +106,7 @@ def vanished(folder: Path) -> InputError:
     """Return what is said of a run whose spec has vanished."""
     return InputError(
         f"{folder / SPEC} has vanished since this launch wrote it. Each worker runs once more what stands above "
-        "paceline.launch in the script, and if that clears the folder, the run is lost. Put such lines behind "
+        "paceline.launch in the script, and if that clears the folder, the run is lost. Put such lines under "
         '`if __name__ == "__main__":`.'
     )
 

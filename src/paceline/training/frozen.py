@@ -16,7 +16,7 @@ def frozen_names(model: nn.Module) -> list[str]:
 
 
 def freeze_as(model: nn.Module, names: Collection[str]) -> list[str]:
-    """Have just these parameters require no gradients, and return the ones for which that is a change."""
+    """Freeze exactly these parameters, and return the names whose `requires_grad` changed."""
     changed = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad == (name in names):

@@ -38,11 +38,11 @@ def is_forgotten(asked: int | None, saved: Mapping[str, Any]) -> bool:
 
 
 def refuse_forgotten(planned: int | None) -> NoReturn:
-    """Raise for a schedule of which nobody knows how many steps it was laid out for."""
+    """Raise for a checkpoint that does not say how many steps its schedule was made for."""
     raise InputError(
-        "--resume: this checkpoint does not say how many steps the learning-rate schedule was laid out for, and with another "
+        "--resume: this checkpoint does not say how many steps the learning-rate schedule was made for, and with another "
         "number it would jump. Give --horizon N, the number of steps that the run was begun for "
-        f"({planned or 'unknown'} by the options of now)."
+        f"({planned or 'unknown'} by the present options)."
     )
 
 
@@ -75,7 +75,7 @@ def _of_unknown_length(what: str, error: Exception) -> InputError:
 
 
 def _explain_failure(schedule: Any) -> None:
-    """Have a schedule that fails when it is stepped say that nobody knows its length: CosineAnnealingLR takes None at first."""
+    """Make a schedule whose step() fails say that its length is unknown: CosineAnnealingLR accepts None at first."""
     step = schedule.step
 
     @functools.wraps(step)

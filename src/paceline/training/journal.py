@@ -48,7 +48,7 @@ class Journal:
         }
 
     def load(self, state: dict[str, float]) -> None:
-        """Go on from the sums of another worker."""
+        """Continue from the sums of another worker."""
         self._epoch_total, self._epoch_weight = state["total"], state["weight"]
         self.samples, self.loss = int(state["samples"]), state["loss"]
 
@@ -82,7 +82,7 @@ class Journal:
             self._tell(*waiting)
 
     def end_epoch(self, position: Position) -> None:
-        """Tell what an epoch came to."""
+        """Emit the mean loss of an epoch."""
         self.read_pending()
         mean = self._epoch_total / self._epoch_weight if self._epoch_weight else float("nan")
         self._emit(EpochFinished(epoch=position.epoch - 1, step=position.number, loss=mean))

@@ -73,7 +73,7 @@ class SaveEvery(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Options):
-    """How a run is to be done, whatever it trains."""
+    """The options of a run that do not depend on what it trains."""
 
     strategy: str = option("ddp", f"{_STRATEGIES}. Or a mesh: ddp=2,fsdp=2; fsdp,tp=2; ddp=2,pp=2.")
     workers: int = option(

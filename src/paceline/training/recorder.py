@@ -10,7 +10,7 @@ from paceline.data import ShardedLoader
 from paceline.data.permutation import EpochPermutation
 from paceline.records import ledger
 from paceline.records.chain import Chain
-from paceline.records.receipt import NAME, Point, Receipt, Start
+from paceline.records.receipt import NAME, Point, Receipt, RunSegment
 from paceline.recovery.position import Position
 from paceline.training.options import RunOptions
 from paceline.training.step import Step
@@ -24,7 +24,7 @@ class NoRecords:
         """Begin or go on with a segment of steps; `describe` returns the receipt of a run that begins with it."""
 
     def regroup(self, world: World, describe: Callable[[], Receipt]) -> None:
-        """Go on in a new group; for each of its workers, those that have just joined it included."""
+        """Continue in a new group; for each of its workers, those that have just joined it included."""
 
     def step(self, step: Step, position: Position) -> None:
         """Record a step that begins at `position`, before anything of it goes to another worker."""
@@ -100,7 +100,7 @@ class Records(NoRecords):
         self._chain = Chain(self._folder, receipt)
         return receipt
 
-    def _restarted(self, before: Receipt, start: Start) -> Receipt:
+    def _restarted(self, before: Receipt, start: RunSegment) -> Receipt:
         receipt = before.restarted(replace(start, generation=before.last.generation + 1))
         if self._chain is None or self._chain.step != receipt.linked[0]:
             self._chain = Chain(self._folder, receipt)
@@ -118,7 +118,7 @@ class Records(NoRecords):
             self._world.comm.barrier()
 
     def after_save(self, number: int, weights_sha256: str) -> None:
-        """Carry the chain over what all ledgers gained since the last checkpoint."""
+        """Extend the hash chain by the records that all ledgers gained since the last checkpoint."""
         if self._receipt is None or self._chain is None:
             return
         link = self._chain.follow(self._receipt, number)
@@ -153,6 +153,6 @@ class DataFacts:
     order: EpochPermutation | None
 
     @classmethod
-    def of(cls, feed: ShardedLoader) -> DataFacts:
-        """Return the facts of the data that another worker has open."""
-        return cls(feed.batch_size, feed.samples, feed.steps_per_epoch, feed.order)
+    def of(cls, loader: ShardedLoader) -> DataFacts:
+        """Return the facts about the data of a loader."""
+        return cls(loader.batch_size, loader.samples, loader.steps_per_epoch, loader.order)

@@ -49,7 +49,7 @@ def newest_meta(options: RunOptions) -> dict[str, Any]:
 
 
 def load(replica: Replica, options: RunOptions, world: World, emit: Callable[[Event], None]) -> Resumed:
-    """Take over the newest whole checkpoint; return what else it says. All workers call it; each reads what it holds."""
+    """Load the newest whole checkpoint and return what it holds beside the state. All workers call it; each reads its part."""
     if options.out is None:
         raise InputError("--resume needs the folder of the run to resume. Give --out.")
     found = find_newest(
@@ -80,7 +80,7 @@ def _check_answer(out: Path, options: RunOptions, meta: Mapping[str, Any]) -> No
         there = meta.get(key, here)
         if there != here:
             raise CheckpointError(
-                f"the run in {out} has {key} {there}, not {here}: the answer would be another. Use --{key} {there}."
+                f"the run in {out} has {key} {there}, not {here}: the result would differ. Use --{key} {there}."
             )
 
 

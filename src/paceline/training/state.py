@@ -82,7 +82,7 @@ class RunState(GroupState):
         if self.left_open:
             raise InputError(
                 f"{what} in the middle of step {self.position.number}, before step.apply(), and forward may have changed the "
-                "model's buffers by then. Do it behind step.apply()."
+                "model's buffers by then. Do it after step.apply()."
             )
 
     def check_between(self, called: str) -> None:
@@ -91,7 +91,7 @@ class RunState(GroupState):
         if self.open_call is not None and self.step is not None and self.step.left_open:
             raise InputError(
                 f"{called}() was called in the middle of step {self.position.number}, before step.apply(): each worker has gone "
-                "through other batches by then, so there is no one state to look at. Call it behind step.apply(), or before "
+                "through other batches by then, so there is no one state to look at. Call it after step.apply(), or before "
                 "`for batch in step`."
             )
 

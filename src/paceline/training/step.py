@@ -262,7 +262,7 @@ class Step:
         with self._guard.updating():
             whole = self.attempt.release()
         if not whole:
-            # The body has written to a part of the model behind an attempt that broke, and would do so once more.
+            # The body has written to a part of the model after an attempt that broke, and would do so once more.
             self._recovery.start_over()
 
     def _check_present(self) -> None:

@@ -157,7 +157,7 @@ def _check_bare(model: nn.Module) -> None:
 
 
 def carried_inputs(inputs: StrategyInputs, before: Replica) -> StrategyInputs:
-    """Go on with the very model, optimizer, schedule and scaler of the replica that the group before had."""
+    """Continue with the very model, optimizer, schedule and scaler of the replica that the group before had."""
     return replace(
         inputs,
         previous=before,
@@ -167,7 +167,7 @@ def carried_inputs(inputs: StrategyInputs, before: Replica) -> StrategyInputs:
 
 
 def renewed_scaler(precision: Precision, before: torch.amp.GradScaler | None) -> torch.amp.GradScaler | None:
-    """Return a scaler that goes on as one of before, and knows nothing of a step that broke behind its `unscale_`."""
+    """Return a scaler with the state of an earlier one, without what an interrupted step left in it after `unscale_`."""
     made = precision.scaler()
     if made is not None and before is not None:
         made.load_state_dict(before.state_dict())

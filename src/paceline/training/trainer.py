@@ -49,9 +49,9 @@ class Trainer:
         self._modes = Modes()
         loading: dict[str, Any] = {"collate": task.collate, "worker_init_fn": task.worker_init_fn}
         self.dataset = task.train_data()
-        self.feed = run.feed(self.dataset, batch_size=self.batch_size, **loading)
+        self.loader = run.feed(self.dataset, batch_size=self.batch_size, **loading)
         held_out = task.eval_data()
-        self.eval_feed = (
+        self.eval_loader = (
             None
             if held_out is None
             else run.feed(held_out, batch_size=self._eval_batch(held_out), shuffle=False, **loading)
@@ -76,7 +76,7 @@ class Trainer:
     def _steps(self) -> None:
         epochs = None if self.steps is not None else self.epochs
         for step in self.run.steps(
-            self.feed,
+            self.loader,
             epochs=epochs,
             steps=self.steps,
             max_grad_norm=self.max_grad_norm,
@@ -112,37 +112,37 @@ class Trainer:
 
     def _planned(self) -> int | None:
         """Return the number of steps a schedule is laid out for: the whole run's, wherever --steps ends it."""
-        per_epoch = self.feed.steps_per_epoch
+        per_epoch = self.loader.steps_per_epoch
         whole = None if per_epoch is None else self.epochs * per_epoch
         return self.steps if whole is None else max(whole, self.steps or 0)
 
     def _last(self) -> int | None:
         """Return the step at which this run ends, if that is known."""
-        per_epoch = self.feed.steps_per_epoch
+        per_epoch = self.loader.steps_per_epoch
         if self.steps is not None or per_epoch is None:
             return self.steps
         return self.epochs * per_epoch
 
     def _measure(self, epoch: int) -> None:
         number, measured = self._state.position.number, self._state.measured
-        if self.eval_feed is None or (measured is not None and measured[0] == number):
+        if self.eval_loader is None or (measured is not None and measured[0] == number):
             return
         started = time.perf_counter()
-        metrics = self.run.evaluate(self.eval_feed, self.task.metrics)
+        metrics = self.run.evaluate(self.eval_loader, self.task.metrics)
         self._state.measured = number, metrics
         self._state.emit(
             Evaluated(
                 step=number,
                 epoch=epoch - 1,
                 metrics=metrics,
-                samples=self.eval_feed.samples or 0,
+                samples=self.eval_loader.samples or 0,
                 seconds=time.perf_counter() - started,
             )
         )
 
     def _samples(self) -> int:
         """Return the samples of the whole run, what came before a resume included."""
-        whole, position = self.feed.samples, self._state.position
+        whole, position = self.loader.samples, self._state.position
         if whole is None:
             return self._engine.saving.samples
         return position.epoch * whole + min(position.step * self.batch_size, whole)

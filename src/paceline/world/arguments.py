@@ -74,7 +74,7 @@ def check_same_shape(operation: str, tensors: Sequence[Tensor], like: Tensor) ->
 def check_rows(tensors: Sequence[Tensor], rows: Sequence[int] | None, size: int) -> None:
     """Refuse tensors that differ in more than their first dimension, or a list of rows that does not fit."""
     if any(tensor.dim() == 0 for tensor in tensors):
-        raise InputError("all_to_all cannot cut a tensor without dimensions. Use tensor.reshape(1).")
+        raise InputError("all_to_all cannot split a tensor without dimensions. Use tensor.reshape(1).")
     tails = {tuple(tensor.shape[1:]) for tensor in tensors}
     if len(tails) > 1:
         raise InputError(

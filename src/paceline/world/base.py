@@ -22,11 +22,9 @@ class Pending(Protocol[Value_co]):
 
     def wait(self) -> Value_co:
         """Return the value as soon as it is there, or raise what went wrong."""
-        ...
 
     def done(self) -> bool:
-        """Say, without waiting, whether `wait` would return at once."""
-        ...
+        """Return, without waiting, whether `wait` would return at once."""
 
 
 class PendingReduction(Pending[Tensor], Protocol):
@@ -34,7 +32,6 @@ class PendingReduction(Pending[Tensor], Protocol):
 
     def future(self) -> Future[Tensor]:
         """Return torch's future of the value, as a DDP communication hook returns it."""
-        ...
 
 
 class Comm(Protocol):
@@ -43,53 +40,41 @@ class Comm(Protocol):
     @property
     def rank(self) -> int:
         """This worker's place in the group."""
-        ...
 
     @property
     def size(self) -> int:
         """How many workers the group has."""
-        ...
 
     @property
     def group(self) -> dist.ProcessGroup | None:
         """The process group underneath, for torch's own engines; None in a world of one."""
-        ...
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         """Return the root's tensor on every worker; elsewhere `tensor` only tells shape and type."""
-        ...
 
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum", root: int = 0) -> Tensor | None:
         """Combine everybody's tensor at the root; the others get None."""
-        ...
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
         """Combine everybody's tensor, for everybody."""
-        ...
 
     def all_reduce_async(self, tensor: Tensor, op: ReduceOp = "sum") -> PendingReduction:
         """Start an `all_reduce` on a copy and go on working."""
-        ...
 
     def all_reduce_(self, tensor: Tensor, op: ReduceOp = "sum") -> PendingReduction:
         """Start an `all_reduce` IN PLACE: for buffers too large to copy; leave it alone until `wait`."""
-        ...
 
     def gather(self, tensor: Tensor, root: int = 0) -> list[Tensor] | None:
         """Collect everybody's tensor at the root, in rank order; the others get None."""
-        ...
 
     def scatter(self, tensors: Sequence[Tensor] | None, *, like: Tensor, root: int = 0) -> Tensor:
-        """Hand the root's list out, one to each rank; `like` tells everybody shape and type."""
-        ...
+        """Scatter the root's list, one tensor to each rank; `like` has the shape and dtype."""
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Collect everybody's tensor, in rank order, for everybody."""
-        ...
 
     def reduce_scatter(self, tensors: Sequence[Tensor], op: ReduceOp = "sum") -> Tensor:
         """Combine the lists item by item and keep the item of this rank."""
-        ...
 
     def all_to_all(self, tensors: Sequence[Tensor], *, rows: Sequence[int] | None = None) -> list[Tensor]:
         """Send item i to rank i and give what the others sent here, in rank order.
@@ -97,35 +82,27 @@ class Comm(Protocol):
         Items may differ in their first dimension. Whoever knows how many rows will come from each rank passes
         `rows` on every rank, which saves the message that asks for them.
         """
-        ...
 
     def send(self, tensor: Tensor, to: int) -> None:
         """Send to one rank; returns when the tensor may be changed again."""
-        ...
 
     def recv(self, *, like: Tensor, source: int) -> Tensor:
         """Receive from one rank; `like` tells shape and type."""
-        ...
 
     def isend(self, tensor: Tensor, to: int) -> Pending[None]:
         """Start a `send`; leave `tensor` alone until `wait`."""
-        ...
 
     def irecv(self, *, like: Tensor, source: int) -> Pending[Tensor]:
         """Start a `recv`."""
-        ...
 
     def barrier(self) -> None:
         """Return only when everybody has come here."""
-        ...
 
     def split(self, color: int | None, key: int | None = None) -> Comm | None:
         """Form groups of those with the same colour; None stays outside and gets None.
 
         Ranks in a group follow `key`, then the rank here. Everybody must call it.
         """
-        ...
 
     def close(self) -> None:
         """Leave the group; a second call does nothing."""
-        ...

@@ -188,7 +188,7 @@ class _CheckedReceive:
         self._message: Pending[Tensor] | None = None
 
     def wait(self) -> Tensor:
-        """Compare, then take the message in."""
+        """Compare the calls of both ends, then return the received tensor."""
         return self.accept().wait()
 
     def done(self) -> bool:
@@ -199,7 +199,7 @@ class _CheckedReceive:
         """Compare and start to receive, once, and after every earlier message from the same rank."""
         if self._message is None and self._receive is not None:
             self._message = self._receive()
-            # Lets go of the earlier messages, which would otherwise be kept as long as the group.
+            # Releases the earlier messages, which would otherwise be kept as long as the group.
             self._receive = None
         if self._message is None:
             raise PacelineError(

@@ -14,7 +14,7 @@ _NO_KERNEL = re.compile(r"^(\S+) does not have a deterministic implementation")
 
 
 def select_kernels(device: torch.device, *, compiled: bool) -> None:
-    """Let torch take deterministic kernels only, and the same ones under every strategy. Call before CUDA computes anything."""
+    """Make torch use deterministic kernels only, the same under every strategy. Call before CUDA computes anything."""
     # In evaluation nn.TransformerEncoder takes a kernel of its own, which rounds otherwise, unless somebody listens to its
     # layers: fsdp does, pp cuts them, one process does not. All take the way that training takes.
     torch.backends.mha.set_fastpath_enabled(False)

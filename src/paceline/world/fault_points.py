@@ -20,12 +20,12 @@ _trap: Callable[[str], None] | None = None
 
 
 def hit(name: str) -> None:
-    """Come to a point."""
+    """Call the trap, if one is set, with the name of this fault point."""
     if _trap is not None:
         _trap(name)
 
 
 def set_fault(trap: Callable[[str], None] | None) -> None:
-    """Have `trap` called with the name of every point that is reached; None takes it away."""
+    """Set the function that is called with the name of every fault point reached; None removes it."""
     global _trap  # noqa: PLW0603  (one a process, as the points are)
     _trap = trap

@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.compat import python
 from paceline.errors import CollectiveMismatchError
 
-_ROOM = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parent)
 _WIDTHS = (24, 24, 240, 224)
 """Bytes for operation, number, arguments and call site."""
 
@@ -56,9 +56,9 @@ def describe(*tensors: Tensor, free_rows: bool = False) -> str:
 
 
 def call_site() -> str:
-    """Return file and line of the nearest caller outside this room."""
+    """Return file and line of the nearest caller outside this package."""
     frame = python.frame(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_ROOM):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     where = Path(frame.f_code.co_filename)
     return f"{'/'.join(where.parts[-3:])}:{frame.f_lineno}"[-_WIDTHS[-1] :]

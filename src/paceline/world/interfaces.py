@@ -92,7 +92,7 @@ def is_loopback(host: str) -> bool:
 
 
 def family(address: str) -> socket.AddressFamily:
-    """Return an IPv6 address from an IPv4 one."""
+    """Return the address family of an address: IPv6 or IPv4."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 

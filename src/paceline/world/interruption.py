@@ -48,11 +48,11 @@ class Interruption:
 
     @property
     def raised(self) -> bool:
-        """Whether the group is to be left."""
+        """Whether the group is being left."""
         return self._raised
 
     def on_raise(self, breaker: Callable[[], None]) -> None:
-        """Have `breaker` called when the interruption comes: at once, if it has come already."""
+        """Register `breaker` to be called on the interruption: at once, if it has come already."""
         with self._lock:
             if not self._raised:
                 self._breakers.append(breaker)

@@ -27,7 +27,7 @@ class Mesh:
 
     sizes: tuple[tuple[str, int], ...]
     servers: int = field(default=0, kw_only=True)
-    """Workers that stand beside the grid, behind its last rank."""
+    """Workers that stand beside the grid, after its last rank."""
 
     @classmethod
     def of(cls, sizes: Mapping[str, int]) -> Mesh:
@@ -68,7 +68,7 @@ class Mesh:
         return {side: places[side] for side, _ in self.sizes}
 
     def index(self, rank: int, *sides: str) -> int:
-        """Return a worker's place along these sides taken together, from 0; a server's is behind the last."""
+        """Return a worker's place along these sides taken together, from 0; a server's is after the last."""
         if self.serves(rank):
             return self.size(*sides)
         places, index = self.coordinate(rank), 0
@@ -86,7 +86,7 @@ class Mesh:
         ]
 
     def group(self, rank: int, *sides: str) -> int:
-        """Number the groups that these sides make, and give the one that `rank` is in; the servers' is behind the last."""
+        """Number the groups that these sides make, and give the one that `rank` is in; the servers' is after the last."""
         others = tuple(side for side, _ in self.sizes if side not in sides)
         return self.index(rank, *others)
 

@@ -24,8 +24,8 @@ def broadcast_object(comm: Comm, value: Any, root: int = 0) -> Any:
     """Return the root's value on every worker; what the others pass is not looked at."""
     packed = _pack(value) if comm.rank == root else torch.empty(0, dtype=torch.uint8)
     length = int(comm.broadcast(torch.tensor(packed.numel()), root))
-    room = packed if comm.rank == root else torch.empty(length, dtype=torch.uint8)
-    return _unpack(comm.broadcast(room, root))
+    buffer = packed if comm.rank == root else torch.empty(length, dtype=torch.uint8)
+    return _unpack(comm.broadcast(buffer, root))
 
 
 def _pack(value: Any) -> Tensor:

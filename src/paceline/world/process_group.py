@@ -134,7 +134,7 @@ class ProcessGroupComm(Comm):
         return values
 
     def scatter(self, tensors: Sequence[Tensor] | None, *, like: Tensor, root: int = 0) -> Tensor:
-        """Hand the root's list out."""
+        """Scatter the root's list, one tensor to each rank."""
         arguments.check_rank("root", root, self._size)
         parts: list[Tensor] | None = None
         if self._rank == root:

@@ -28,7 +28,7 @@ _LONGEST = 60
 def create() -> int:
     """Make the anonymous file that a worker's stacks are written to, and give its descriptor."""
     descriptor = os.memfd_create("paceline-stacks")
-    # Every dump goes behind the last one, whoever else holds the same descriptor.
+    # Every dump goes after the last one, whoever else holds the same descriptor.
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
     return descriptor
 

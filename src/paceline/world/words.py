@@ -27,7 +27,7 @@ def tell(world: World, key: str, word: str) -> None:
 
 
 def say_farewell(world: World) -> None:
-    """Let those know who wait for a word of this worker that it leaves the group, which it may have left before."""
+    """Publish that this worker leaves the group, for those that wait for a word of it; calling it twice is fine."""
     with suppress(DistError, InterruptedWaitError, PacelineError):
         store = _store(world)
         if store is not None:

@@ -54,7 +54,7 @@ BAD = {
     "train digits --exact bitwize": "unknown exact 'bitwize'. Did you mean 'bitwise'?",
     "train digits --schedule gpipe": "--schedule is an option of pp, and --strategy ddp has no use for it.",
     "verify digits --strategy ddp,fsdp --loss-parallel": "--loss-parallel is an option of tp, and --strategy ddp,fsdp has",
-    "verify --receipt here --schedule gpipe": "--schedule is an option of the runs that a TASK is verified with",
+    "verify --receipt here --schedule gpipe": "--schedule is an option for verifying a TASK",
     "train nowhere.py:Task": "there is no file nowhere.py.",
     "train no.such.module:Task": "there is no module 'no.such.module'.",
     "train tasks.py:Goood": "'Goood'. Did you mean 'Good'?",

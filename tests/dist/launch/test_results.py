@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import paceline
-from paceline.launch.workers import room
+from paceline.launch.workers import process_limit
 from paceline.world import env
 from tests.patience import HANG_S
 
@@ -84,7 +84,7 @@ def test_arguments_that_cannot_travel_are_refused():
 SCRIPT = """
 import sys
 import paceline
-from paceline.launch.workers import room
+from paceline.launch.workers import process_limit
 from paceline.world import env
 
 SEEN = sys.argv[1]
@@ -129,7 +129,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import paceline
-from paceline.launch.workers import room
+from paceline.launch.workers import process_limit
 from paceline.world import env
 
 {guard}shutil.rmtree("run", ignore_errors=True)  # start afresh
@@ -174,6 +174,6 @@ def test_a_script_that_clears_its_folder_in_every_worker_is_told(options, tmp_pa
 def test_many_more_workers_than_cores_are_not_started_without_a_word(monkeypatch, capfd):
     paceline.launch(Owner.method, workers=2)
     assert "cores" not in capfd.readouterr().err
-    monkeypatch.setattr(room, "CROWDED", 1 / env.cores())
+    monkeypatch.setattr(process_limit, "CROWDED", 1 / env.cores())
     assert list(paceline.launch(Owner.method, workers=2)) == [0, 1]
     assert f"note: 2 workers share the {env.cores()} cores of this machine" in capfd.readouterr().err

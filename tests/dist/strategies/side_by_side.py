@@ -64,9 +64,9 @@ def prepared(
         replica.abandon()
 
 
-def steps_of(feed: ShardedLoader) -> Iterator[StepWork]:
+def steps_of(loader: ShardedLoader) -> Iterator[StepWork]:
     """Yield the work of the first steps."""
-    for data in islice(feed.epoch(0), STEPS):
+    for data in islice(loader.epoch(0), STEPS):
         shards = [
             ShardWork(one.index, seeds.derive(0, "shard", data.step, one.index), one.samples, one.batches)
             for one in data.shards

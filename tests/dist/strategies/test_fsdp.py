@@ -144,14 +144,14 @@ def regroup(run: paceline.Run) -> tuple[dict[str, Any], dict[str, Any], bool]:
     )
     first = Fsdp().prepare(parts, run.world)
     assert all(torch.equal(value, plain[name]) for name, value in first.state()["model"].items())
-    feed = run.feed(sharded_runs.data(21), batch_size=9)
+    loader = run.feed(sharded_runs.data(21), batch_size=9)
     works = [
         StepWork(
             data.step,
             data.size,
             [ShardWork(shard.index, shard.index, shard.samples, shard.batches) for shard in data.shards],
         )
-        for data in feed.epoch(0)
+        for data in loader.epoch(0)
     ]
     first.step(works[0], sharded_runs.loss, 0.05)
     before = first.state()

@@ -133,5 +133,5 @@ def test_a_read_of_what_another_stage_has_set_fails(kind: str) -> None:
 
 
 def test_what_a_loss_sets_behind_its_call_is_refused() -> None:
-    with pytest.raises(InputError, match="the loss changes scale of the model behind its call"):
+    with pytest.raises(InputError, match="the loss changes scale of the model after its call"):
         launched("pp", 2, ["set behind"])

@@ -125,10 +125,10 @@ def train(run: paceline.Run, strategy: str, shards: int, tuning: Tuning) -> dict
 def _train_one(run: paceline.Run, name: str, strategy: str, shards: int, tuning: Tuning) -> Any:
     task = CASES[name].make()
     try:
-        with prepared(run, name, task, strategy, shards, tuning) as (replica, feed, world):
-            for work in steps_of(feed):
+        with prepared(run, name, task, strategy, shards, tuning) as (replica, loader, world):
+            for work in steps_of(loader):
                 replica.step(work, task.loss, task.max_grad_norm)
-            metrics = evaluate(feed, task.metrics, replica, world, 0)
+            metrics = evaluate(loader, task.metrics, replica, world, 0)
             state = replica.state()
             slots = {
                 f"{name}/{slot}": value

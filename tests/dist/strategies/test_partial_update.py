@@ -61,8 +61,8 @@ def _train_one(run: paceline.Run, name: str, strategy: str, shards: int, tuning:
     case = CASES[name]
     task = Made(optimizer=case.optimizer)
     try:
-        with prepared(run, name, task, strategy, shards, tuning, _slower) as (replica, feed, _):
-            for work in steps_of(feed):
+        with prepared(run, name, task, strategy, shards, tuning, _slower) as (replica, loader, _):
+            for work in steps_of(loader):
                 case.meddle(work.number, replica.model, replica.optimizer)
                 replica.step(work, task.loss, None)
             return {key: value.clone() for key, value in replica.state()["model"].items()}

@@ -159,9 +159,9 @@ def test_what_the_first_stage_writes_reaches_the_loss() -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("behind", "behind a cut"),
-        ("handed on, past the count", "behind a cut"),
-        ("put", "behind a cut"),
+        ("behind", "after a cut"),
+        ("handed on, past the count", "after a cut"),
+        ("put", "after a cut"),
         ("a number", "into the batch"),
         ("an object in a row", "into the batch"),
     ],

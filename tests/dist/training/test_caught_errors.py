@@ -47,9 +47,9 @@ def test_whoever_waits_for_one_trainer_that_has_left_is_told() -> None:
         train, 2, 1, strategy="ps", workers=2, servers=1, threads=1, device="cpu"
     )
     assert left == ("a bad row", 2)
-    assert "rank 1 left the loop of run.steps behind step 1" in kept[0]
+    assert "rank 1 left the loop of run.steps after step 1" in kept[0]
     # By then the other trainer may have been told, and have left too.
-    assert re.search("rank [01] left the loop of run.steps behind step 1", server[0])
+    assert re.search("rank [01] left the loop of run.steps after step 1", server[0])
     for words, steps in (kept, server):
         assert f"in step {steps}. All workers must leave it at the same step" in words
         assert steps == 2

@@ -144,7 +144,7 @@ def leave_apart(run: Run) -> None:
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_workers_that_leave_the_loop_at_different_steps_are_told(keeps: bool, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"rank 0 left the loop of run\.steps behind step 1, "):
+    with pytest.raises(InputError, match=r"rank 0 left the loop of run\.steps after step 1, "):
         paceline.launch(
             leave_apart,
             workers=2,

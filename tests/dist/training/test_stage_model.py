@@ -160,7 +160,7 @@ def lose(run, folder):
 
 def test_a_model_that_was_handed_over_ready_made_does_not_survive_a_death(tmp_path):
     with pytest.raises(
-        InputError, match="a model that was handed over ready made, for its other stages are lost"
+        InputError, match="a model that was given as an object: this worker no longer has other stages"
     ):
         paceline.launch(lose, str(tmp_path), workers=2, shards=4, strategy="pp", threads=1, device="cpu")
 

@@ -16,7 +16,7 @@ from paceline.cli import main as command_line
 from paceline.documents import HASH_OF_NOTHING
 from paceline.errors import InputError, PacelineError
 from paceline.records import ledger
-from paceline.records.receipt import Receipt, Start
+from paceline.records.receipt import Receipt, RunSegment
 from paceline.verify.receipts.audit import audit
 from paceline.verify.receipts.rerun import Replay, verify_receipt
 
@@ -134,7 +134,7 @@ def noticed(folder: Path) -> bool:
 
 
 def test_every_fact_is_tried_or_listed() -> None:
-    facts = {one.name for one in (*fields(Start), *fields(Receipt))} - {"history"}
+    facts = {one.name for one in (*fields(RunSegment), *fields(Receipt))} - {"history"}
     assert facts == OTHER.keys() | informational()
     assert not OTHER.keys() & informational()
 
@@ -142,7 +142,7 @@ def test_every_fact_is_tried_or_listed() -> None:
 @pytest.mark.parametrize("name", OTHER)
 def test_a_fact_that_is_changed_wherever_it_stands_is_noticed(copy: Path, name: str) -> None:
     before = Receipt.read(copy)
-    if name in {one.name for one in fields(Start)}:
+    if name in {one.name for one in fields(RunSegment)}:
         after = replace(before, history=(replace(before.last, **{name: OTHER[name]}),))
     else:
         after = replace(before, **{name: OTHER[name]})
@@ -242,4 +242,4 @@ def test_records_that_no_process_made_are_no_part_of_the_run(copy: Path) -> None
     path.write_bytes(sound + garbage)
     assert any("4 records that belong to no start" in problem for problem in audit(copy).problems)
     path.write_bytes(sound + bytes(ledger.RECORD.itemsize) + 2 * garbage)
-    assert any("8 records behind one that was never" in problem for problem in audit(copy).problems)
+    assert any("8 records after one that was never" in problem for problem in audit(copy).problems)

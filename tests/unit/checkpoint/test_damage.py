@@ -238,7 +238,7 @@ def test_a_model_file_that_is_something_else_is_refused(folder: Path) -> None:
 def test_an_alias_of_nothing_is_refused(folder: Path) -> None:
     reseal(folder / "step-2", aliases={"model/head": "model/nowhere"})
     assert reason_for(folder) == (
-        "manifest.json does not describe a checkpoint (aliases: 'model/head' is tied to what is not there)"
+        "manifest.json does not describe a checkpoint (aliases: 'model/head' is tied to a tensor that is not there)"
     )
 
 

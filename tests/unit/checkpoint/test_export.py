@@ -170,5 +170,5 @@ def test_names_that_are_none(run_folder: Path, tmp_path: Path, name: str) -> Non
 
 @pytest.mark.parametrize("size", ["", "0", "two", "5 potatoes", "-1GB", "9" * 400 + "GB", "0.1"])
 def test_sizes_that_are_none(run_folder: Path, tmp_path: Path, size: str) -> None:
-    with pytest.raises(InputError, match=r"is no size\. Give one like 2GB"):
+    with pytest.raises(InputError, match=r"is not a size\. Give one like 2GB"):
         export(run_folder, tmp_path / "model.safetensors", max_shard_size=size)

@@ -80,7 +80,7 @@ class SeekableStream(Stream):
             yield torch.tensor([index, torch.rand(()).item()])
 
 
-def feed_of(
+def loader_of(
     dataset: Any, *, rank: int = 0, workers: int = 1, shards: int = 4, **options: Any
 ) -> ShardedLoader:
     settings = {"batch_size": 8, "seed": 7, **options}
@@ -88,11 +88,11 @@ def feed_of(
 
 
 def epoch_of(dataset: Any, *, epoch: int = 0, start_step: int = 0, **options: Any) -> list[StepData]:
-    feed = feed_of(dataset, **options)
+    loader = loader_of(dataset, **options)
     try:
-        return list(feed.epoch(epoch, start_step))
+        return list(loader.epoch(epoch, start_step))
     finally:
-        feed.close()
+        loader.close()
 
 
 def combined(dataset: Any, *, workers: int, epoch: int = 0, start_step: int = 0, **options: Any) -> list[Any]:

@@ -30,7 +30,7 @@ from tests.unit.data.sources import (
     TwoPartError,
     combined,
     comparable,
-    feed_of,
+    loader_of,
 )
 
 
@@ -64,27 +64,27 @@ def readers(steps: list[StepData]) -> set[tuple[int, int]]:
 
 
 def test_processes_stay_between_epochs_are_initialised_and_may_be_left_early() -> None:
-    feed = feed_of(WhoReads(64), num_workers=2, worker_init_fn=note_start)
+    loader = loader_of(WhoReads(64), num_workers=2, worker_init_fn=note_start)
     try:
-        first = readers(list(feed.epoch(0)))
-        abandoned = feed.epoch(1)
+        first = readers(list(loader.epoch(0)))
+        abandoned = loader.epoch(1)
         next(abandoned)
-        again = list(feed.epoch(2, 3))
+        again = list(loader.epoch(2, 3))
         assert [step.step for step in again] == [3, 4, 5, 6, 7]
         assert readers(again) == first
         assert {number for _, number in first} == {0, 1}
         assert os.getpid() not in {pid for pid, _ in first}
     finally:
-        feed.close()
+        loader.close()
     assert multiprocessing.active_children() == []
 
 
 @pytest.mark.parametrize("error", [TwoPartError("box", 3), KeyError("missing")])
 def test_an_error_keeps_its_type_message_and_notes(error: Exception) -> None:
-    feed = feed_of(Faulty(20, bad=13, error=error), num_workers=1)
+    loader = loader_of(Faulty(20, bad=13, error=error), num_workers=1)
     with pytest.raises(type(error)) as caught:
-        list(feed.epoch(0))
-    feed.close()
+        list(loader.epoch(0))
+    loader.close()
     assert str(caught.value) == str(error)
     assert vars(caught.value).get("number") == vars(error).get("number")
     assert any("sample 13 " in note for note in caught.value.__notes__)
@@ -112,11 +112,11 @@ class StreamOfPids(Stream):
 def test_a_stream_is_read_ahead_by_one_process() -> None:
     inside = combined(Stream(21), workers=1)
     assert combined(StreamOfPids(21), workers=2, num_workers=2) == inside
-    feed = feed_of(Stream(64), num_workers=1)
-    next(feed.epoch(0))
-    resumed = [comparable(step) for step in feed.epoch(1, 5)]
-    feed.close()
-    assert resumed == [comparable(step) for step in feed_of(Stream(64)).epoch(1, 5)]
+    loader = loader_of(Stream(64), num_workers=1)
+    next(loader.epoch(0))
+    resumed = [comparable(step) for step in loader.epoch(1, 5)]
+    loader.close()
+    assert resumed == [comparable(step) for step in loader_of(Stream(64)).epoch(1, 5)]
     assert multiprocessing.active_children() == []
 
 
@@ -160,17 +160,17 @@ def test_the_first_thing_that_a_process_does_finds_the_data_set_itself(num_worke
     for _ in range(2):
         read = combined(numbers, workers=1, num_workers=num_workers, worker_init_fn=take_own_part)
         assert read == combined(Numbers(3, 24), workers=1)
-    feed = feed_of(opened, num_workers=num_workers, worker_init_fn=open_files)
+    loader = loader_of(opened, num_workers=num_workers, worker_init_fn=open_files)
     for epoch in range(2):
         read = [
             value
-            for step in feed.epoch(epoch)
+            for step in loader.epoch(epoch)
             for shard in comparable(step)
             for batch in shard[2]
             for value in batch
         ]
         assert sorted(read) == [10 * number for number in range(21)]
-    feed.close()
+    loader.close()
     assert (numbers.start, opened.factor) == (3, 1)
 
 
@@ -185,9 +185,9 @@ def alive(pid: int) -> bool:
 def test_loading_processes_die_with_a_killed_worker() -> None:
     script = """
         import time, multiprocessing
-        from tests.unit.data.sources import Squares, feed_of
-        feed = feed_of(Squares(64), num_workers=2)
-        list(feed.epoch(0))  # to its end: one killed while it hands a tensor over leaves torch's file behind
+        from tests.unit.data.sources import Squares, loader_of
+        loader = loader_of(Squares(64), num_workers=2)
+        list(loader.epoch(0))  # to its end: one killed while it hands a tensor over leaves torch's file behind
         print(*[child.pid for child in multiprocessing.active_children()], flush=True)
         time.sleep(60)
     """

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from tests.unit.data.sources import SeekableStream, Stream, combined, epoch_of, feed_of
+from tests.unit.data.sources import SeekableStream, Stream, combined, epoch_of, loader_of
 
 
 class Lines:
@@ -51,8 +51,8 @@ def test_draws_of_a_stream_do_not_depend_on_the_process_nor_disturb_it() -> None
     random.seed(5)
     np.random.seed(5)
     before = torch.get_rng_state(), random.getstate(), str(np.random.get_state(legacy=False))
-    feed = feed_of(Stream(30))
-    for step in feed.epoch(0):
+    loader = loader_of(Stream(30))
+    for step in loader.epoch(0):
         assert torch.equal(torch.get_rng_state(), before[0])
         assert random.getstate() == before[1]
         assert str(np.random.get_state(legacy=False)) == before[2]
@@ -85,7 +85,7 @@ def test_items_that_draw_give_the_same_where_their_contents_are_compared() -> No
     first, second = (
         [
             batch["x"].tolist()
-            for step in feed_of(Drawings()).epoch(0, contents=compares)
+            for step in loader_of(Drawings()).epoch(0, contents=compares)
             for shard in step.shards
             for batch in shard.batches
         ]
@@ -107,8 +107,8 @@ def test_the_length_of_a_stream_is_known_only_where_it_says_so() -> None:
         def __len__(self) -> int:
             return self.samples
 
-    assert (feed_of(Lines(9)).samples, feed_of(Lines(9)).steps_per_epoch) == (None, None)
-    assert (feed_of(Measured(9)).samples, feed_of(Measured(9)).steps_per_epoch) == (9, 2)
+    assert (loader_of(Lines(9)).samples, loader_of(Lines(9)).steps_per_epoch) == (None, None)
+    assert (loader_of(Measured(9)).samples, loader_of(Measured(9)).steps_per_epoch) == (9, 2)
 
 
 def test_micro_batches_and_collate_apply_to_streams() -> None:
@@ -127,17 +127,17 @@ class Broken(IterableDataset[int]):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_error_of_a_stream_arrives_as_it_is_and_names_the_sample(num_workers: int) -> None:
-    feed = feed_of(Broken(), num_workers=num_workers)
-    steps = feed.epoch(0)
+    loader = loader_of(Broken(), num_workers=num_workers)
+    steps = loader.epoch(0)
     assert next(steps).size == 8
     with pytest.raises(LookupError, match="the file ends here") as caught:
         next(steps)
-    feed.close()
+    loader.close()
     assert any("sample 13 of the stream" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize(("start", "sizes"), [(0, [8] * 5), (2, [8] * 3), (4, [8]), (5, [0]), (7, [0])])
 def test_a_step_of_no_items_stands_only_where_no_other_is_left(start: int, sizes: list[int]) -> None:
     """Behind real steps it would stand for a stream that ended where it began to be read."""
-    feed = feed_of(Stream(40), batch_size=8, shards=2)
-    assert [step.size for step in feed.epoch(0, start, beginning=True)] == sizes
+    loader = loader_of(Stream(40), batch_size=8, shards=2)
+    assert [step.size for step in loader.epoch(0, start, beginning=True)] == sizes

@@ -94,9 +94,9 @@ class _Torn:
 
 
 def test_a_data_set_that_raises_is_the_first_thing_shown():
-    feed = ShardedLoader(_Torn(), batch_size=2, shards=1, seed=0, owned=range(1))
+    loader = ShardedLoader(_Torn(), batch_size=2, shards=1, seed=0, owned=range(1))
     try:
-        next(feed.epoch(0))
+        next(loader.epoch(0))
     except KeyError as error:
         # Without this test's own frame, which stands where the launcher's would.
         text = failures.user_traceback(error.with_traceback(error.__traceback__.tb_next))

@@ -110,7 +110,7 @@ def test_another_step_is_found_in_the_next_group_too() -> None:
         one.note(world, 0, number, ended=False)
     worlds = enter(2, *workers)
     with pytest.raises(
-        InputError, match=r"rank 0 left the loop of run\.steps behind step 2, but rank 1 behind step 3"
+        InputError, match=r"rank 0 left the loop of run\.steps after step 2, but rank 1 after step 3"
     ):
         workers[0].check(worlds[0])
 

@@ -99,5 +99,5 @@ def test_what_came_from_the_stage_before_is_compared_by_value_where_it_is_an_arg
     tensors[0].data.mul_(2)
     received.check()
     tensors[1].data.mul_(2)
-    with pytest.raises(InputError, match="behind a cut"):
+    with pytest.raises(InputError, match="after a cut"):
         received.check()

@@ -322,10 +322,10 @@ def test_the_second_call_has_a_first_epoch_of_its_own(tmp_path: Path) -> None:
 
 
 def test_one_that_joins_knows_what_the_others_know() -> None:
-    feed = ShardedLoader(Shuffled(), batch_size=8, shards=1, seed=0, owned=range(1), num_workers=0)
+    loader = ShardedLoader(Shuffled(), batch_size=8, shards=1, seed=0, owned=range(1), num_workers=0)
     knows, joins, goes_back = EpochStarts(), EpochStarts(), EpochStarts()
     for epoch in range(2):
-        for data in feed.epoch(epoch):
+        for data in loader.epoch(epoch):
             knows.check(Position(epoch, data.step), data, by_epoch=False)
     at = Position(2, 0)
     joins.adopt(at, at, knows.at(at))
@@ -465,11 +465,11 @@ def test_each_call_of_steps_has_data_of_its_own(tmp_path: Path) -> None:
 def test_an_epoch_that_is_read_again_by_another_group_is_compared() -> None:
     def read(stream: Any, epoch: int, step: int) -> None:
         position = Position(epoch, step)
-        for data in feeds[stream].epoch(epoch, step):
+        for data in loaders[stream].epoch(epoch, step):
             starts[stream].check(position, data, by_epoch=False)
 
     streams = Shuffled(), Global()
-    feeds = {
+    loaders = {
         one: ShardedLoader(one, batch_size=8, shards=1, seed=0, owned=range(1), num_workers=0)
         for one in streams
     }

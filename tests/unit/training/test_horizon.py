@@ -126,7 +126,7 @@ def test_a_checkpoint_that_does_not_say_how_long_its_schedule_is(tmp_path: Path)
     replace(written, meta=meta).write(folder)
     with (
         resumed(tmp_path) as run,
-        pytest.raises(InputError, match=r"--horizon N.*\(12 by the options of now\)"),
+        pytest.raises(InputError, match=r"--horizon N.*\(12 by the present options\)"),
     ):
         train(run, epochs=4)
     with resumed(tmp_path) as run:

@@ -104,7 +104,7 @@ def test_records_outlive_a_kill_at_any_moment(tmp_path: Path, records: int) -> N
     last = hashlib.blake2b(np.array([steps - 1, 2], dtype="<i8").tobytes(), digest_size=16).digest()
     assert found[-1]["digest"].tobytes() == last
     append(tmp_path, steps)
-    assert ledger.room(path) == len(found) + 1
+    assert ledger.capacity(path) == len(found) + 1
     assert ledger.read(path, len(found))["number"].tolist() == [steps]
 
 
@@ -143,15 +143,15 @@ def test_a_full_disk_is_an_error_and_no_signal(tmp_path: Path) -> None:
     """A limit on the size of files stands for it: the system refuses the room in the same place."""
     book = ledger.Ledger(tmp_path, 0, 0)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (ledger.ROOM, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ledger.MAX_RESERVED, before[1]))
     try:
         with pytest.raises(RecordsError, match=r"rank-0-from-0\.bin cannot be written: .*Make room"):
-            fill(book, ledger.ROOM // ledger.RECORD.itemsize)
+            fill(book, ledger.MAX_RESERVED // ledger.RECORD.itemsize)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     book.close()
     kept = len(ledger.read(book.path))
-    assert kept > ledger.FIRST_ROOM // ledger.RECORD.itemsize
+    assert kept > ledger.MIN_RESERVED // ledger.RECORD.itemsize
     assert book.path.stat().st_size == len(ledger.MAGIC) + kept * ledger.RECORD.itemsize
 
 
@@ -173,7 +173,7 @@ def test_a_torn_tail_is_dropped_and_appending_goes_on(tmp_path: Path, torn: int)
     append(tmp_path, 5, 6, generation=1)
     assert ledger.read(path)["number"].tolist() == [*left, 5, 6]
     assert ledger.read(path, start=len(left))["generation"].tolist() == [1, 1]
-    assert ledger.room(path) == len(left) + 2
+    assert ledger.capacity(path) == len(left) + 2
 
 
 def test_a_file_that_was_killed_in_its_first_bytes_is_begun_again(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import paceline
 from paceline.cli.application import app
 from paceline.errors import InputError
 from paceline.launch.base import LaunchSpec
-from paceline.launch.workers.room import check_room, limit
+from paceline.launch.workers.process_limit import check_process_limit, limit
 from paceline.option_fields import Options, ranged, shown
 from paceline.ranges import COUNT, TASK, Range
 from paceline.strategies.tuning import Tuning
@@ -257,12 +257,12 @@ def test_a_spec_with_the_wrong_types_is_refused(tmp_path: Path) -> None:
             folder.read_spec(tmp_path)
 
 
-def test_more_threads_than_the_machine_has_room_for() -> None:
-    check_room(2, 1)
+def test_more_threads_than_the_machine_can_spare_process_ids_for() -> None:
+    check_process_limit(2, 1)
     with pytest.raises(InputError, match="Use fewer --workers or --threads"):
-        check_room(limit() // 2, 1)
+        check_process_limit(limit() // 2, 1)
     with pytest.raises(InputError, match="1024 workers with 1024 threads"):
-        check_room(1024, 1024)
+        check_process_limit(1024, 1024)
     assert limit() > 100
 
 

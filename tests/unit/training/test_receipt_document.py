@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InputError
-from paceline.records.receipt import FIRST_LINK, NAME, Point, Receipt, Start
+from paceline.records.receipt import FIRST_LINK, NAME, Point, Receipt, RunSegment
 
-START = Start(
+START = RunSegment(
     generation=0,
     step=0,
     epoch=0,
@@ -60,7 +60,7 @@ CHANGES = st.fixed_dictionaries(
 )
 
 
-def receipt(*starts: Start, **facts: Any) -> Receipt:
+def receipt(*starts: RunSegment, **facts: Any) -> Receipt:
     return Receipt(name="task", seed=5, shards=4, batch_size=10, history=starts, **facts)
 
 

@@ -55,7 +55,7 @@ class Worker:
         self.options = RunOptions(out=folder, shards=SHARDS, seed=SEED, resume=resume)
         self.folder, self.world, self.owned = folder, world, owned
         self.position = Position()
-        self.feed = ShardedLoader(
+        self.loader = ShardedLoader(
             range(SAMPLES), batch_size=BATCH, shards=SHARDS, seed=SEED, owned=range(SHARDS), shuffle=True
         )
         self.books = Records(folder, world, resume=self.options.resume)
@@ -65,7 +65,7 @@ class Worker:
             self.options,
             self.world,
             self.position,
-            self.feed,
+            self.loader,
             exactness="bitwise",
             max_grad_norm=None,
             about={},
@@ -82,7 +82,7 @@ class Worker:
     def serve(self) -> None:
         """Record the step that comes next, without taking it."""
         position, batch = self.position, BATCH
-        order = self.feed.order
+        order = self.loader.order
         assert order is not None
         low = position.step * batch
         ids = order.indices(position.epoch, low, min(low + batch, SAMPLES))

@@ -16,7 +16,7 @@ from paceline import Mean, Run
 from paceline.errors import InputError
 from tests.unit.training.own_runs import data, losses, opened, prepared, resumed
 
-REFUSED = r"behind call 1 of run\.steps.*weights are those of step 6.*`if not run\.replaying:`"
+REFUSED = r"after call 1 of run\.steps.*weights are those of step 6.*`if not run\.replaying:`"
 Behind = Callable[[nn.Module, torch.optim.Optimizer, int], Any]
 
 

@@ -19,12 +19,12 @@ from paceline.data.permutation import EpochPermutation
 from paceline.data.shards import owned_shards, shard_bounds
 from paceline.errors import InputError
 from paceline.records import ledger
-from paceline.records.receipt import _RANGES, FIRST_LINK, Point, Receipt, Start
+from paceline.records.receipt import _RANGES, FIRST_LINK, Point, Receipt, RunSegment
 from paceline.verify.receipts import audit as auditing
 from paceline.verify.receipts.audit import audit
 from paceline.verify.receipts.audit_report import AuditReport
 
-START = Start(
+START = RunSegment(
     generation=0,
     step=0,
     epoch=0,
@@ -64,7 +64,7 @@ class Shard:
     samples: Any
 
 
-def serve(folder: Path, start: Start, until: int, batch: int = BATCH, shards: int = SHARDS) -> None:
+def serve(folder: Path, start: RunSegment, until: int, batch: int = BATCH, shards: int = SHARDS) -> None:
     """Write the ledgers of one start, as its workers would."""
     samples = start.samples or 0
     order = EpochPermutation(samples, start.order_seed, start.shuffle)
@@ -83,7 +83,7 @@ def serve(folder: Path, start: Start, until: int, batch: int = BATCH, shards: in
         book.close()
 
 
-def close(folder: Path, *starts: Start, steps: int, batch: int = BATCH, shards: int = SHARDS) -> None:
+def close(folder: Path, *starts: RunSegment, steps: int, batch: int = BATCH, shards: int = SHARDS) -> None:
     """Write the receipt of a run that ended well."""
     receipt = Receipt(name="task", seed=5, shards=shards, batch_size=batch, history=starts, finished=True)
     records = np.concatenate([ledger.read(path) for path in ledger.paths(folder).values()])
@@ -256,7 +256,7 @@ def test_ledgers_and_receipts_of_before_workers_came_and_went(run: Path) -> None
     document |= {"format": 1, "history": [*document["history"], again]}
     (run / "receipt.json").write_text(json.dumps(document))
     assert audit(run).holds
-    assert Receipt.read(run).history == (START, Start(**again))
+    assert Receipt.read(run).history == (START, RunSegment(**again))
 
 
 def test_what_the_receipt_does_not_know_is_no_success(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_a_ledger_that_was_made_longer_without_end(run: Path) -> None:
     os.truncate(path, 2**40)
     (problem,) = audit(run).problems
     assert problem == (
-        f"the ledger of rank 1 goes on for {(2**40 - end) // 48} records behind one that was never finished"
+        f"the ledger of rank 1 goes on for {(2**40 - end) // 48} records after one that was never finished"
     )
 
 
@@ -378,7 +378,7 @@ def test_any_cut_of_any_data(
 
 
 def _audited(
-    start: Start, steps: int, batch: int, shards: int, block: int
+    start: RunSegment, steps: int, batch: int, shards: int, block: int
 ) -> tuple[AuditReport, AuditReport]:
     """Audit a run as it is, and once more without one of its records."""
     before, auditing.BLOCK_SAMPLES = auditing.BLOCK_SAMPLES, block

@@ -148,7 +148,7 @@ class _WithOutput(nn.Module):
 @exhibit(
     "model-output",
     "dict batches with strings, keyword arguments, an output object",
-    {"pp": "uses something behind a cut"},
+    {"pp": "uses something after a cut"},
 )
 class ModelOutput(Small):
     """As code around pretrained models is written."""

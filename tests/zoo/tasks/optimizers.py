@@ -57,7 +57,7 @@ class OneCycle(_Scheduled):
         return schedules.OneCycleLR(optimizer, max_lr=0.2, total_steps=total_steps)
 
 
-@exhibit("warm-restarts", "`CosineAnnealingWarmRestarts` behind a linear warm-up (`SequentialLR`)")
+@exhibit("warm-restarts", "`CosineAnnealingWarmRestarts` after a linear warm-up (`SequentialLR`)")
 class WarmRestarts(_Scheduled):
     """Two schedules, one after the other."""
 

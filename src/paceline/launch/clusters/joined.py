@@ -35,7 +35,7 @@ class JoinedLauncher:
             )
 
     def adopt(self, options: RunOptions) -> RunOptions:
-        """Take the number of workers from the world that is there."""
+        """Set the number of workers to the size of the world that was started outside."""
         self.check(options.rendezvous)
         identity = env.identity()
         size = 1 if identity is None else identity.size

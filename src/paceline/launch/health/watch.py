@@ -15,7 +15,7 @@ EVERY_S = 1.0
 Readings = Mapping[int, Reading]
 """What workers are at, by rank."""
 Look = Callable[[HangWatch], tuple[Evidence, ...] | None]
-"""Has all workers show what they are at; None while some have yet to answer."""
+"""Collects from all workers what they are doing; None while some have yet to answer."""
 
 
 @dataclass(frozen=True, kw_only=True)

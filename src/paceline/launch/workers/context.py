@@ -23,7 +23,7 @@ _NO_GROUP = "Default process group has not been initialized"
 """What torch.distributed says where there is none."""
 _SERVES = (
     "This worker is a parameter server: its loop has the same steps, but no batches, so what is set inside `for batch in step` "
-    "is not there behind it. Set it before, or use what step.apply() returns."
+    "is not there after it. Set it before, or use what step.apply() returns."
 )
 _ALONE = (
     "A run of one process has no process group of torch's. Use run.world.comm (all_reduce, broadcast, ...), run.world.rank "

@@ -68,7 +68,7 @@ class ForkServer:
         return self._tickets
 
     def load(self, modules: Sequence[str]) -> None:
-        """Have modules imported now, once for all workers to come."""
+        """Import modules in the fork server now, once for all future workers."""
         with contextlib.suppress(
             BrokenPipeError, ConnectionResetError
         ):  # the next request says that it is gone

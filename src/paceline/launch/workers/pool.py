@@ -92,7 +92,7 @@ class LocalWorkerPool:
         return keeper
 
     def start(self, number: int, job: Job, log_name: str) -> None:
-        """Ask for one worker and listen to it."""
+        """Ask the fork server for one worker, and listen to the worker."""
         self._renew()
         log = (self._folder / "logs" / log_name).open("ab", buffering=0)
         process = Process(number, ticket=-1, log=log)
@@ -151,7 +151,7 @@ class LocalWorkerPool:
         return dataclasses.replace(member.status_page.read(), stopped=process_state(member.pid) == "T")
 
     def look(self, ranks: Mapping[int, int], host: str, watch: HangWatch) -> tuple[Evidence, ...]:
-        """Have workers, given with their ranks, show what they are at; takes a second at most."""
+        """Return what workers, given with their ranks, are doing; takes a second at most."""
         members = [self._member(number, rank, host) for number, rank in ranks.items()]
         return look([one for one in members if one is not None], self._server.signal, watch)
 
@@ -215,12 +215,12 @@ class LocalWorkerPool:
         self._server.kill()
 
     def close(self) -> None:
-        """End what still runs, and let go of every descriptor."""
+        """End what still runs, and close every descriptor."""
         self.kill()
         self._stop_hearing()
 
     def _renew(self) -> None:
-        """Have a fork server again, where the one there was is gone; what it took with it is told first."""
+        """Start a fork server again if the last one is gone, after reporting the workers that ended with it."""
         while self._hears and not self._server.alive():
             self._on_report()
         if not self._hears:

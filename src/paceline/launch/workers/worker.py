@@ -36,7 +36,7 @@ def run(
     page: int | None = None,
     shown: int | None = None,
 ) -> int:
-    """Do the job found in `payload` and give the exit status.
+    """Do the job found in `payload` and return the exit status.
 
     `page` is the memory in which this worker shows what it is at, `shown` the file that its stacks are written to on request.
     """

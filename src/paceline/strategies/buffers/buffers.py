@@ -178,7 +178,7 @@ class Buffers:
             if name in (self.names or ()) and not _equal(held[name], self._before[name]):
                 raise InputError(
                     f"the buffer {name} changes in training, but is registered with persistent=False, so no state of this "
-                    "strategy would hold it and a resumed run would go on otherwise. Leave persistent=False out, or use ddp."
+                    "strategy would hold it and a resumed run would lose its value. Leave persistent=False out, or use ddp."
                 )
 
     def put_back(self) -> None:
@@ -197,7 +197,7 @@ class Buffers:
         self._before = {}
 
     def like(self) -> Row:
-        """Return tensors of the shapes and types that a row has."""
+        """Return tensors with the shapes and dtypes of a row."""
         return [self._before[name] for name in self.names or []]
 
     def _one(self, name: str, values: list[Tensor]) -> Tensor:

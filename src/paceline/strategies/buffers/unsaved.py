@@ -43,7 +43,7 @@ def moved_unsaved(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def put_unsaved(model: nn.Module, held: Mapping[str, Tensor]) -> None:
-    """Take over what `moved_unsaved` gave."""
+    """Load what `moved_unsaved` gave."""
     here = unsaved(model)
     for name, value in held.items():
         if name in here and here[name].shape == value.shape:

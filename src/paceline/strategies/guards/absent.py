@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from paceline.compat.tensors import BOOKKEEPING, no_torch_function
 from paceline.errors import InputError
+from paceline.strategies.memory.offload import without_memory
 
 _TENSOR: Any = Tensor
 _PROPERTIES = (
@@ -115,7 +116,7 @@ def drop(model: nn.Module, kept: frozenset[str], device: torch.device) -> None:
             full = f"{path}.{name}".lstrip(".")
             if full not in kept and not is_absent(parameter):
                 parameter.grad, meta = None, form_of(parameter.detach())
-                parameter.data = room_for(parameter, device)
+                parameter.data = without_memory(parameter.shape, parameter.dtype, device)
                 vars(parameter)[_FORM] = meta
                 hide(parameter, full, is_elsewhere=True)
         for name, buffer in module.named_buffers(recurse=False):
@@ -140,28 +141,23 @@ class StageParameters:
 
 
 def hide(parameter: nn.Parameter, name: str, *, is_elsewhere: bool) -> None:
-    """Have a parameter refuse to be used; with `is_elsewhere` another worker has it, else each has some rows."""
+    """Make every use of a parameter raise; with `is_elsewhere` another worker has it, else each has some rows."""
     vars(parameter)[_KEY] = name, is_elsewhere
     vars(parameter)[_CLASS] = parameter.__class__
     parameter.__class__ = _AbsentParameter
 
 
 def show(parameter: nn.Parameter) -> None:
-    """Have a parameter that was hidden be one like any other."""
+    """Make a hidden parameter usable again."""
     if is_absent(parameter):
         parameter.__class__ = vars(parameter).pop(_CLASS)
         del vars(parameter)[_KEY]
 
 
 def _buffer(name: str, like: Any, device: torch.device | None = None, *, is_elsewhere: bool) -> Tensor:
-    made = room_for(like, device or like.device).as_subclass(_AbsentTensor)
+    made = without_memory(like.shape, like.dtype, device or like.device).as_subclass(_AbsentTensor)
     vars(made)[_KEY] = name, is_elsewhere
     return made
-
-
-def room_for(like: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the same form in the memory of one number."""
-    return torch.empty((), dtype=like.dtype, device=device).expand(like.shape)
 
 
 def _named(nest: Any) -> Iterator[str]:

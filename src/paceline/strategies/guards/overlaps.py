@@ -26,7 +26,7 @@ class _Window:
 
     name: str
     tensor: Tensor
-    room: str
+    address_space: str
     """What its addresses count in: a device, or a storage without memory."""
     start: int
     end: int
@@ -40,8 +40,8 @@ class _Window:
         # A tensor without memory (fake, on the meta device) has a storage to itself all the same.
         is_empty = storage.device.type == "meta"
         start = int(tensor.storage_offset()) * size + (0 if is_empty else storage.data_ptr())
-        room = f"storage {storage_key(storage)}" if is_empty else str(storage.device)
-        return cls(name, tensor, room, start, start + (last + 1) * size)
+        address_space = f"storage {storage_key(storage)}" if is_empty else str(storage.device)
+        return cls(name, tensor, address_space, start, start + (last + 1) * size)
 
     def meets(self, other: _Window) -> bool:
         """Return whether a number of one is a number of the other: columns of one matrix may lie between each other."""
@@ -73,8 +73,10 @@ def overlap_in(model: nn.Module, *, held: bool = False) -> str | None:
     windows = [_Window.of(*one) for one in [*registered, *plain]]
     places = {window: place for place, window in enumerate(windows)}
     reaching: list[_Window] = []
-    for window in sorted(windows, key=lambda one: (one.room, one.start)):
-        reaching = [one for one in reaching if one.room == window.room and one.end > window.start]
+    for window in sorted(windows, key=lambda one: (one.address_space, one.start)):
+        reaching = [
+            one for one in reaching if one.address_space == window.address_space and one.end > window.start
+        ]
         for other in reaching:
             first, second = sorted((other, window), key=places.__getitem__)
             # Two plain attributes are the user's own affair.

@@ -48,7 +48,7 @@ def refuse_references(model: nn.Module, strategy: str) -> None:
 
 
 def refuse_copies(module: nn.Module, strategy: str) -> None:
-    """Have a module refuse to be copied, of which this worker has a part: torch would copy that, or compute with the original."""
+    """Make deepcopy of a sharded module raise: torch would copy this worker's part, or compute with the original."""
 
     def refuse(_: object) -> NoReturn:
         raise InputError(

@@ -68,7 +68,7 @@ class Trained:
         """Raise where something has changed, for a strategy that cannot take it up, or in the middle of a step."""
         if self.changed:
             raise InputError(
-                f"{self.words()} after the model was prepared, and {strategy} was wired up for what trained then. "
+                f"{self.words()} after the model was prepared, and {strategy} reduces only what was trainable then. "
                 "Set requires_grad and the optimizer's groups before run.prepare, or change them between two steps under single, "
                 "dp or ddp."
             )
@@ -116,7 +116,7 @@ class Places:
         ]
 
     def check(self) -> None:
-        """Raise where something else stands in the place of a parameter."""
+        """Raise where a parameter was replaced by another object."""
         for name, table, key, value in self._places:
             if table.get(key) is not value:
                 refuse_replaced(name)
@@ -189,7 +189,7 @@ def agree_on_change(world: World, number: int, trained: Trained) -> None:
     for rank, word in hear(world, key, late):
         if word != mine:
             raise InputError(
-                f"step {number}: {trained.words()} on rank {world.rank}, but otherwise on rank {rank}, or with other "
+                f"step {number}: {trained.words()} on rank {world.rank}, but differently on rank {rank}, or with other "
                 "values. Change the same on every worker before the same step, and seed torch before making new parameters."
             )
     forget(world, f"trained/{turn - 1}")  # all have come to this turn, so all have heard the one before

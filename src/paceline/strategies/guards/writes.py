@@ -92,7 +92,7 @@ class Samples:
             self._owners.setdefault(size, []).extend([owner] * len(found))
 
     def take(self) -> list[Tensor]:
-        """Return the numbers as they are now."""
+        """Return the sampled elements as they are now."""
         return [torch.cat(views) for views in self._views.values() if views]
 
     def changed(self, before: list[Tensor]) -> list[int]:
@@ -111,8 +111,8 @@ def refuse_writes(name: str, when: str) -> NoReturn:
     """Raise for a parameter that a pass, or the loop around it, has written to."""
     raise InputError(
         f"{when}: the forward or backward pass, or the loop before step.apply(), wrote to the weights of {name} (an nn.Embedding "
-        "with max_norm does, a mean teacher that moves in forward, SAM), and each worker sees other samples, so their weights "
-        "would part. Change weights after step.apply(), or use --strategy single."
+        "with max_norm does, a mean teacher that moves in forward, SAM), and each worker sees other samples, so the weights "
+        "would diverge. Change weights after step.apply(), or use --strategy single."
     )
 
 

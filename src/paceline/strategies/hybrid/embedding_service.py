@@ -71,7 +71,7 @@ class EmbeddingService(Service):
             return [self._brought[trainer] for trainer in range(self._trainers)]
 
     def confirm(self, norms: Norms) -> Commit:
-        """Tell the trainers that everything is here, and wait for their commit."""
+        """Report to the trainers that everything has arrived, and wait for their commit."""
         with self._changed:
             self._norms = self._turn, norms
             self._changed.notify_all()
@@ -79,7 +79,7 @@ class EmbeddingService(Service):
             self._changed.wait_for(lambda: self._commit is not None, timeout=GRACE_S)
             self._missed = self._commit is None
             if self._commit is None:
-                raise InterruptedWaitError("the group is broken: nobody said that this step is to be applied")
+                raise InterruptedWaitError("the group is broken: no trainer has committed this step")
             return self._commit
 
     # On the threads of calls; None is no answer, because the group is broken.
@@ -94,7 +94,7 @@ class EmbeddingService(Service):
         return values.index_select(0, rows.to(values.device)).cpu()
 
     def push(self, turn: int, trainer: int, sent: Sent) -> Norms | None:
-        """Bring a trainer's gradients; answered with the norms of all touched rows, when everybody's are here."""
+        """Accept a trainer's gradients; return the norms of all touched rows once every trainer's have arrived."""
         with self._changed:
             self._changed.wait_for(lambda: self._turn >= turn or not self._open)
             self._brought[trainer] = sent

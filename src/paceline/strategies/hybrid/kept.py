@@ -73,7 +73,7 @@ class KeptState(ShardedTensors):
         _replace(optimizer, lambda one: here.get(one, one))
 
     def release(self, optimizer: Optimizer) -> None:
-        """Drop the optimizer's state of what others keep."""
+        """Drop the optimizer state of parameters that other workers keep."""
         kept = {id(part.values) for part in self.by_name.values()}
         for name, parameter in self._standing.items():
             if name not in self.by_name and id(parameter) not in kept:
@@ -82,7 +82,7 @@ class KeptState(ShardedTensors):
     def load_local_state(
         self, optimizer: Optimizer, catalogue: Catalogue, read: Read, described: Mapping[str, Any]
     ) -> None:
-        """Take over this worker's part of a state."""
+        """Load this worker's part of a state."""
         slots = {name: one for name, one in described["state"].items() if name in self.by_name}
         super().load_local_state(optimizer, catalogue, read, {**described, "state": slots})
         self.release(optimizer)
@@ -98,7 +98,7 @@ class KeptPlacement(Placement):
         return self.kept.local_state(self.optimizer, {})
 
     def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
-        """Take over this worker's part of a state."""
+        """Load this worker's part of a state."""
         self.kept.load_local_state(self.optimizer, catalogue, read, rest[OPTIMIZER])
 
 

@@ -59,7 +59,7 @@ class TablesPlacement(KeptPlacement):
         self.service.serve(self.world)
 
     def _empty_model(self) -> None:
-        """Release what this worker does not keep: the model here only says what there is."""
+        """Release the tensors that this worker does not keep: its model only describes them."""
         for table in sparse.tables(self.model).values():
             send_away(table, _nowhere, self.world.device)
         for parameter in self.model.parameters():

@@ -221,7 +221,7 @@ class ServedRowsReducer(AroundReducer):
         return norm_of(measured) if wanted else None
 
     def refused(self, result: StepResult) -> None:
-        """Tell the servers, which find the same and raise it too."""
+        """Report the refusal to the servers, which find the same and raise it too."""
         if not self._asked:
             self._placement.servers.norms()
         self._placement.servers.apply(1.0, result.entry, result.norm, [])

@@ -57,7 +57,7 @@ class Nesterov:
 
     @torch.no_grad()
     def take_from(self, slots: dict[str, dict[str, Any]], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Take over the momentum, and give the slots without it."""
+        """Load the momentum, and return the slots without it."""
         for name, momentum in zip(names, self.momenta, strict=True):
             saved = slots.get(name, {}).get(SLOT)
             momentum.zero_() if saved is None else momentum.copy_(saved)

@@ -1,4 +1,4 @@
-"""A worker's own weights, which go their own way for a while and become their mean now and then."""
+"""A worker's own weights, which train locally and are averaged over the workers now and then."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class DriftingPlacement(WholePlacement):
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """Average, then measure."""
+        """Average the weights over the workers for the duration of an evaluation."""
         self._average()
         self._writes.begin()
         yield
@@ -199,7 +199,7 @@ class DriftingPlacement(WholePlacement):
         return split(state)
 
     def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
-        """Take over a state: a new period begins. Whether optimizers differ stays open: it may be this worker's own state."""
+        """Load a state: a new period begins. Whether optimizers differ stays open: it may be this worker's own state."""
         tensors = {key: read(key, ChunkBounds.whole(meta.shape)) for key, meta in catalogue.items()}
         state = assemble(tensors, rest)
         if self.outer is not None:

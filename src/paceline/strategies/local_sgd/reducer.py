@@ -45,7 +45,7 @@ class OwnReducer(Reducer):
             self._placement.open_period()
 
     def finish(self) -> None:
-        """Make `.grad` this worker's own sum, or everybody's where the step is taken together."""
+        """Put into `.grad` this worker's own sum, or the sum over all workers in a step that averages."""
         step = self.step
         agree_on_terms(self.world, step)
         if self._together and self._sums is not None:

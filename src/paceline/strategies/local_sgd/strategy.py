@@ -44,7 +44,7 @@ class LocalSgd:
         """Make a replica that averages; one that has nobody to average with is one process."""
         if inputs.precision.name == "fp16":
             raise InputError(
-                "--strategy local-sgd has no loss scaler that all workers share, which --precision fp16 needs. Use bf16."
+                "--precision fp16 needs a loss scaler that all workers share, and --strategy local-sgd has none. Use bf16."
             )
         if inputs.sync_batchnorm:
             raise InputError(

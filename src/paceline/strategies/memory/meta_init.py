@@ -86,7 +86,7 @@ class _Recording(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Let the operation happen without memory, and keep what it takes to repeat it."""
+        """Run the operation on the meta device, and record what it takes to repeat it."""
         kwargs = kwargs or {}
         device = kwargs.get("device")
         if device is not None and torch.device(device).type != "cpu":
@@ -244,7 +244,7 @@ class _Memory:
         return empty.set_(self._held[view.storage], view.offset, view.size, view.stride)
 
     def drop(self, storage: int) -> None:
-        """Let go of a storage's values."""
+        """Release a storage's values."""
         self._held.pop(storage, None)
 
     def _real(self, leaf: Any) -> Any:

@@ -20,7 +20,7 @@ BUNCH = 256 << 20
 
 
 def without_memory(shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a tensor of a shape that stands for values elsewhere: all its places are one number."""
+    """Return a placeholder tensor of a shape, whose elements all share the memory of one."""
     return torch.empty((), dtype=dtype, device=device).expand(tuple(shape))
 
 
@@ -51,7 +51,7 @@ class HostRows:
 
     @contextmanager
     def at_home(self) -> Iterator[None]:
-        """Let parameters be the rows themselves: what is loaded for them lands in host memory too."""
+        """Point the parameters at their rows in host memory, so that what is loaded into them lands there."""
         stand_ins = {parameter: parameter.data for parameter in self._homes}
         for parameter, rows in self._homes.items():
             parameter.grad = None
@@ -85,12 +85,12 @@ class HostRows:
         bunch: list[nn.Parameter] = []
         size = 0
         for parameter in parameters:
-            room = parameter.numel() * parameter.element_size()
-            if bunch and size + room > self._bunch:
+            needed = parameter.numel() * parameter.element_size()
+            if bunch and size + needed > self._bunch:
                 yield bunch
                 bunch, size = [], 0
             bunch.append(parameter)
-            size += room
+            size += needed
         if bunch:
             yield bunch
 

@@ -38,7 +38,7 @@ Places = list[tuple[nn.Module, str]]
 
 
 def recompute_blocks(model: nn.Module, structure: Structure, tuning: Tuning) -> None:
-    """Have a model's repeated blocks compute their activations again, in place; a block is wrapped once."""
+    """Turn activation checkpointing on for a model's repeated blocks, in place; a block is wrapped once."""
     if tuning.activation_checkpointing == "none":
         return
     blocks = list(find_blocks(model, structure).items())

@@ -23,7 +23,7 @@ _ANEW = (_aten.rand_like.default, _aten.randn_like.default)
 
 
 def draw_whole() -> None:
-    """Have what is drawn into a DTensor be drawn so, in this process."""
+    """Make random initialization of a DTensor draw for the whole tensor, in this process."""
     operator_handlers().update({**dict.fromkeys(_IN_PLACE, _draw_into), **dict.fromkeys(_ANEW, _draw_anew)})
 
 
@@ -35,7 +35,7 @@ def refuse_draws() -> None:
 def _refuse(*_: object) -> NoReturn:
     raise InputError(
         "random numbers are drawn for a weight of which each worker has a part (reset_parameters, torch.randn_like), and under "
-        "tp beside fsdp they would be others than one process draws. Use --strategy fsdp or ddp."
+        "tp beside fsdp they would differ from those that one process draws. Use --strategy fsdp or ddp."
     )
 
 
@@ -63,8 +63,8 @@ def _part(tensor: DTensor, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """Return this worker's part of what one process would draw."""
     if any(one.is_partial() for one in tensor.placements):
         raise InputError(
-            "random numbers are drawn for a tensor of which each worker has a summand. Draw them for a plain tensor of its "
-            "shape."
+            "random numbers are drawn for a Partial DTensor, whose value is a sum over workers. "
+            "Draw them for a plain tensor of its shape."
         )
     local = tensor.to_local()
     # With --offload the parts lie in host memory; one process draws where it computes.

@@ -30,7 +30,7 @@ class Push:
 
 
 class PushQueue(Service):
-    """One server's pushes that wait, and those that wait for an answer."""
+    """The pushes that wait on one server, and the trainers that wait for its answer."""
 
     current: ClassVar[PushQueue | None] = None
 
@@ -72,5 +72,5 @@ def push(trainer: int, step: int, content: Content) -> Content | None:
 
 @remote.function
 def pull() -> tuple[dict[str, Tensor], Options] | None:
-    """Return all that this server holds of the model, by name, and of the optimizer's options those that its step changes."""
+    """Return this server's part of the model, by name, and the optimizer options that its step changes."""
     return None if PushQueue.current is None else PushQueue.current.held()

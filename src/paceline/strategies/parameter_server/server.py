@@ -109,7 +109,7 @@ class ServerPlacement(Placement):
         }
 
     def answer(self, result: StepResult | None) -> None:
-        """Answer all that wait for this step."""
+        """Answer all trainers that wait for this step."""
         told = (
             self.answer_of(None, {})
             if result is None
@@ -173,7 +173,7 @@ class ServerPlacement(Placement):
 
     @torch.no_grad()
     def keep_buffers(self, values: Mapping[str, Tensor]) -> None:
-        """Take over the buffers that the trainers made."""
+        """Load the buffers that the trainers made."""
         held = dict(self.model.named_buffers())
         for name, value in values.items():
             held[name].copy_(value)
@@ -194,7 +194,7 @@ class ServerPlacement(Placement):
         return split({**state, MODEL: mine})
 
     def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
-        """Take over this server's part of a state."""
+        """Load this server's part of a state."""
         state = read_whole(catalogue, read, rest, lambda _, name: name in self._mine)
         self.model.load_state_dict(state[MODEL], strict=False)
         load_optimizer_state(self.model, self.optimizer, state[OPTIMIZER])

@@ -22,7 +22,7 @@ class SteppedOptions:
         self._optimizer = optimizer
         self.keys = keys
         self.behind_step: Options = []
-        """What they were behind the last step: the schedule, which may change them too, goes on on trainers by itself."""
+        """What they were after the last step: the schedule, which may change them too, goes on on trainers by itself."""
         self.noted: Options = []
 
     @contextmanager
@@ -63,7 +63,7 @@ class HeardOptions:
         self._heard: Options = []
 
     def hear(self, optimizer: Optimizer, told: list[Options], *, together: bool) -> None:
-        """Take over what each server told; those that do not step `together` count by themselves, and the first one's holds."""
+        """Load what each server told; those that do not step `together` count by themselves, and the first one's holds."""
         if together and not all(same_options(told[0], one) for one in told[1:]):
             raise InputError(
                 f"{type(optimizer).__name__} computes an option of its group from the parameters that it has, and each server "

@@ -44,7 +44,7 @@ class ParameterServer:
         """Make a trainer or a server; one that is left alone needs no server."""
         if inputs.precision.name == "fp16":
             raise InputError(
-                "--strategy ps has no loss scaler that all workers share, which --precision fp16 needs. Use bf16."
+                "--precision fp16 needs a loss scaler that all workers share, and --strategy ps has none. Use bf16."
             )
         if inputs.sync_batchnorm:
             raise InputError(

@@ -57,7 +57,7 @@ class SyncReducer(Reducer):
         return found
 
     def refused(self, result: StepResult) -> None:
-        """Tell the trainers, who find the same."""
+        """Send the refused result to the trainers, which find the same."""
         self._placement.answer(result)
 
     def combine_buffers(self, buffers: Buffers) -> None:

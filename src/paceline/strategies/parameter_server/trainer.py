@@ -41,7 +41,7 @@ from paceline.world.fault_points import REDUCTION, hit
 
 
 class ServedPlacement(Placement):
-    """A model whose weights come from the servers before each step; none of the state is this worker's."""
+    """A model whose weights come from the servers before each step; this worker owns no part of the state."""
 
     def __init__(self, inputs: StrategyInputs, world: World) -> None:
         self.model = inputs.model.to(world.device)
@@ -234,7 +234,7 @@ class ServedUpdate:
 
 
 def _selected(step: StepState, held: Gradients, places: list[int]) -> Gradients:
-    """Return the gradients of a server's parameters and the loss statistics, those of auxiliary terms behind them."""
+    """Return the gradients of a server's parameters and the loss statistics, those of auxiliary terms after them."""
     stride = len(step.tracked)
     chosen = [*places, stride - 1]
     wanted = [start * stride + place for start in range(len(step.auxiliary.names) + 1) for place in chosen]

@@ -59,7 +59,7 @@ for _one in (*_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), *_CONVERSIONS,
 
 
 class StageAttributes:
-    """Follows the attributes through one stage: the loss up to its call, the pass, and the loss behind it."""
+    """Follows the attributes through one stage: the loss up to its call, the pass, and the loss after it."""
 
     def __init__(self, body: Body, others: Collection[Body]) -> None:
         """`others` are all that run stages on this worker."""
@@ -90,7 +90,7 @@ class StageAttributes:
         return zlib.compress("\n".join(new).encode()) if new else b""
 
     def leave(self, came: bytes) -> None:
-        """Go on with the loss: what this pass has set is there, and reads of what only other stages have set fail."""
+        """Continue with the loss: what this pass has set is there, and reads of what only other stages have set fail."""
         written = self._running.written()
         self._body.end()
         self._told.update(_unpacked(came))
@@ -106,10 +106,10 @@ class StageAttributes:
         self._whole.begin()
 
     def end(self) -> None:
-        """Raise for an attribute that the loss has set behind its call of the model."""
+        """Raise for an attribute that the loss has set after its call of the model."""
         for name in self._whole.written():
             raise InputError(
-                f"the loss changes {name} of the model behind its call, but under pp it runs there on one worker alone: the "
+                f"the loss changes {name} of the model after its call, but under pp it runs there on one worker alone: the "
                 "model's parts on other workers would not learn of it. Hand it to the model's forward as an argument, or use "
                 "another strategy."
             )

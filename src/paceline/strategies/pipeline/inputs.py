@@ -1,4 +1,4 @@
-"""Follows what a forward pass writes into its own arguments: the loss may read them behind it, on the worker of the last stage.
+"""Follows what a forward pass writes into its own arguments: the loss may read them after it, on the worker of the last stage.
 
 What the first stage writes into tensors is handed on, and stands in the arguments of the last one when its pass ends; what it
 does to lists, dicts and plain values is refused. Behind a cut a forward pass has stand-ins for its arguments, so whatever it
@@ -38,7 +38,7 @@ class Watch:
     always: bool = False
 
     def begin(self) -> bool:
-        """Return whether the pass that begins now does."""
+        """Count a forward pass that begins; return whether it is one to watch."""
         self.passes += 1
         return self.always or self.passes & (self.passes - 1) == 0
 
@@ -80,9 +80,9 @@ class _Watched:
         return bool(self.written())
 
     def check(self) -> None:
-        """Raise where a stage behind the first has written to them."""
+        """Raise where a stage after the first has written to them."""
         if self.touched():
-            _refuse("writes into its own arguments behind a cut of the pipeline,")
+            _refuse("writes into its own arguments after a cut of the pipeline,")
 
     def shared_with(self, tensors: Sequence[Tensor]) -> list[bool]:
         """Return which of some tensors lie in the same memory."""
@@ -196,6 +196,6 @@ def _memory(tensor: Tensor) -> int:
 
 def _refuse(what: str) -> NoReturn:
     raise InputError(
-        f"the model's forward pass {what} and under pp a loss that reads the batch behind it, on another worker, would not see "
+        f"the model's forward pass {what} and under pp a loss that reads the batch after it, on another worker, would not see "
         "that. Work on a copy (x = x * 2, not x.mul_(2)), or use another strategy."
     )

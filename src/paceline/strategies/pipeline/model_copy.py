@@ -1,8 +1,8 @@
-"""Copies of a model that share with it what is no part of it: settings, a task, a lock, whatever a loop changes later.
+"""Copies of a model that share with it every object that is not a part of it: settings, a task, a lock.
 
 `copy.deepcopy` takes along everything a module refers to, and a copy never learns what becomes of the original. Here a copy has
 modules, parameters and buffers of its own; an object that leads to none of them is the very same. Plain attributes of a module
-(`model.mode = "warm"`) are handed to the copy before a step, and what its passes make of them goes back behind it.
+(`model.mode = "warm"`) are handed to the copy before a step, and what its passes make of them goes back after it.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def structure(model: nn.Module) -> dict[str, list[Any]]:
 
 
 def outside_and_inside(model: nn.Module, own: Mapping[int, Any]) -> tuple[list[Any], list[Any]]:
-    """Return the objects that modules refer to: those that lead to no part of the model, and those that do."""
+    """Return the objects that modules refer to: those that reach no part of the model, and those that do."""
     roots: list[Any] = []
     for module in model.modules():
         roots += [value for key, value in vars(module).items() if key not in TABLES]

@@ -103,7 +103,7 @@ def _one_and_one(stage: int, stages: int, micros: int) -> list[Action]:
 
 
 def _of_torch(schedule: str, workers: int, stages: int, micros: int) -> list[list[Action]]:
-    """Ask torch for the order of a schedule; what it wants to know of a stage is its place."""
+    """Return torch's order of a schedule; of a stage torch needs only its index."""
     from torch.distributed.pipelining import (  # a second
         ScheduleInterleaved1F1B,
         ScheduleInterleavedZeroBubble,

@@ -63,9 +63,9 @@ class Links:
                 f"{len(tensors)} tensors and {len(packed)} bytes of other values pass from one pipeline stage to the next, too "
                 "many to announce. Cut the model elsewhere: name other modules in pipeline_stages()."
             )
-        room = torch.zeros(NOTE, dtype=torch.uint8)
-        room[: len(packed)] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
-        self._leaving.append(comm.isend(room, to))
+        buffer = torch.zeros(NOTE, dtype=torch.uint8)
+        buffer[: len(packed)] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+        self._leaving.append(comm.isend(buffer, to))
         for one, form in zip(tensors, forms, strict=True):
             by_nccl = one.is_cuda and self._world.carrier == "nccl"
             leaving = self._on_stream if by_nccl else self._leaving
@@ -74,10 +74,10 @@ class Links:
     def receive(self, source: int) -> StageMessage:
         """Wait for the note of the next message of a worker, and start to receive its tensors."""
         comm = self._world.comm
-        room = comm.recv(like=torch.empty(NOTE, dtype=torch.uint8), source=source)
+        buffer = comm.recv(like=torch.empty(NOTE, dtype=torch.uint8), source=source)
         # The bytes come from a worker of this very run, which runs the same code with the same rights.
-        note, forms = pickle.loads(room.numpy().tobytes())  # noqa: S301
-        pending = [(form, comm.irecv(like=_room(form, self._world.device), source=source)) for form in forms]
+        note, forms = pickle.loads(buffer.numpy().tobytes())  # noqa: S301
+        pending = [(form, comm.irecv(like=_empty(form, self._world.device), source=source)) for form in forms]
         return StageMessage(note, pending)
 
     def flush(self) -> None:
@@ -115,7 +115,7 @@ def _order(tensor: Tensor) -> tuple[int, ...]:
     return tuple(sorted(range(tensor.dim()), key=lambda side: (-strides[side], side)))
 
 
-def _room(form: _Form, device: torch.device) -> Tensor:
+def _empty(form: _Form, device: torch.device) -> Tensor:
     return torch.empty([form.shape[side] for side in form.order], dtype=form.dtype, device=device)
 
 

@@ -184,7 +184,7 @@ class StagePlacement(Placement):
         """Raise from the cut on: this worker's module has its own stages alone."""
         if self.is_cut:
             raise InputError(
-                "pp cannot form a new group with a model that was handed over ready made, for its other stages are lost. "
+                "pp cannot form a new group with a model that was given as an object: this worker no longer has other stages. "
                 "Give run.prepare functions that make model and optimizer, or use --no-elastic."
             )
 
@@ -197,7 +197,7 @@ class StagePlacement(Placement):
         return self._state.local_state(self.optimizer, {})
 
     def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
-        """Take over this worker's part of a whole state."""
+        """Load this worker's part of a whole state."""
         self._state.load_local_state(self.optimizer, catalogue, read, rest[OPTIMIZER])
 
     def gathered(self, held: LocalState, world: World) -> dict[str, Any]:
@@ -216,7 +216,7 @@ class StagePlacement(Placement):
 
 
 class StageBuffers(Buffers):
-    """Those of all stages here; each combines its own over the shards."""
+    """The buffers of all stages on this worker; each stage combines its own over the shards."""
 
     def __init__(self, model: nn.Module, stages: Mapping[int, Stage]) -> None:
         super().__init__(model, {}, shards=1)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.state.chunks import ChunkBounds, TensorMeta
-from paceline.strategies.guards.absent import hide, room_for, show
+from paceline.strategies.guards.absent import hide, show
+from paceline.strategies.memory.offload import without_memory
 from paceline.strategies.sharded import Part
 from paceline.world import World
 
@@ -44,15 +45,15 @@ class CutRows(NoRows):
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Make the parameters whole, with one message for each type of number."""
+        """Gather the whole parameters, with one message per dtype."""
         self._show()
         for dtype in self._types:
             names = [name for name, parameter in self._whole.items() if parameter.dtype == dtype]
             lengths = [_chunk(self._whole[name], self._place.size) for name in names]
             mine = torch.zeros(sum(lengths), dtype=dtype, device=self._place.device)
-            for name, room in zip(names, torch.split(mine, lengths), strict=True):
+            for name, target in zip(names, torch.split(mine, lengths), strict=True):
                 rows = self.parts[name].values.detach().reshape(-1)
-                room[: rows.numel()] = rows
+                target[: rows.numel()] = rows
             everybody = [torch.split(part, lengths) for part in self._place.comm.all_gather(mine)]
             for place, name in enumerate(names):
                 _fill(self._whole[name], self._strides[name], [part[place] for part in everybody])
@@ -62,7 +63,7 @@ class CutRows(NoRows):
         self._show()
         for name, parameter in self._whole.items():
             parameter.grad = None
-            parameter.data = room_for(parameter, parameter.device)
+            parameter.data = without_memory(parameter.shape, parameter.dtype, parameter.device)
             hide(parameter, name, is_elsewhere=False)
 
     def _show(self) -> None:

@@ -88,10 +88,10 @@ class Body(ABC):
         """Write what passes made of plain attributes back to the whole model."""
 
     def give_one(self, name: str) -> None:  # noqa: B027
-        """Take over one plain attribute that a loss has set on the whole model before its call."""
+        """Copy one plain attribute that a loss has set on the whole model before its call."""
 
     def keep_apart(self, kind: type) -> None:  # noqa: B027
-        """Go on with what the stage has where the whole model has this kind of thing."""
+        """Continue with what the stage has where the whole model has this kind of thing."""
 
     @abstractmethod
     def modules(self) -> list[nn.Module]:
@@ -165,7 +165,7 @@ class Passage(Body):
         twin.note()
 
     def begin(self) -> None:
-        """Take over the plain attributes that the whole model has now."""
+        """Copy the plain attributes that the whole model has now."""
         changed = self._twin.changed()
         if changed is not None:
             _refuse_change(changed)
@@ -176,12 +176,12 @@ class Passage(Body):
         self._twin.take()
 
     def give_one(self, name: str) -> None:
-        """Take over one plain attribute that a loss has set on the whole model before its call."""
+        """Copy one plain attribute that a loss has set on the whole model before its call."""
         path, _, key = name.rpartition(".")
         self._twin.give_one(self.original.get_submodule(path), key)
 
     def keep_apart(self, kind: type) -> None:
-        """Go on with what the stage has where the whole model has this kind of thing."""
+        """Continue with what the stage has where the whole model has this kind of thing."""
         self._twin.keep_apart(kind)
 
     def modules(self) -> list[nn.Module]:
@@ -191,7 +191,7 @@ class Passage(Body):
     def run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], came: Arrival | None, streams: Streams
     ) -> Any:
-        """Go through the forward pass, behind the first stage on the meta device up to the cut."""
+        """Go through the forward pass, after the first stage on the meta device up to the cut."""
         if came is None:
             return self.root(*args, **kwargs)
         self._replay = replay = _Replay(args, kwargs, came, streams)
@@ -226,7 +226,7 @@ class Passage(Body):
 
 
 class _Replay:
-    """One forward pass of a stage behind the first: on the meta device until its first module is called."""
+    """One forward pass of a stage after the first: on the meta device until its first module is called."""
 
     def __init__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], came: Arrival, streams: Streams
@@ -304,7 +304,7 @@ def _made_anew(nest: Any) -> Any:
 
 
 def _remember(module: nn.Module, path: str, run: Sequence[str]) -> None:
-    """Have modules of other stages remember their shapes: the largest that hold nothing here and contain none of `run`."""
+    """Make modules of other stages remember their shapes: the largest that hold nothing here and contain none of `run`."""
     tensors = [*module.parameters(), *module.buffers()]
     needed = not path or any(name == path or name.startswith(f"{path}.") for name in run)
     if tensors and all(tensor.is_meta for tensor in tensors) and not needed:
@@ -316,7 +316,7 @@ def _remember(module: nn.Module, path: str, run: Sequence[str]) -> None:
 
 def _refuse(model: nn.Module, error: Exception) -> NoReturn:
     raise InputError(
-        f"the forward pass of {type(model).__name__} uses something behind a cut of the pipeline that was made before it, and "
+        f"the forward pass of {type(model).__name__} uses something after a cut of the pipeline that was made before it, and "
         "only what is handed to the module at the cut gets across. Hand it on from block to block, or write an nn.Sequential."
     ) from error
 

@@ -41,7 +41,7 @@ class StageState(ShardedTensors):
         """The names of the whole model's parameters, by groups of the optimizer."""
 
     def work_with(self, model: nn.Module) -> None:
-        """Go on with other modules that have the same tensors."""
+        """Use other modules that have the same tensors from now on."""
         self._model = model
 
     def keep(self, names: frozenset[str], optimizer: Optimizer, device: torch.device) -> None:
@@ -106,7 +106,7 @@ class StageState(ShardedTensors):
     def load_local_state(
         self, optimizer: Optimizer, catalogue: Catalogue, read: Read, described: Mapping[str, Any]
     ) -> None:
-        """Take over this worker's part of a whole state."""
+        """Load this worker's part of a whole state."""
         read_model(self._model_chunks(), catalogue, read)
         self._load_optimizer(optimizer, catalogue, read, described)
 

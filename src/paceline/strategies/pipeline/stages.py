@@ -2,7 +2,7 @@
 
 A model is a chain of units. In an nn.Sequential each member is one. Elsewhere they are found by following one forward
 pass, on the meta device, so nothing is computed: what comes before the first of the repeated blocks, then each block, the
-last one with all that comes behind. A chain is cut where the stages come out alike, counted half in parameters and half
+last one with all that comes after. A chain is cut where the stages come out alike, counted half in parameters and half
 in operations. All of it is a function of the model and the shapes of a batch: every worker cuts alike.
 """
 
@@ -88,7 +88,7 @@ def _chain_of_members(model: nn.Module, given: Sequence[str] | None, args: tuple
     wrong = [name for name in cuts if name not in layers[1:]]
     if wrong:
         raise InputError(
-            f"pipeline_stages() names {wrong[0]}, at which no stage can begin: it is no layer of the nn.Sequential behind the "
+            f"pipeline_stages() names {wrong[0]}, at which no stage can begin: it is no layer of the nn.Sequential after the "
             f"first. Use {', '.join(layers[1:])}."
         )
     starts = [0, *sorted(layers.index(name) for name in cuts)]

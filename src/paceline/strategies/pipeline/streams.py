@@ -63,7 +63,7 @@ class Streams:
     def replayed(self, before: Standing, standing: Standing) -> None:
         """Raise where the forward pass of a stage drew other numbers on its way to the cut than the stages before did.
 
-        What it draws itself is drawn on each stage anew, and may be used behind the cut; what the modules of other
+        What it draws itself is drawn on each stage anew, and may be used after the cut; what the modules of other
         stages draw is not.
         """
         now = self.standing()

@@ -19,7 +19,7 @@ SEQUENCE = 1
 
 
 class SequenceNorm(ParallelStyle):
-    """A norm that works on this worker's part of the sequence; the layer behind it gathers the parts."""
+    """A norm that works on this worker's part of the sequence; the layer after it gathers the parts."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return distribute_module(module, device_mesh, _replicate, _cut_sequence)
@@ -43,7 +43,7 @@ class Region:
     def __init__(self, place: int, size: int) -> None:
         self.place, self.size = place, size
         self.widths: set[int] = set()
-        """Features that each worker has behind the layers passed so far; empty outside."""
+        """Features that each worker has after the layers passed so far; empty outside."""
         self.heads: set[int] = set()
         """How many heads each worker computes, where attention is split."""
 
@@ -98,7 +98,7 @@ def _whole_ones(values: Tensor, side: int, size: int) -> Tensor:
 
 
 def watch_region(model: nn.Module, opening: list[str], closing: list[str], region: Region) -> None:
-    """Hook a model such that the region knows where its forward pass is, and replace its dropouts by ones that ask."""
+    """Hook a model so that the region knows where its forward pass is, and replace its dropouts by ones that ask it."""
     for name in opening:
         model.get_submodule(name).register_forward_hook(region.enter)
     for name in closing:

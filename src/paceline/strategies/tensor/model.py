@@ -154,7 +154,7 @@ class ReadGuard:
             vars(module).update(away)
 
     def check_given(self, name: str, given: Tensor | None, part: nn.Parameter) -> None:
-        """Raise where a layer computes with another tensor than its part of a weight, or something detached from that."""
+        """Raise where a layer computes with a tensor that is neither its part of a weight nor detached from it."""
         # Where fsdp gathers parts they are other objects, and it refuses what is put in their place.
         own = given is part if self._armed else isinstance(given, nn.Parameter)
         if own or (given is not None and not is_transformed(given) and _same_memory(given, part)):
@@ -244,7 +244,7 @@ def adopt(optimizer: Optimizer, model: nn.Module, before: Mapping[str, nn.Parame
 # State: a worker's part of a model is a part of each tensor of the whole one.
 
 
-def pieces_of_whole(held: LocalState, cuts: Cuts) -> LocalState:
+def chunks_of_whole(held: LocalState, cuts: Cuts) -> LocalState:
     """Return for chunks of this worker's model which chunks of the whole model they are."""
     chunks = {}
     for key, chunk in held.chunks.items():

@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def opening(self) -> list[str]:
-        """Return the layers behind which every worker has a part of the features."""
+        """Return the layers after which every worker has a part of the features."""
         return [
             name
             for name, style in self.styles.items()
@@ -180,7 +180,7 @@ def check_divided(model: nn.Module, size: int) -> None:
                 if isinstance(placement, Shard) and parameter.shape[placement.dim] % size:
                     length = parameter.shape[placement.dim]
                     raise InputError(
-                        f"{name} is split along a side of {length}, which tp={size} does not divide. "
+                        f"{name} is split along a dimension of size {length}, which tp={size} does not divide. "
                         f"Use {fitting(length)}, or leave its layer out of tensor_plan()."
                     )
 
@@ -205,7 +205,7 @@ def _scores(model: nn.Module, said: Mapping[str, str | ParallelStyle] | None, si
     words = {} if said is None else _read(model, said)
     if words.get(name, "columns") != "columns":
         raise InputError(
-            f"--loss-parallel splits {name}, the last Linear layer, by columns, but tensor_plan() splits it otherwise. "
+            f"--loss-parallel splits {name}, the last Linear layer, by columns, but tensor_plan() splits it differently. "
             "Leave it out of the plan, or leave out --loss-parallel."
         )
     if layer.out_features % size:

@@ -44,7 +44,7 @@ class Proof:
         self._hooks: list[RemovableHandle] = []
 
     def load(self, read: Read) -> None:
-        """Take over weights that the split module has taken over."""
+        """Load weights that the split module has loaded."""
         if self._whole is not None:
             for name, value in self._whole.state_dict().items():
                 path = f"{self._name}.{name}" if self._name else name
@@ -95,7 +95,7 @@ def check_same_totals(world: World, totals: Sequence[Tensor]) -> None:
 
 
 def check_same_gradients(world: World, gradients: Mapping[str, Tensor | None]) -> None:
-    """Refuse parameters that are whole on every worker and got a part of their gradient only."""
+    """Raise for parameters that every worker holds whole but whose gradient is only a part."""
     nothing = torch.zeros((), device=world.device)
     norms = torch.stack([nothing if one is None else one.float().norm() for one in gradients.values()])
     all_norms = torch.stack(world.comm.all_gather(norms))

@@ -46,9 +46,9 @@ from paceline.strategies.tensor.model import (
     ReadGuard,
     adopt,
     apply_tensor_parallel,
+    chunks_of_whole,
     norm_of_parts,
     part_of_whole,
-    pieces_of_whole,
 )
 from paceline.strategies.tensor.plan import Plan, make_plan
 from paceline.strategies.tensor.proof import check_same_gradients, check_same_totals, proofs_of
@@ -71,7 +71,7 @@ class TensorParallel:
         return left if left is Exactness.STATISTICAL else self.exactness
 
     def prepare(self, inputs: StrategyInputs, world: World) -> Replica:
-        """Split the model, and train the parts as the data sides of the mesh say; nothing is split among one."""
+        """Split the model over tp, and train the parts with the data-parallel strategy of the mesh; tp=1 splits nothing."""
         rows = world.mesh.size("fsdp")
         if world.mesh.size("tp") == 1:
             return (Fsdp() if rows > 1 else Ddp()).prepare(inputs, world)
@@ -188,10 +188,10 @@ class SplitPlacement(Placement):
 
     def local_state(self) -> LocalState:
         """Return this worker's chunks of the whole model; nobody is asked."""
-        return pieces_of_whole(self._inner.local_state(), self._split.cuts)
+        return chunks_of_whole(self._inner.local_state(), self._split.cuts)
 
     def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
-        """Take over this worker's part of a state."""
+        """Load this worker's part of a state."""
         mine, part = part_of_whole(catalogue, read, self._split.cuts)
         self._inner.load_local_state(mine, lambda key, bounds: part(key, bounds).clone(), rest)
         for proof in self._split.proofs:

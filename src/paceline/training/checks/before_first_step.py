@@ -49,18 +49,18 @@ def check_shards(asked: int | None, options: RunOptions) -> None:
         )
 
 
-def last_step(feed: ShardedLoader, epochs: int | None, steps: int | None) -> float:
+def last_step(loader: ShardedLoader, epochs: int | None, steps: int | None) -> float:
     """Return the number of the step at which the run ends, as far as it is known beforehand."""
     if steps is not None:
         return steps
     if epochs is None:
         raise InputError("the run has no end: give epochs or steps.")
-    return math.inf if feed.steps_per_epoch is None else epochs * feed.steps_per_epoch
+    return math.inf if loader.steps_per_epoch is None else epochs * loader.steps_per_epoch
 
 
-def check_last_batch(feed: ShardedLoader, options: RunOptions, workers: int) -> None:
+def check_last_batch(loader: ShardedLoader, options: RunOptions, workers: int) -> None:
     """Refuse a last batch that is too short for statistics over all workers."""
-    left = (feed.samples or 0) % feed.batch_size
+    left = (loader.samples or 0) % loader.batch_size
     if options.sync_batchnorm and 0 < left < workers:
         raise InputError(
             f"--sync-batchnorm needs a sample on each of {workers} workers in every batch, but the last one has only "
@@ -72,7 +72,7 @@ def check_batch_size(there: int, here: int) -> None:
     """Refuse another size of batch than the run was begun with."""
     if there != here:
         raise InputError(
-            f"this run has batches of {there} samples, not of {here}: the answer would be another. "
+            f"this run has batches of {there} samples, not of {here}: the result would differ. "
             f"Use --batch-size {there}."
         )
 

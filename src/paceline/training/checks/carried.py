@@ -82,7 +82,7 @@ class Flow(TorchFunctionMode):
                 if one.requires_grad:
                     self._used |= marks & self._model
 
-    def feed(self, batch: Any) -> None:
+    def mark_batch(self, batch: Any) -> None:
         """Take the tensors of a batch for data."""
         for one in tensors_of((batch,)):
             self._mark(one, self._marks_of(one) | _DATA)

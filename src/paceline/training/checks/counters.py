@@ -37,7 +37,7 @@ class Numbers:
         self._sizes: set[object] = set()
 
     def begin(self, found: Reached) -> None:
-        """Take what is there before the passes of a step."""
+        """Record the values before the passes of a step."""
         self._before, self._passes, self._sizes = found.numbers, 0, set()
         self._began = [clock() for clock in _CLOCKS]
 
@@ -71,7 +71,7 @@ class Numbers:
 
 
 def changing(name: str, was: object, now: object, *, task: bool) -> str:
-    """Return what to tell about a number that passes change, of a `task` or of a loop of one's own."""
+    """Return the note about a number that forward passes change, in a `task` or in a user's own loop."""
     where, steps = ("loss() or forward()", "task.steps_done") if task else ("a pass", "step.number")
     return (
         f"{where} changes the number {name} from pass to pass ({was} before, {now} after). It follows the passes of "

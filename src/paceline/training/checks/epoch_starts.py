@@ -7,7 +7,7 @@ was trained on. So the contents of each epoch's first global batch are kept, in 
 A run that was saved at the end of an epoch has nothing of the next to compare. But a stream that begins anew in another process
 begins as the first epoch did. It may do so by chance, or by intent: so it is asked for that epoch a second time, for which one
 that draws from a generator of its own gives other items, and for the epoch before, for which one that counts its epochs does not
-give what that epoch began with. (One that counts its epochs where they end, saved behind its first, cannot be told from one
+give what that epoch began with. (One that counts its epochs where they end, saved after its first, cannot be told from one
 whose order is fixed.)
 """
 
@@ -54,7 +54,7 @@ class EpochStarts:
         """Whether the next epoch is the first of a resumed run."""
 
     def at(self, position: Position) -> dict[str, Any] | None:
-        """Return what a run that goes on from here must know, if anything is known."""
+        """Return what a run that continues from here must know of its epochs; None if nothing is known."""
         key = _epoch_of(position)
         began = self._contents.get(key) if position.step else None
         if self._first is None or (position.step and began is None):
@@ -70,7 +70,7 @@ class EpochStarts:
         }
 
     def load(self, position: Position, kept: dict[str, Any] | None) -> None:
-        """Take over what a checkpoint says of the epoch that it was saved in, or behind."""
+        """Load what a checkpoint says of the epoch that it was saved in, or after."""
         if kept is None:
             return
         self._first, self._loaded_last = kept["first"], kept["last"]
@@ -80,7 +80,7 @@ class EpochStarts:
         self._resumed = True
 
     def adopt(self, position: Position, theirs: Position, kept: dict[str, Any] | None) -> None:
-        """Take over what the others of a group know, where they stand or, where all go back, of another epoch."""
+        """Load what the others of a group know, where they stand or, where all go back, of another epoch."""
         if kept is not None and _epoch_of(position) != _epoch_of(theirs):
             kept = {**kept, "began": "", "last": ""}
         self.load(position, kept)
@@ -94,7 +94,7 @@ class EpochStarts:
     def confirm(
         self, position: Position, data: StepData, beginning_of: Callable[[int], str | None]
     ) -> str | None:
-        """Raise where the stream gives other items when it is asked for the same epoch again.
+        """Raise if the stream yields other items when the same epoch is read again.
 
         Return what is to be said where, asked for the epoch before, it does not give what that one began with.
         """

@@ -108,7 +108,7 @@ class HiddenState:
         if self._looks and threading.get_ident() == self._thread:
             self._numbers.begin_pass(batch, self._find)
         if self._flow is not None:
-            self._flow.feed(batch)
+            self._flow.mark_batch(batch)
 
     def show_loss(self, loss: Loss) -> None:
         """Note that a pass has computed a loss."""

@@ -75,8 +75,8 @@ def _spoiled(replica: Replica) -> str:
     """Return the name of the first trained parameter here that is no number, if any."""
     trained = {name for name, parameter in replica.model.named_parameters() if parameter.requires_grad}
     for key, chunk in replica.local_state().chunks.items():
-        room, _, name = key.partition("/")
-        if room == MODEL and name in trained and not _finite(chunk.values):
+        section, _, name = key.partition("/")
+        if section == MODEL and name in trained and not _finite(chunk.values):
             return name
     return ""
 

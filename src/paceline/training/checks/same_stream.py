@@ -43,27 +43,27 @@ _groups: WeakKeyDictionary[Comm, _Readings] = WeakKeyDictionary()
 
 
 def read_alike(
-    feed: ShardedLoader, world: World, which: str, epoch: int, start_step: int = 0
+    loader: ShardedLoader, world: World, which: str, epoch: int, start_step: int = 0
 ) -> Iterator[StepData]:
-    """Go through an epoch from a step on; raise where this worker reads another stream than the others."""
-    if feed.order is not None or world.size == 1 or (feed.readings + 1).bit_count() > 1:
-        return feed.epoch(epoch, start_step, beginning=start_step > 0)
-    return _Comparison(feed, world, which, epoch).read(start_step)
+    """Yield the steps of an epoch from `start_step` on; raise where this worker reads another stream than the others."""
+    if loader.order is not None or world.size == 1 or (loader.readings + 1).bit_count() > 1:
+        return loader.epoch(epoch, start_step, beginning=start_step > 0)
+    return _Comparison(loader, world, which, epoch).read(start_step)
 
 
 class _Comparison:
-    """One reading of a stream, beside those of the other workers."""
+    """Compares this worker's pass over a stream with those of the other workers."""
 
-    def __init__(self, feed: ShardedLoader, world: World, which: str, epoch: int) -> None:
-        self._feed, self._world, self._which, self._epoch = feed, world, which, epoch
+    def __init__(self, loader: ShardedLoader, world: World, which: str, epoch: int) -> None:
+        self._loader, self._world, self._which, self._epoch = loader, world, which, epoch
         self._group = _groups.setdefault(world.comm, _Readings())
 
     def read(self, start_step: int) -> Iterator[StepData]:
-        """Go through the epoch from a step on, and compare."""
+        """Yield the steps of an epoch from `start_step` on, and compare."""
         self._begin()
-        whole = self._feed.batch_size
+        whole = self._loader.batch_size
         items, ended = start_step * whole, False
-        for data in self._feed.epoch(self._epoch, start_step, contents=True, beginning=start_step > 0):
+        for data in self._loader.epoch(self._epoch, start_step, contents=True, beginning=start_step > 0):
             if data.contents is not None:
                 self._compare_items(data.step, data.contents)
             items, ended = data.step * whole + data.size, data.size < whole
@@ -88,14 +88,14 @@ class _Comparison:
         values = f": {found.here} and {found.there}" if found.here != found.there else ""
         raise InputError(
             f"the {self._which} stream gives other items on rank {self._world.rank} than on rank {rank}, from item "
-            f"{step * self._feed.batch_size} of epoch {self._epoch} on ({found.place}{values}). {_INSTEAD}"
+            f"{step * self._loader.batch_size} of epoch {self._epoch} on ({found.place}{values}). {_INSTEAD}"
         )
 
     def _compare_ends(self, items: int) -> None:
         rank, theirs = self._first("end", str(items))
         if theirs != str(items):
             raise InputError(
-                f"the {self._which} stream ended behind {items} items on rank {self._world.rank} and behind {theirs} on rank "
+                f"the {self._which} stream ended after {items} items on rank {self._world.rank} and after {theirs} on rank "
                 f"{rank}, in epoch {self._epoch}. {_INSTEAD}"
             )
 

@@ -34,7 +34,7 @@ class Body:
         """`group` has the replica of the moment."""
         self.group, self.loop_state = group, loop_state
         self.writes_before = self.writes_behind = False
-        """Whether a body writes to weights or buffers, before its batches or behind `apply`, where torch does not count it."""
+        """Whether a body writes to weights or buffers, before its batches or after `apply`, where torch does not count it."""
         self.writes_slots = False
         """Whether a body was seen to write to what the optimizer keeps."""
         self.attempt: Attempt | None = None
@@ -81,7 +81,7 @@ class Body:
 
     @property
     def options_then(self) -> Options | None:
-        """The optimizer's options right behind the last step that was applied."""
+        """The optimizer's options right after the last step that was applied."""
         return None if self.done is None else self.done.settings_then.options
 
     def model_marks(self) -> Marks:
@@ -129,11 +129,11 @@ class Attempt:
     def __init__(self, body: Body, *, looks: bool) -> None:
         self._body, self._looks = body, looks
         self._small = body.loop_state.small_now()
-        self._note_begun()
+        self._record_step()
         self._begun_with = Settings(body.group.replica, self._begun.tensors)
         self._wrote = self._in_batches = self._slots_differ = self._left = False
         self._in_hand: tuple[Marks, Marks] | None = None
-        """What model and slots were where the batches began, or where the group was entered behind that."""
+        """What model and slots were where the batches began, or where the group was entered after that."""
         self._seen: tuple[dict[int, int], dict[str, str]] | None = None
         """What the batches began with, where this attempt looks at it."""
         self._done_before: tuple[Values, Settings] | None = None
@@ -141,10 +141,10 @@ class Attempt:
         self.settings_then = self._begun_with
         self._held: tuple[Settings, Values, list[int], LocalState | None] | None = None
 
-    def _note_begun(self) -> None:
+    def _record_step(self) -> None:
         body = self._body
         self._begun = body.model_marks()
-        # Where no body is known to write to the slots, they are as they were behind the last step, or are found to differ
+        # Where no body is known to write to the slots, they are as they were after the last step, or are found to differ
         # from that where the batches begin: two looks at them in a step, not three.
         known = body.done is not None and body.done.then is not None and not body.writes_slots
         self._slots = None if known else body.slot_marks()
@@ -244,13 +244,13 @@ class Attempt:
         return {id(one): checksum(one) for one in held}, self._body.loop_state.large_digests()
 
     def enter_group(self) -> None:
-        """Go on in another group, in which an evaluation before the batches, or behind them, has ended."""
+        """Continue in another group, in which an evaluation before the batches, or after them, has ended."""
         self._left, self._seen = False, None
         if self._in_batches:
             self._large = self._body.loop_state.large_marks()
             self._in_hand = self._body.model_marks(), self._body.slot_marks()
         else:
-            self._note_begun()
+            self._record_step()
 
     @property
     def dirty(self) -> bool:

@@ -2,7 +2,7 @@
 
 A worker that joins, and a run that is resumed, run the user's function from its top. They skip the calls of `run.steps` that
 are over, and are given what was measured between them, so that what the loop makes of it (a learning rate, a best score, the
-end of the training) is the same. Each outcome belongs to a call of `run.steps` and a place behind it: one that a function does
+end of the training) is the same. Each outcome belongs to a call of `run.steps` and a place after it: one that a function does
 not ask for again moves no other.
 """
 
@@ -19,11 +19,11 @@ KEY = "between"
 """Where a checkpoint's extra state holds it."""
 SAVE = "run.save"
 LEFT = "run.steps"
-"""The first outcome behind a call: what the function's decisions may rest on, as it was when the call was left."""
+"""The first outcome after a call: what the function's decisions may rest on, as it was when the call was left."""
 
 
 class Outcomes:
-    """The outcomes behind each call of `run.steps`, in the order in which the user's function asked for them.
+    """The outcomes after each call of `run.steps`, in the order in which the user's function asked for them.
 
     A checkpoint that the function asked for there has its place among them: what it does up to there was done before.
     """
@@ -33,20 +33,20 @@ class Outcomes:
         self._told: dict[int, int] = {}
 
     def note(self, call: int, asked: str, outcome: Any) -> None:
-        """Keep what all workers have just found out behind a call; `asked` is what the user's function calls."""
+        """Keep what all workers have just found out after a call; `asked` is what the user's function calls."""
         behind = self._outcomes.setdefault(call, [])
         del behind[self._told.get(call, 0) :]  # of another run of the function, which it does not repeat
         behind.append((asked, outcome))
         self._told[call] = len(behind)
 
     def next(self, call: int, asked: str) -> Any:
-        """Return what was found out when the run came by here, behind a call."""
+        """Return what was found out when the run came by here, after a call."""
         place = self._place(call, asked)
         if place is None:
             raise InputError(
                 f"this worker joined the run in a later call of run.steps, and the others did not call {asked} where it does, "
                 "between two of them. Call it inside the loop, in after_epoch, or after a loop that ended or was left with "
-                "break; where the loop's iterator has a name (it = run.steps(...)), close it behind the break: it.close()."
+                "break; where the loop's iterator has a name (it = run.steps(...)), close it after the break: it.close()."
             )
         self._told[call] = place + 1
         return self._outcomes[call][place][1]
@@ -56,7 +56,7 @@ class Outcomes:
         return self._place(call, asked) is not None
 
     def has_save(self, call: int) -> bool:
-        """Return whether the run was saved behind a call, at a place that the user's function has yet to come to."""
+        """Return whether the run was saved after a call, at a place that the user's function has yet to come to."""
         behind = self._outcomes.get(call, [])
         return any(asked == SAVE for asked, _ in behind[self._told.get(call, 0) :])
 
@@ -65,7 +65,7 @@ class Outcomes:
         return any(asked == LEFT and then["early"] for asked, then in self._outcomes.get(call, ()))
 
     def drop(self, call: int) -> None:
-        """Forget what was found out behind a call and later ones: steps of it are to be taken."""
+        """Forget what was found out after a call and later ones: steps of it are to be taken."""
         for one in [one for one in self._outcomes if one >= call]:
             del self._outcomes[one]
             self._told.pop(one, None)
@@ -91,7 +91,7 @@ class Outcomes:
         return bool(self._outcomes)
 
     def load(self, state: list[list[Any]]) -> None:
-        """Take over what was found out before."""
+        """Load what was found out before."""
         self._outcomes, self._told = {}, {}
         for call, asked, outcome in state:
             self._outcomes.setdefault(call, []).append((asked, outcome))
@@ -105,7 +105,7 @@ class CallHistory:
     """How often `steps` has been called."""
     behind: Outcomes = field(default_factory=Outcomes)
     before: Outcomes = field(default_factory=Outcomes)
-    """The outcomes behind each call, and those before the first, which are saved there alone."""
+    """The outcomes after each call, and those before the first, which are saved there alone."""
     resumed: bool = False
     """Whether the run was resumed and its steps have not begun."""
     skipped: bool = False
@@ -122,7 +122,7 @@ class CallHistory:
 
     @property
     def call(self) -> int:
-        """The call of `steps` that the user's function is in, or behind; -1 before its first."""
+        """The call of `steps` that the user's function is in, or after; -1 before its first."""
         return self.calls - 1
 
     @property
@@ -146,11 +146,11 @@ class CallHistory:
         return {"between": self.behind.state(), "before": self.before.state()}
 
     def load(self, shared: dict[str, Any]) -> None:
-        """Take over what `state` returned on another worker."""
+        """Load what `state` returned on another worker."""
         self.behind.load(shared["between"])
         self.before.load(shared["before"])
 
     def load_saved(self, outcomes: list[Any]) -> None:
-        """Take over what a checkpoint holds."""
+        """Load what a checkpoint holds."""
         self.before.load([one for one in outcomes if one[0] < 0])
         self.behind.load([one for one in outcomes if one[0] >= 0])

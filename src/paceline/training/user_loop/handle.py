@@ -34,7 +34,7 @@ class Handle:
         self._known = self._switch(_contents(self.model))
 
     def adopt(self, replica: Replica) -> None:
-        """Have the loop's objects be those of another replica, and the replica work with them."""
+        """Turn the loop's model and optimizer into those of another replica, and make the replica use them."""
         if replica.model is not self.model:
             known = _contents(replica.model)
             made, held = (
@@ -57,7 +57,7 @@ class Handle:
             replica.optimizer = self.optimizer
 
     def _switch(self, known: Contents) -> Contents:
-        """Have the model compute in the run's precision; return what is known of it with what that has put on it."""
+        """Make the model compute in the run's precision; return its known contents with the hooks that this adds."""
         if self._precision.name != "fp32":
             before = _content(self.model)
             _autocast_forward(self.model, self._precision)
@@ -87,7 +87,7 @@ def _carry_over(old: nn.Module, new: nn.Module, known: dict[str, set[int]]) -> N
 
 
 def _become(one: object, other: object) -> None:
-    """Have an object be another one from now on, its contents included."""
+    """Turn an object into another one: its class and its attributes."""
     one.__class__ = other.__class__
     object.__setattr__(one, "__dict__", vars(other))
 

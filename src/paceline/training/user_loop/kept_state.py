@@ -27,7 +27,7 @@ class KeptState:
         self._states = registered.snapshot() if states is None else states
 
     def put_back(self, replica: Replica, registered: LoopState) -> None:
-        """Have the state be what it was."""
+        """Load the kept state back."""
         replica.load_local_state(
             {key: chunk.meta for key, chunk in self._chunks.items()}, self._read, self._rest
         )

@@ -37,7 +37,7 @@ class Loop:
             attempt.leave_group()
 
     def break_off(self, *, in_step: bool) -> tuple[bool, bool]:
-        """Put back what a body did in a step that broke; return whether it wrote to the model in it, and behind the last."""
+        """Put back what a body did in a step that broke; return whether it wrote to the model in it, and after the last."""
         attempt, prepared = self.body.attempt, self._state.replica_or_none is not None
         if not prepared or attempt is None or not in_step:
             return False, prepared and self.body.moved

@@ -63,7 +63,7 @@ class LoopGuard:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Let paceline itself update, in a step or before a checkpoint."""
+        """Permit optimizer and scheduler steps that paceline itself makes, in a step or before a checkpoint."""
         if self._scheduler is not None:
             self._check_schedule()
         self._updating = True
@@ -76,7 +76,7 @@ class LoopGuard:
                 self._ticks = self._count_ticks()
 
     def hand_over(self) -> None:
-        """Hand the loop its turn: from here to `take_back` what happens to gradients is the loop's doing."""
+        """Return control to the loop: from here to `take_back`, changes of gradients are the loop's."""
         self._in_step = True
         if self._replica is not None:
             if self._hidden:
@@ -106,7 +106,7 @@ class LoopGuard:
             )
 
     def hand_sums_over(self) -> None:
-        """Do the same behind the last batch, when gradients are the sums of a step, or are elsewhere."""
+        """Do the same after the last batch, when gradients are the sums of a step, or are elsewhere."""
         self.hand_over()
         if self._gradients and not any(one is not None for one in self._gradients):
             self._hide(self._leaves)

@@ -71,7 +71,7 @@ class LoopState:
         return False
 
     def resume(self, saved: Values) -> list[str]:
-        """Take over what a checkpoint holds; return the registered names that it does not know."""
+        """Load what a checkpoint holds; return the registered names that it does not know."""
         self._saved = dict(saved)
         for name in self._objects:
             if name in self._saved:
@@ -199,23 +199,23 @@ class LoopState:
         return bool(self._objects)
 
 
-def _left(value: Any, room: int) -> int:
-    """Return how many numbers and letters there is room for beside a state; less than none as soon as that is known."""
+def _left(value: Any, budget: int) -> int:
+    """Return how many numbers and letters still fit beside a state; negative as soon as it is known that it does not fit."""
     if isinstance(value, Tensor):
-        return room - value.numel()
+        return budget - value.numel()
     if isinstance(value, np.ndarray):
-        return room - value.size
+        return budget - value.size
     if isinstance(value, str):
-        return room - len(value)
+        return budget - len(value)
     if isinstance(value, Mapping):
         value = value.values()
     elif not isinstance(value, list | tuple | Iterator):
-        return room - 1
+        return budget - 1
     for item in value:
-        room = _left(item, room)
-        if room < 0:
+        budget = _left(item, budget)
+        if budget < 0:
             break
-    return room
+    return budget
 
 
 def _holds_tensors_alone(value: Any) -> TypeGuard[nn.Module]:

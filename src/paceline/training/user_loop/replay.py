@@ -1,6 +1,6 @@
 """What the user's function may not do while it goes once more through what it did before: read weights as those of then.
 
-A resumed run, and a worker that joins, go by the calls of `run.steps` that are over. What was measured behind them is told again,
+A resumed run, and a worker that joins, go by the calls of `run.steps` that are over. What was measured after them is told again,
 but the weights are those of the place where the run goes on: a loop that saves its best would write others under that name.
 """
 
@@ -68,14 +68,14 @@ class Replay:
         return state.open_call is None and history.outcomes.has_save(history.call)
 
     def hand_over(self) -> None:
-        """Hand the loop its turn behind a call that was gone by: it may ask for no weights of then."""
+        """Return control to the loop after a call that was skipped: weights of that time cannot be read."""
         self.take_back()
         state, history = self.state, self.history
         if state.task is not None or not history.elsewhere or not history.calls:
             return
         joined = history.catches_up
         text = (
-            f"state_dict() was called behind call {history.call + 1} of run.steps, which this "
+            f"state_dict() was called after call {history.call + 1} of run.steps, which this "
             f"{'worker went by when it joined' if joined else 'resumed run goes by'}: the weights are those of step "
             f"{state.position.number}, where the run goes on, not those of then. Write `if not run.replaying:` before what saves "
             "or copies them."
@@ -88,7 +88,7 @@ class Replay:
         ]
 
     def take_back(self) -> None:
-        """Take the turn back: what is asked for from here on is asked for by paceline."""
+        """End the loop's turn: from here on, paceline itself asks for weights."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

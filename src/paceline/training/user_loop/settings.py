@@ -31,7 +31,7 @@ class Settings:
         return len(mine) == len(others) and all(map(are_same, mine, others))
 
     def put_back(self, replica: Replica) -> None:
-        """Have it be so again."""
+        """Restore the settings."""
         optimizer = replica.optimizer
         # Else the parameters are others, here or there, and nothing is added to their groups.
         if replica.whole and self._of_whole:
@@ -46,7 +46,7 @@ class Settings:
         self.put_training_back()
 
     def put_training_back(self) -> None:
-        """Have that train which did."""
+        """Restore which parameters require gradients."""
         for tensor, trains in zip(self._tensors, self._trained, strict=True):
             if tensor.requires_grad != trains:
                 tensor.requires_grad_(trains)

@@ -15,7 +15,7 @@ _AFTER = {
     "optimizer state": "in the optimizer's update",
     "buffer": "where the buffers of the shards are combined",
 }
-"""What comes behind the forward and backward passes of a step, by what differs there."""
+"""What comes after the forward and backward passes of a step, by what differs there."""
 
 
 def first_operation(
@@ -35,7 +35,7 @@ def first_operation(
             if mine.gradient != other.gradient and mine.gradient and other.gradient:
                 return (
                     f"the backward pass of shard {one[0]}: the gradient that arrives at the output of {_named(mine)} "
-                    "differs; all that comes behind it, and the whole forward pass, is the same"
+                    "differs; all that comes after it, and the whole forward pass, is the same"
                 )
     compared = sum(len(found) for found in pairs.values())
     place = _AFTER.get(difference.kind)

@@ -52,7 +52,7 @@ def first_difference(reference: Record, ranks: Sequence[Record]) -> Difference |
 
 
 def _metric(reference: Record, ranks: Sequence[Record]) -> Difference | None:
-    """Compare what an evaluation behind the last step came to."""
+    """Compare what an evaluation after the last step came to."""
     for rank in ranks:
         for name in sorted(reference.metrics.keys() | rank.metrics.keys()):
             mine, theirs = (one.metrics.get(name, math.nan) for one in (reference, rank))
@@ -76,7 +76,7 @@ def _of_step(
         yield from _by_shard(kind, attribute, step, there)
     yield from _by_name("gradient", "gradients", step, there, place)
     for rank, other in there:
-        # The mean loss comes behind the gradients: it is combined with them, and says less about where.
+        # The mean loss comes after the gradients: it is combined with them, and says less about where.
         if other.loss.hex() != step.loss.hex():
             losses = f"of the global batch ({other.loss:.8g} not {step.loss:.8g})"
             yield Difference(step=step.number, kind="loss", name=losses, rank=rank)

@@ -38,7 +38,7 @@ def main(run: Run, spec: TrainSpec, wanted: Watching | None = None) -> Record:
     modules: dict[str, None] = {}
     with forward_hooks(replica.model, enter=modules.setdefault if wanted.order else None):
         for step in run.steps(
-            harness.feed, steps=wanted.until or spec.steps, max_grad_norm=harness.max_grad_norm
+            harness.loader, steps=wanted.until or spec.steps, max_grad_norm=harness.max_grad_norm
         ):
             watch.step(step, harness.task.loss)
     metrics, unchecked = harness.measure() if wanted.evaluate else ({}, "")

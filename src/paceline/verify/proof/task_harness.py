@@ -32,7 +32,7 @@ class TaskHarness(Trainer):
         """The options of the run, with what the task says itself."""
         return self._state.options
 
-    def open_feed(self, **loading: Any) -> ShardedLoader:
+    def open_loader(self, **loading: Any) -> ShardedLoader:
         """Open the training data once more from its beginning."""
         kept = {"collate": self.task.collate, "worker_init_fn": self.task.worker_init_fn}
         return self.run.feed(self.dataset, batch_size=self.batch_size, **kept, **loading)
@@ -43,7 +43,7 @@ class TaskHarness(Trainer):
         return self.task.model()
 
     def prepared(self) -> Replica:
-        """Hand model, optimizer and schedule to the strategy, and return what it made of them."""
+        """Prepare model, optimizer and schedule with the strategy, and return the replica."""
         self.prepare()
         return self._state.replica
 
@@ -58,7 +58,7 @@ class TaskHarness(Trainer):
             # One batch that is not a whole one, so that shares are unequal.
             few = min(len(held_out), 2 * self.batch_size + self.batch_size // 2 + 1)
             held_out = Subset(held_out, range(few))
-        feed = self.run.feed(
+        loader = self.run.feed(
             held_out,
             batch_size=self._eval_batch(held_out),
             shuffle=False,
@@ -66,6 +66,6 @@ class TaskHarness(Trainer):
             worker_init_fn=self.task.worker_init_fn,
         )
         try:
-            return self.run.evaluate(feed, self.task.metrics), ""
+            return self.run.evaluate(loader, self.task.metrics), ""
         finally:
-            feed.close()
+            loader.close()

@@ -44,7 +44,7 @@ class Row:
 
     @property
     def holds(self) -> bool:
-        """Whether the promise holds; a pair that cannot be run breaks none."""
+        """Whether the promised exactness holds; a pair that cannot be run does not break it."""
         if self.found == "skipped":
             return True
         return self.found in HOLDS.get(self.promised, ()) and not self.lost and not self.repeated
@@ -52,7 +52,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """A run that was saved in the middle and resumed otherwise, against one that was not."""
+    """A run that was saved and resumed with another strategy or number of workers, against an uninterrupted one."""
 
     saved_by: str
     resumed_by: str
@@ -94,7 +94,7 @@ class TaskReport(Report):
 
     @property
     def shards(self) -> int:
-        """The first of those numbers: what a row has where it says nothing else."""
+        """The default number of shards of a row: the first one asked for."""
         return self.shard_counts[0]
 
     @property

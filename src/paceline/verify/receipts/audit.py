@@ -21,7 +21,7 @@ from paceline.data.shards import owned_shards, steps_per_epoch
 from paceline.errors import InputError
 from paceline.ranges import SAMPLES
 from paceline.records import ledger
-from paceline.records.receipt import FIRST_LINK, Receipt, Start
+from paceline.records.receipt import FIRST_LINK, Receipt, RunSegment
 from paceline.verify.receipts.audit_report import AuditReport
 from paceline.verify.receipts.kept_weights import check_kept
 from paceline.verify.receipts.ledgers import Ledgers, Whole
@@ -44,7 +44,7 @@ def audit(folder: Path) -> AuditReport:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _StepRange:
     """Some consecutive steps of one epoch, and how large each was."""
 
     number: int
@@ -62,7 +62,7 @@ class _Gap:
     samples: int
     """How many they would have held."""
     ends_at: tuple[int, int]
-    """Epoch, and steps of it, behind them."""
+    """Epoch, and steps of it, after them."""
 
 
 @dataclass
@@ -97,13 +97,13 @@ class _Audit:
             )
         position, left_early = (0, 0), 0
         for start, end, after in zip(starts, ends, [*starts[1:], None], strict=True):
-            for piece in self._pieces(start, min(end, receipt.steps)):
-                if isinstance(piece, _Gap):
-                    self._miss(piece)
-                    position = piece.ends_at
+            for span in self._step_ranges(start, min(end, receipt.steps)):
+                if isinstance(span, _Gap):
+                    self._miss(span)
+                    position = span.ends_at
                     continue
-                self._check(piece, start)
-                position = (piece.epoch, piece.step + len(piece.sizes))
+                self._check(span, start)
+                position = (span.epoch, span.step + len(span.sizes))
             if after is not None and after.epoch > position[0] and start.samples:
                 # A loop of its own may leave an epoch and begin another one.
                 left_early += position[1] < steps_per_epoch(start.samples, receipt.batch_size)
@@ -136,12 +136,12 @@ class _Audit:
 
     # What must have been served.
 
-    def _pieces(self, start: Start, end: int) -> Iterator[_Piece | _Gap]:
-        """Cut a segment into pieces of one epoch and a bounded number of samples each, and gaps that are longer than that."""
+    def _step_ranges(self, start: RunSegment, end: int) -> Iterator[_StepRange | _Gap]:
+        """Split a segment into ranges of steps, each of one epoch and a bounded number of samples, and longer gaps."""
         batch = self.receipt.batch_size
         most = max(1, BLOCK_SAMPLES // max(batch, self.receipt.shards))
         if start.stream:
-            yield from self._stream_pieces(start, end, most)
+            yield from self._stream_ranges(start, end, most)
             return
         samples = start.samples or 0
         per_epoch = steps_per_epoch(samples, batch)
@@ -163,10 +163,10 @@ class _Audit:
                 epoch, step = place(number)
                 steps = min(most, per_epoch - step, last - number)
                 begins = np.arange(step, step + steps, dtype=np.int64) * batch
-                yield _Piece(number, epoch, step, np.minimum(batch, samples - begins))
+                yield _StepRange(number, epoch, step, np.minimum(batch, samples - begins))
                 number += steps
 
-    def _stream_pieces(self, start: Start, end: int, most: int) -> Iterator[_Piece | _Gap]:
+    def _stream_ranges(self, start: RunSegment, end: int, most: int) -> Iterator[_StepRange | _Gap]:
         """Take epochs and the size of each epoch's last step from the ledger: only the stream knew where it ended."""
         # One step further than the segment: whether its last step may be a short one depends on what follows.
         records = self.ledgers.records[self.ledgers.between(start.step, end + 1)]
@@ -179,7 +179,7 @@ class _Audit:
                 step += high - low
                 yield _Gap(low, high - low, (high - low) * self.receipt.batch_size, (epoch, step))
                 continue
-            piece: list[tuple[int, int, int]] = []
+            span: list[tuple[int, int, int]] = []
             for number in range(low, high):
                 there = seen.get(number, (epoch, step))
                 closes_epoch = there[0] == epoch + 1
@@ -187,16 +187,16 @@ class _Audit:
                     self.problems.append(
                         f"step {number}: epoch {there[0]} begins at its step {there[1]}, so what came before is lost"
                     )
-                if piece and (closes_epoch or len(piece) == most):
-                    yield self._sized(piece, closes_epoch=closes_epoch)
-                    piece = []
+                if span and (closes_epoch or len(span) == most):
+                    yield self._sized(span, closes_epoch=closes_epoch)
+                    span = []
                 if closes_epoch:
                     epoch, step = there[0], min(there[1], furthest)
-                piece.append((number, epoch, step))
+                span.append((number, epoch, step))
                 step += 1
-            yield self._sized(piece, closes_epoch=seen.get(high, (-1, 0))[0] != epoch)
+            yield self._sized(span, closes_epoch=seen.get(high, (-1, 0))[0] != epoch)
 
-    def _sized(self, steps: Sequence[tuple[int, int, int]], *, closes_epoch: bool) -> _Piece:
+    def _sized(self, steps: Sequence[tuple[int, int, int]], *, closes_epoch: bool) -> _StepRange:
         sizes = np.full(len(steps), self.receipt.batch_size, dtype=np.int64)
         last = steps[-1][0]
         served = self.ledgers.records[self.ledgers.between(last, last + 1)]
@@ -204,22 +204,22 @@ class _Audit:
             _, once = np.unique(served["shard"], return_index=True)
             if len(once) == self.receipt.shards:
                 sizes[-1] = min(self.receipt.batch_size, int(served["count"][once].sum()))
-        return _Piece(*steps[0], sizes)
+        return _StepRange(*steps[0], sizes)
 
-    def _cuts(self, piece: _Piece) -> Whole:
-        """Return where each shard of each step begins and ends, counted from the first sample of the piece."""
+    def _cuts(self, span: _StepRange) -> Whole:
+        """Return where each shard of each step begins and ends, counted from the first sample of the range."""
         batch, shards = self.receipt.batch_size, self.receipt.shards
-        begins = np.arange(len(piece.sizes), dtype=np.int64)[:, None] * batch
-        return begins + np.arange(shards + 1, dtype=np.int64) * piece.sizes[:, None] // shards
+        begins = np.arange(len(span.sizes), dtype=np.int64)[:, None] * batch
+        return begins + np.arange(shards + 1, dtype=np.int64) * span.sizes[:, None] // shards
 
-    def _digests(self, piece: _Piece, start: Start, cuts: Whole) -> NDArray[np.uint64]:
+    def _digests(self, span: _StepRange, start: RunSegment, cuts: Whole) -> NDArray[np.uint64]:
         """Return the digest of the samples that each (step, shard) must have held."""
-        low = piece.step * self.receipt.batch_size
+        low = span.step * self.receipt.batch_size
         high = low + int(cuts[-1, -1])
         order = EpochPermutation(
             high if start.stream else start.samples or 0, start.order_seed, start.shuffle
         )
-        ids = memoryview(order.indices(piece.epoch, low, high).tobytes())
+        ids = memoryview(order.indices(span.epoch, low, high).tobytes())
         digests = b"".join(
             ledger.digest(ids[begin:end]) for row in (cuts * 8).tolist() for begin, end in pairwise(row)
         )
@@ -227,22 +227,22 @@ class _Audit:
 
     # What was served.
 
-    def _check(self, piece: _Piece, start: Start) -> None:
+    def _check(self, span: _StepRange, start: RunSegment) -> None:
         shards = self.receipt.shards
-        cuts = self._cuts(piece)
+        cuts = self._cuts(span)
         counts = np.diff(cuts, axis=1).ravel()
-        place = self.ledgers.between(piece.number, piece.number + len(piece.sizes))
+        place = self.ledgers.between(span.number, span.number + len(span.sizes))
         records, sources = self.ledgers.records[place], self.ledgers.sources[place]
-        steps = records["number"].astype(np.int64) - piece.number
+        steps = records["number"].astype(np.int64) - span.number
         cells = steps * shards + records["shard"]
         # Where no count is right, no digest is: a batch that nobody served may be larger than the memory.
         fitting = records["count"] == counts[cells]
-        digests = self._digests(piece, start, cuts) if fitting.any() else np.zeros((len(counts), 2), "<u8")
+        digests = self._digests(span, start, cuts) if fitting.any() else np.zeros((len(counts), 2), "<u8")
         right = (
             fitting
             & (records["digest"] == digests[cells]).all(axis=1)
-            & (records["epoch"] == piece.epoch)
-            & (records["step"].astype(np.int64) == piece.step + steps)
+            & (records["epoch"] == span.epoch)
+            & (records["step"].astype(np.int64) == span.step + steps)
         )
         times = np.bincount(cells, minlength=len(counts))
         rightly = np.bincount(cells[right], minlength=len(counts))
@@ -261,7 +261,7 @@ class _Audit:
         ]
         for cell, fault in sorted(faults):
             step, shard = divmod(cell, shards)
-            self.problems.append(f"step {piece.number + step}, shard {shard}: {fault}")
+            self.problems.append(f"step {span.number + step}, shard {shard}: {fault}")
 
     def _miss(self, gap: _Gap) -> None:
         self.lost += gap.samples
@@ -269,7 +269,7 @@ class _Audit:
             f"steps {gap.number} to {gap.number + gap.steps - 1}: on no ledger, so {gap.samples} samples are lost"
         )
 
-    def _missing(self, cell: int, counts: Whole, start: Start) -> str:
+    def _missing(self, cell: int, counts: Whole, start: RunSegment) -> str:
         shards = self.receipt.shards
         mesh = (
             strategies.choice(start.mesh).fitted(start.processes)

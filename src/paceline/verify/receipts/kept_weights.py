@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paceline.checkpoint.manifest import Manifest
 from paceline.errors import CheckpointError
-from paceline.records.receipt import Receipt, Start
+from paceline.records.receipt import Receipt, RunSegment
 from paceline.strategies.tuning import Tuning
 from paceline.training.folder import CHECKPOINTS, read_spec
 
@@ -98,6 +98,6 @@ def _other_request(folder: Path, receipt: Receipt) -> list[str]:
     ]
 
 
-def _said(start: Start, receipt: Receipt) -> dict[str, object]:
+def _said(start: RunSegment, receipt: Receipt) -> dict[str, object]:
     fixed = {"seed": receipt.seed, "shards": receipt.shards, "batch_size": receipt.batch_size}
     return {**vars(start), **fixed, "task": receipt.name}

@@ -67,7 +67,7 @@ class Ledgers:
                     if count
                 ),
                 *(
-                    f"the ledger of {origin} goes on for {more} records behind one that was never finished"
+                    f"the ledger of {origin} goes on for {more} records after one that was never finished"
                     for origin, path in ledger.paths(folder).items()
                     if (more := ledger.behind_the_end(path, receipt.shards)) > receipt.shards
                 ),

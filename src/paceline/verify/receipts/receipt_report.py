@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.records.receipt import Point, Start
+from paceline.records.receipt import Point, RunSegment
 from paceline.verify.report import Part, Report
 
 _SHOWN = 12
@@ -59,7 +59,7 @@ class ReceiptReport(Report):
     """The step the re-run began at."""
     strategy: str
     workers: int
-    recorded: Start
+    recorded: RunSegment
     compared: list[Compared]
     differences: list[str]
     """What the bits depend on and is not the same here."""

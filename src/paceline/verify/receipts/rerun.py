@@ -14,7 +14,7 @@ from paceline.errors import InputError
 from paceline.launch import api
 from paceline.option_fields import Options, ranged
 from paceline.ranges import STEPS, THREADS, WORKERS, Range
-from paceline.records.receipt import Point, Receipt, Start, environment_differences
+from paceline.records.receipt import Point, Receipt, RunSegment, environment_differences
 from paceline.strategies.tuning import Tuning
 from paceline.training.folder import CHECKPOINTS
 from paceline.training.options import RunOptions
@@ -64,7 +64,7 @@ class Replay(Options):
 class _Segment:
     first: int
     points: dict[int, Point]
-    facts: Start
+    facts: RunSegment
 
     @property
     def last(self) -> int:
@@ -154,7 +154,7 @@ def _check_checkpoint(receipt: Receipt, replay: Replay, first: int) -> None:
         raise InputError(f"there is no checkpoint of step {first} to begin from. There are: {kept}.")
 
 
-def _facts(receipt: Receipt, first: int, last: int) -> Start:
+def _facts(receipt: Receipt, first: int, last: int) -> RunSegment:
     """Return the start that governs the steps [first, last); refuse where another one set other terms on the way."""
     governing = [start for start in receipt.segments if start.step <= first]
     if not governing:
@@ -221,7 +221,7 @@ def _spec(receipt: Receipt, segment: _Segment) -> TrainSpec:
 
 
 def _begin_from(receipt: Receipt, segment: _Segment, folder: Path, out: Path) -> None:
-    """Lay out a folder that ends where the segment begins, so that the re-run resumes there."""
+    """Make a run folder that ends where the segment begins, so that the re-run resumes there."""
     name = f"{CHECKPOINTS}/step-{segment.first}"
     shutil.copytree(folder / name, out / name)
     known = {segment.first: receipt.checkpoints[segment.first]}

@@ -34,9 +34,9 @@ def bent(runner: StepRunner, shard: ShardWork, plain: Gradients) -> tuple[str, .
 
 def parts(runner: StepRunner, harness: TaskHarness) -> Parts:
     """Measure three samples at once, and the same as one and two."""
-    if harness.feed.samples is None or not hasattr(harness.dataset, "__getitem__"):
+    if harness.loader.samples is None or not hasattr(harness.dataset, "__getitem__"):
         raise ValueError("the training set is a stream, which cannot be cut at will")
-    if harness.feed.samples < 3:
+    if harness.loader.samples < 3:
         raise ValueError("the training set has fewer than three samples")
     reader = reader_of(harness.dataset, seed=harness.options.seed, collate=harness.task.collate)
     ids = np.arange(3, dtype=np.int64)

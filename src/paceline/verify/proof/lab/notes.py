@@ -39,7 +39,7 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The loss of three samples at once, and of one and two of them."""
+    """The loss of three samples in one batch, and of the same samples in batches of one and two."""
 
     whole_total: float
     whole_weight: float

@@ -38,7 +38,7 @@ def _experiment(harness: TaskHarness, run: Run) -> Notes:
     made = digests.of_named(harness.make_model().state_dict().items())
     replica = harness.prepared()
     last = (harness.spec.steps or 1) - 1
-    for step in harness.run.steps(harness.feed, steps=last + 1, max_grad_norm=harness.max_grad_norm):
+    for step in harness.run.steps(harness.loader, steps=last + 1, max_grad_norm=harness.max_grad_norm):
         if step.number < last:
             step.compute(harness.task.loss)
             continue
@@ -66,7 +66,7 @@ def _notes(
     unchecked: list[str] = []
     return Notes(
         rank=run.world.rank,
-        samples=harness.feed.samples,
+        samples=harness.loader.samples,
         **read,
         step_data=step_data,
         attempts=attempts,
@@ -98,12 +98,12 @@ def _tried(unchecked: list[str], what: str, experiment: Callable[[], _Result]) -
 
 def _read(harness: TaskHarness) -> dict[int, str]:
     """Read the first step's data from the beginning, in this process."""
-    feed = harness.open_feed(num_workers=0)
+    loader = harness.open_loader(num_workers=0)
     try:
-        step: Any = next(iter(feed.epoch(0)), None)
+        step: Any = next(iter(loader.epoch(0)), None)
         return {} if step is None else {shard.index: digests.of_batch(shard.batches) for shard in step.shards}
     finally:
-        feed.close()
+        loader.close()
 
 
 def _same_weights(replica: Replica, run: Run) -> None:

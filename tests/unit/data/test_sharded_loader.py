@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from paceline.data import ShardedLoader
 from paceline.errors import InputError
-from tests.unit.data.sources import Squares, Stream, combined, feed_of
+from tests.unit.data.sources import Squares, Stream, combined, loader_of
 
 cuts = st.fixed_dictionaries(
     {
@@ -71,18 +71,18 @@ class Identity(Squares):
 
 
 def test_a_huge_data_set_starts_at_once_anywhere() -> None:
-    feed = feed_of(Identity(10**12), batch_size=1000)
-    assert feed.samples == 10**12
-    assert feed.steps_per_epoch == 10**9
-    last = list(feed.epoch(0, 10**9 - 2))
+    loader = loader_of(Identity(10**12), batch_size=1000)
+    assert loader.samples == 10**12
+    assert loader.steps_per_epoch == 10**9
+    last = list(loader.epoch(0, 10**9 - 2))
     assert [step.step for step in last] == [10**9 - 2, 10**9 - 1]
-    middle = list(itertools.islice(feed.epoch(0, 10**8), 10))
+    middle = list(itertools.islice(loader.epoch(0, 10**8), 10))
     assert sum(len(shard.samples) for step in middle for shard in step.shards) == 10_000
 
 
 def test_blocks_of_the_order_do_not_show() -> None:
-    feed = feed_of(TensorDataset(torch.arange(20_000)), batch_size=7, shards=3)
-    shards = [shard for step in feed.epoch(0) for shard in step.shards]
+    loader = loader_of(TensorDataset(torch.arange(20_000)), batch_size=7, shards=3)
+    shards = [shard for step in loader.epoch(0) for shard in step.shards]
     read = [index for shard in shards for index in shard.samples.tolist()]
     assert sorted(read) == list(range(20_000))
     assert [value for shard in shards for (batch,) in shard.batches for value in batch.tolist()] == read
@@ -96,10 +96,10 @@ def test_a_short_last_batch_may_leave_shards_empty() -> None:
 
 
 def test_a_new_epoch_ends_the_earlier_one() -> None:
-    feed = feed_of(Squares(40))
-    first = feed.epoch(0)
+    loader = loader_of(Squares(40))
+    first = loader.epoch(0)
     next(first)
-    second = feed.epoch(1)
+    second = loader.epoch(1)
     assert list(first) == []
     assert len(list(second)) == 5
 
@@ -130,13 +130,13 @@ class Endless:
         (Squares(9), {"num_workers": -1}, "num_workers is -1"),
         (Squares(9), {"prefetch": 0}, "prefetch is 0"),
         (Endless(), {}, "Endless has __getitem__ but no length"),
-        (7, {}, "a int is no data set"),
+        (7, {}, "a int is not a data set"),
         ((item for item in [1, 2]), {}, "can be read only once"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(dataset: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
-        list(feed_of(dataset, **options).epoch(0))
+        list(loader_of(dataset, **options).epoch(0))
     assert "\n" not in str(caught.value)
 
 
@@ -177,13 +177,15 @@ def test_a_data_set_is_told_the_epoch_wherever_it_is_read(num_workers: int) -> N
 
     plain = Epochs(8)
     for dataset in (plain, Subset(ConcatDataset([Epochs(4), Epochs(4)]), range(8)), EpochStream(8)):
-        feed = ShardedLoader(dataset, batch_size=4, shards=1, seed=0, owned=range(1), num_workers=num_workers)
+        loader = ShardedLoader(
+            dataset, batch_size=4, shards=1, seed=0, owned=range(1), num_workers=num_workers
+        )
         orders = []
         for epoch, start in ((0, 0), (1, 0), (2, 1), (1, 1), (1, 0)):
-            read = [shard.batches[0] for step in feed.epoch(epoch, start) for shard in step.shards]
+            read = [shard.batches[0] for step in loader.epoch(epoch, start) for shard in step.shards]
             assert {int(told) for _, batch in read for told in batch} == {epoch}
             orders.append([int(index) for batch, _ in read for index in batch])
-        feed.close()
+        loader.close()
         assert orders[0] != orders[1] == orders[4]
         assert orders[3] == orders[1][4:]
 

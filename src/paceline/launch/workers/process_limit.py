@@ -1,4 +1,4 @@
-"""How many processes and threads this machine has room for: one command must not use up all process ids. Imports no torch."""
+"""How many processes and threads a run may start here: one command must not use up all process ids. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from paceline.world import env
 OWN_THREADS = 8
 """What a worker has beside the threads that compute: gloo's, the loader's, the one that listens."""
 CROWDED = 8
-"""How many workers a core are started without a word; a few more than one are usual in a trial."""
+"""Workers per core that are started without a note; a few more than one are usual in a trial."""
 SHARE = 0.5
 """How much of the machine's limit one run may take; others need some."""
 
 
-def check_room(workers: int, threads: int, loaders: int = 0) -> None:
-    """Raise InputError where so many workers, each with so many threads and loading processes, find no room."""
+def check_process_limit(workers: int, threads: int, loaders: int = 0) -> None:
+    """Raise InputError where the workers, their threads and loading processes need more process ids than can be spared."""
     needed = workers * (threads + OWN_THREADS + loaders * (1 + OWN_THREADS))
     most = int(limit() * SHARE)
     if needed > most:
@@ -36,7 +36,7 @@ def crowded(workers: int) -> str | None:
         return None
     return (
         f"{workers} workers share the {cores} cores of this machine, and each is a process with a model of its own. "
-        "More than one a core makes no run faster."
+        "More than one worker per core makes no run faster."
     )
 
 
