@@ -29,8 +29,8 @@ class Endless(paceline.Task):
     def loss(self, model, batch): return paceline.Loss.mean(model(batch).squeeze(-1))
 """
 ENDLESS = ("train", "task.py:Endless", "--workers", "2", "--out", "run")
-EVERYBODY = 7
-"""The command, the fork server, the store, two workers, two processes that load data."""
+EVERYBODY = 6
+"""The command, the fork server, two workers, two processes that load data."""
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def seconds_to_end(stop, arguments, status, folder):
     (folder / "waiting.py").write_text(WAITING)
     with started(*PACELINE, "run", "-n", "2", "waiting.py", *arguments, folder=folder) as command:
         command.wait_until(lambda: ready(folder))
-        assert len(command.left()) == 5  # the command, the fork server, the store, two workers
+        assert len(command.left()) == 4  # the command, the fork server, two workers
         watch = Stopwatch()
         command.interrupt() if stop == signal.SIGINT else command.process.send_signal(stop)
         command.wait_until(lambda: watch.seconds() and command.process.poll() is not None)

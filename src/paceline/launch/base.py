@@ -17,6 +17,7 @@ from paceline.launch.workers.process_limit import check_process_limit
 from paceline.option_fields import Options, ranged, required
 from paceline.ranges import THREADS, WORKERS
 from paceline.training.options import RunOptions
+from paceline.transport.secret import Secret
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,8 @@ class LaunchPlan:
     record: Mapping[str, Any] = field(default_factory=dict)
     rendezvous: Rendezvous | None = None
     agreed: Mapping[str, str] = field(default_factory=dict)
+    secret: Secret | None = field(default=None, repr=False)
+    """What the machines of the run share; None on one machine."""
 
     @property
     def address(self) -> str:

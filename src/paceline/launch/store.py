@@ -1,46 +1,49 @@
-"""The meeting point of a run: torch's TCPStore, in a process of its own so that any worker may die."""
+"""Where the workers of a run meet: the store that the launcher serves, and a port for scripts that meet by themselves."""
 
 from __future__ import annotations
 
 import socket
-import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from paceline.transport.runtime_folder import RuntimeFolder
+from paceline.transport.secret import Secret
+from paceline.transport.store_server import StoreServer
 from paceline.world.interfaces import family
 
-if TYPE_CHECKING:
-    from paceline.launch.workers.context import Worker
 
+class MeetingPoint:
+    """One store for the groups of one start of all workers, and one port of torch's for a script's own group."""
 
-@dataclass(frozen=True)
-class ServeStore:
-    """Serve the store on a socket the launcher has bound already, so that no port is ever raced for."""
-
-    host: str
-    port: int
-
-    def __call__(self, worker: Worker) -> None:
-        """Serve until killed."""
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-        listening = worker.extra
-        if listening is None:
-            raise RuntimeError("the store needs the socket that it listens on")
-        store = TCPStore(
-            self.host,
-            self.port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listening,
-            use_libuv=True,
+    def __init__(self, host: str, folder: RuntimeFolder, secret: Secret | None) -> None:
+        """Serve the store in a folder that only this user may enter; with a secret, to other machines, on a port of `host`."""
+        self._reserved = _reserve(host)
+        self.port = int(self._reserved.getsockname()[1])
+        """Nobody listens there: rank 0 of a script that calls `init_process_group` does."""
+        self._server = StoreServer(
+            folder.address("store") if secret is None else f"tcp://{_bracketed(host)}:*", secret=secret
         )
-        threading.Event().wait()
-        del store
+        self._remote_port = None if secret is None else self._server.address.rpartition(":")[2]
+
+    def address(self, host: str) -> str:
+        """Return where workers reach the store that reach this machine as `host`."""
+        return (
+            self._server.address
+            if self._remote_port is None
+            else f"tcp://{_bracketed(host)}:{self._remote_port}"
+        )
+
+    def close(self) -> None:
+        """Stop serving, and release the port."""
+        self._server.close()
+        self._reserved.close()
 
 
-def listen(host: str) -> socket.socket:
-    """Bind a free port of `host` for the store."""
-    listening = socket.create_server((host, 0), family=family(host), backlog=1024)
-    listening.setblocking(False)
-    return listening
+def _reserve(host: str) -> socket.socket:
+    """Bind a free port without listening: Linux lets another socket that says SO_REUSEADDR, as torch's does, bind it too."""
+    reserved = socket.socket(family(host), socket.SOCK_STREAM)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind((host, 0))
+    return reserved
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -37,7 +37,7 @@ from paceline.launch.nodes.inventory import LEADER, Node, Nodes
 from paceline.launch.nodes.leading import Follower, Leading
 from paceline.launch.nodes.remote_worker_pool import RemoteWorkerPool
 from paceline.launch.shutdown import ECHO_WAIT_S, STOP_WAIT_S, Shutdown
-from paceline.launch.workers.pool import STORE, LocalWorkerPool
+from paceline.launch.workers.pool import LocalWorkerPool
 from paceline.launch.workers.roster import Entry, Roster
 from paceline.launch.workers.scheduler import WorkerScheduler
 from paceline.observe.events import Event, Note, WorkerLost
@@ -83,9 +83,9 @@ class Supervisor:
     def run(self) -> Outcome:
         """Start the workers, and serve until every one has ended and every byte it wrote has been read."""
         with self._shutdown.on_signals(self._selector, NOTICES if self._can_stop else ()):
-            self._scheduler.open_store(self._pool)
+            self._scheduler.open_store()
             if self._leading is not None:
-                self._leading.open(self._pool, self._scheduler.store_port)
+                self._leading.open(self._pool, 0)
             while (
                 self._leading is not None and not self._leading.gathered() and not self._shutdown.in_progress
             ):
@@ -118,6 +118,7 @@ class Supervisor:
         if self._leading is not None:
             self._leading.close()
         self._pool.close()
+        self._scheduler.close()
         if self._control is not None:
             self._selector.unregister(self._control)
             self._control.close()
@@ -275,9 +276,6 @@ class Supervisor:
 
     def ended(self, number: int, status: int, why: str = "") -> None:
         """Take note of a worker's end, and decide how the others go on."""
-        if number == STORE and not self._shutdown.in_progress and self._roster.running():
-            # The next group meets at another one; the present one does not need it any more.
-            self._scheduler.open_store(self._pool)
         if number not in self._roster:
             return
         entry = self._roster[number]
@@ -411,7 +409,7 @@ class Supervisor:
             node.pool.restart()
         self._roster.clear()
         self._membership.restarted()
-        self._scheduler.open_store(self._pool)
+        self._scheduler.open_store()
         self._scheduler.start_all()
 
     def _on_order(self, order: dict[str, Any]) -> str:

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
 from paceline.observe import Regrouped
 from paceline.recovery.agreement import (
     NEWCOMER,
@@ -39,7 +37,8 @@ from paceline.strategies.replica import Replica
 from paceline.strategies.result import StepResult
 from paceline.world import World, all_gather_object, broadcast_object, connect, env
 from paceline.world.fault_points import REGROUP, hit
-from paceline.world.interruption import InterruptibleStore, Interruption
+from paceline.world.interruption import Interruption
+from paceline.world.join import meet
 from paceline.world.peer_failure import is_lost_peer
 from paceline.world.status_page import Phase
 
@@ -129,21 +128,9 @@ class Regrouping:
         self.membership.attach(place.generation, interruption)
         # From here on a break concerns the group that is being formed.
         group.world = replace(group.world, interruption=interruption)
-        store = None
-        if identity.size > 1:
-            store = InterruptibleStore(
-                TCPStore(
-                    identity.master_address,
-                    identity.master_port,
-                    is_master=False,
-                    timeout=timedelta(seconds=RENDEZVOUS_S),
-                ),
-                interruption,
-                RENDEZVOUS_S,
-            )
         return connect(
             identity,
-            store=store,
+            store=meet(identity, timedelta(seconds=RENDEZVOUS_S)) if identity.size > 1 else None,
             backend=options.backend,
             checked=options.check_collectives,
             generation=place.generation,

@@ -80,9 +80,11 @@ class RunStore(Store):
         *,
         secret: Secret | None = None,
         timeout_s: float = TIMEOUT_S,
+        timed_out: Callable[[str], Exception] = StoreTimeoutError,
         connections: _Connections | None = None,
     ) -> None:
         super().__init__()
+        self._timed_out = timed_out
         self._connections = connections or _Connections(address, secret)
         self._address = address
         self._limit_s = timeout_s
@@ -96,17 +98,25 @@ class RunStore(Store):
         with contextlib.suppress(AttributeError, OSError):
             os.close(self._bell)
 
-    def of_group(self, size: int, *, timeout_s: float) -> RunStore:
-        """Return the same store for one group: it can be interrupted for itself, and reads what all its ranks write at once.
+    def for_group(self, *, timeout_s: float, timed_out: Callable[[str], Exception]) -> RunStore:
+        """Return the same store for one group, whose waits can be interrupted without those of another."""
+        return RunStore(
+            self._address, timeout_s=timeout_s, timed_out=timed_out, connections=self._connections
+        )
 
-        gloo asks for the address of every rank, one by one; the first question brings all of them.
-        """
-        made = RunStore(self._address, timeout_s=timeout_s, connections=self._connections)
-        made._together = size
-        return made
+    @contextlib.contextmanager
+    def gathering(self, size: int) -> Iterator[None]:
+        """Read what so many ranks write at once: gloo, while a group forms, asks for every rank's address one by one."""
+        self.check([])  # connects here and now: of the sockets that are opened meanwhile, none is the store's
+        self._together = size
+        try:
+            yield
+        finally:
+            self._together = 0
+            self._fetched.clear()
 
     def interrupt(self, error: Callable[[], BaseException]) -> None:
-        """End every wait, and each that begins from now on, with this exception."""
+        """End every wait for a key, and each that begins from now on, with this exception."""
         self._interrupted = error
         os.eventfd_write(self._bell, 1)
 
@@ -193,12 +203,14 @@ class RunStore(Store):
     def _request(self, what: bytes, *parts: str | bytes) -> list[bytes]:
         number = next(_numbers).to_bytes(8)
         frames: Iterable[bytes] = (one.encode() if isinstance(one, str) else bytes(one) for one in parts)
+        waits = what in (b"get", b"wait")
         limit = time.monotonic() + self._limit_s
         with self._connections.one() as socket:
             poller = zmq.Poller()
             poller.register(socket, zmq.POLLIN)
-            poller.register(self._bell, zmq.POLLIN)
-            self._check_interrupted()
+            if waits:
+                poller.register(self._bell, zmq.POLLIN)
+                self._check_interrupted()
             socket.send_multipart([number, what, *frames])
             while True:
                 left = limit - time.monotonic()
@@ -212,15 +224,16 @@ class RunStore(Store):
                             f"the run's store refused a request: {b' '.join(values).decode()}"
                         )
                     return values
-                self._check_interrupted()
+                if waits:
+                    self._check_interrupted()
                 if left <= 0:
-                    raise StoreTimeoutError(self._too_late(what, parts))
+                    raise self._timed_out(self._too_late(waits, parts))
 
     def _check_interrupted(self) -> None:
         if self._interrupted is not None:
             raise self._interrupted()
 
-    def _too_late(self, what: bytes, parts: tuple[Any, ...]) -> str:
-        if what in (b"get", b"wait"):
+    def _too_late(self, waits: bool, parts: tuple[Any, ...]) -> str:
+        if waits:
             return f"timed out waiting for {', '.join(str(one) for one in parts[:8])}"
         return f"the run's store gave no answer within {self._limit_s:g} s"

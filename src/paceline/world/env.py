@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from paceline.errors import InputError
 
 _OWN_RUN = "paceline"
+STORE = "PACELINE_STORE"
+"""The variable that says where the launcher serves the run's store."""
 """The run id that paceline's own launcher sets, by which it is told apart from torchrun."""
 
 
@@ -29,7 +31,9 @@ class Identity:
     nodes: int = 1
     master_address: str = "127.0.0.1"
     master_port: int = 0
-    """Where rank 0 (or the launcher) keeps the store; 0 when no launcher gave one."""
+    """Where rank 0 keeps torch's store, for scripts that form a group of torch's by themselves; 0 when no launcher gave one."""
+    store: str = ""
+    """Where the launcher serves the run's store: `ipc://PATH` or `tcp://HOST:PORT`; empty where another launcher has no such."""
 
     def __post_init__(self) -> None:
         _check_range("RANK", self.rank, "WORLD_SIZE", self.size)
@@ -55,8 +59,7 @@ class Identity:
             "TORCHELASTIC_RUN_ID": _OWN_RUN,
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
-            # The launcher serves the store already: rank 0 must connect to that port, not bind it.
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            **({STORE: self.store} if self.store else {}),
         }
 
 
@@ -92,6 +95,7 @@ def identity() -> Identity | None:
         nodes=nodes,
         master_address=read("MASTER_ADDR") or "127.0.0.1",
         master_port=_integer("MASTER_PORT") or 0,
+        store=(read(STORE) or "") if read("TORCHELASTIC_RUN_ID") == _OWN_RUN else "",
     )
 
 

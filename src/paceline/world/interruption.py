@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any, TypeVar
-
-from torch.distributed.distributed_c10d import Store
+from typing import TypeVar
 
 Value = TypeVar("Value")
-POLL_S = 0.0005
-PATIENCE_S = 60.0
 LOOK_S = 0.5
 """How often whoever waits for other workers in a step looks whether they will come."""
 
@@ -78,57 +72,9 @@ class Interruption:
     def check(self) -> None:
         """Raise here if the interruption has come."""
         if self._raised:
-            raise InterruptedWaitError("the group is broken: a worker was lost, or another one joins")
+            raise broken()
 
 
-class InterruptibleStore(Store):
-    """Another store whose waits end when the interruption comes: torch's own wait until their time-out."""
-
-    def __init__(self, store: Store, interruption: Interruption, patience_s: float = PATIENCE_S) -> None:
-        super().__init__()
-        self._store, self._interruption, self._patience_s = store, interruption, patience_s
-
-    def set(self, key: str, value: Any) -> None:
-        """Store a value."""
-        self._store.set(key, value)
-
-    def get(self, key: str) -> bytes:
-        """Return a value when it is there."""
-        self._await([key])
-        return self._store.get(key)
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a counter."""
-        return self._store.add(key, amount)
-
-    def check(self, keys: list[str]) -> bool:
-        """Return whether all keys are there."""
-        return self._store.check(keys)
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Store a value in place of an expected one."""
-        return self._store.compare_set(key, expected, desired)
-
-    def delete_key(self, key: str) -> bool:
-        """Forget a key."""
-        return self._store.delete_key(key)
-
-    deleteKey = delete_key  # noqa: N815  (by this name torch's C++ half asks for it)
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Return several values when all are there."""
-        self._await(keys)
-        return self._store.multi_get(keys)
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002
-        """Return when all keys are there; torch's own time-out is that of its operations, far too long for a meeting."""
-        self._await(keys)
-
-    def _await(self, keys: list[str]) -> None:
-        limit = time.monotonic() + self._patience_s
-        self._interruption.check()
-        while not self._store.check(keys):
-            self._interruption.check()
-            if time.monotonic() > limit:
-                raise InterruptedWaitError(f"timed out waiting for {', '.join(keys)}")
-            time.sleep(POLL_S)
+def broken() -> InterruptedWaitError:
+    """Return the error of a wait in a group that is to be left."""
+    return InterruptedWaitError("the group is broken: a worker was lost, or another one joins")

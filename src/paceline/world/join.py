@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import socket
 from datetime import timedelta
 
@@ -12,13 +14,15 @@ from torch.distributed.rendezvous import rendezvous
 
 from paceline.compat import process_groups
 from paceline.errors import InputError
+from paceline.transport.secret import Secret
+from paceline.transport.store import RunStore
 from paceline.world import env
 from paceline.world.backends import choose_backend, choose_device
 from paceline.world.base import Comm
 from paceline.world.checked import CheckedComm
 from paceline.world.env import Identity
 from paceline.world.interfaces import is_loopback
-from paceline.world.interruption import Interruption
+from paceline.world.interruption import InterruptedWaitError, Interruption, broken
 from paceline.world.local import LocalComm
 from paceline.world.process_group import Patience, ProcessGroupComm
 from paceline.world.sockets import Sockets
@@ -71,6 +75,8 @@ def connect(
             )
         _keep_to_loopback(identity.master_address)
         met = store or meet(identity, timedelta(seconds=timeout_s))
+        if isinstance(met, RunStore):
+            interruption.on_raise(functools.partial(met.interrupt, broken))
         comm = _join_group(
             identity,
             met,
@@ -109,7 +115,11 @@ def _join_group(
     sockets = Sockets()
     process_groups.count_groups_anew()
     try:
-        with sockets.opened_here():
+        # Only gloo's ranks all write an address, which each of them reads.
+        at_once = contextlib.ExitStack()
+        if isinstance(meeting, RunStore) and backend == "gloo":
+            at_once.enter_context(meeting.gathering(identity.size))
+        with sockets.opened_here(), at_once:
             dist.init_process_group(
                 backend,
                 store=PrefixStore(f"generation-{generation}", meeting),
@@ -134,7 +144,11 @@ def _join_group(
 
 
 def meet(identity: Identity, timeout: timedelta) -> Store:
-    """Reach the store at the master's address; torch's rendezvous knows when torchrun's agent keeps it."""
+    """Reach the store of the run, or the one at the master's address: torch's rendezvous knows when torchrun's agent keeps it."""
+    if identity.store:
+        return run_store(identity.store).for_group(
+            timeout_s=timeout.total_seconds(), timed_out=InterruptedWaitError
+        )
     if identity.master_port == 0:
         raise InputError(
             "MASTER_PORT is not set, so the workers cannot meet. Launch with torchrun or paceline, or set it."
@@ -146,6 +160,12 @@ def meet(identity: Identity, timeout: timedelta) -> Store:
     store: Store
     store, _, _ = next(rendezvous(url, identity.rank, identity.size, timeout=timeout))
     return store
+
+
+@functools.lru_cache(maxsize=1)
+def run_store(address: str) -> RunStore:
+    """Return this process's connection to the store of the run."""
+    return RunStore(address, secret=Secret.from_environment() if address.startswith("tcp:") else None)
 
 
 def _keep_to_loopback(address: str) -> None:

@@ -15,7 +15,7 @@ from paceline.world import (
     broadcast_object,
     connect,
 )
-from paceline.world.env import export, read
+from paceline.world.env import read
 from paceline.world.words import hear, tell
 from tests.workers import run_workers
 
@@ -147,7 +147,6 @@ def test_the_survivors_regroup_under_the_next_generation():
 def by_master_address(world, port):
     """Meet as under torchrun, where rank 0 keeps the store at the master's port."""
     world.close()
-    export({"TORCHELASTIC_USE_AGENT_STORE": "False"})  # paceline's own launcher keeps a store too
     place = {"rank": world.rank, "local_rank": world.rank}
     identity = Identity(**place, size=2, local_size=2, master_address="localhost", master_port=port)
     again = connect(identity, device="cpu", timeout_s=20)

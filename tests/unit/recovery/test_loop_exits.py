@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+
 import pytest
 import torch
-from torch.distributed import HashStore
 
 from paceline.errors import InputError
 from paceline.recovery.loop_exits import LoopExits
+from paceline.transport.secret import Secret
+from paceline.transport.store import RunStore
+from paceline.transport.store_server import StoreServer
 from paceline.world import World
-from paceline.world.interruption import InterruptedWaitError, InterruptibleStore, Interruption
+from paceline.world.interruption import InterruptedWaitError, Interruption, broken
 from paceline.world.local import LocalComm
 from paceline.world.status_page import NoStatusPage
+
+_servers: list[StoreServer] = []
+
+
+@pytest.fixture(autouse=True)
+def _serving() -> Iterator[None]:
+    yield
+    while _servers:
+        _servers.pop().close()
 
 
 def group(size: int) -> list[World]:
     """Return the worlds of workers that meet in a store of their own, whose waits end with the group."""
-    store = HashStore()
+    secret = Secret.make()
+    _servers.append(StoreServer("tcp://127.0.0.1:*", secret=secret))
+    meeting = RunStore(_servers[-1].address, secret=secret)
     worlds = []
     for rank in range(size):
         status_page, interruption = NoStatusPage(), Interruption()
         status_page.timeout_s = 0.02
+        store = meeting.for_group(timeout_s=5.0, timed_out=InterruptedWaitError)
+        interruption.on_raise(functools.partial(store.interrupt, broken))
         worlds.append(
             World(
                 rank=rank, size=size, local_rank=rank, local_size=size, node_rank=0, nodes=1, device=torch.device("cpu"),
                 backend="gloo", generation=1, host="here", comm=LocalComm(), interruption=interruption, status_page=status_page,
-                store=InterruptibleStore(store, interruption),
+                store=store,
             )
         )  # fmt: skip
     return worlds

@@ -5,16 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore
 
 from paceline.launch.health.diagnosis import HangWatch
+from paceline.transport.store import RunStore
+from paceline.transport.store_server import StoreServer
 from paceline.world import Identity, World, connect
-from paceline.world.interruption import InterruptedWaitError, InterruptibleStore, Interruption
+from paceline.world.interruption import InterruptedWaitError
 from paceline.world.status_page import Kind, Phase, StatusPage, StatusPageReader
 from paceline.world.words import forget, hear, heard, tell
 
@@ -81,11 +84,12 @@ def test_one_that_may_be_steps_behind_is_waited_for_as_many_times_as_long() -> N
     assert heard == [(0, "word"), (1, "word")]
 
 
-def test_what_was_told_is_seen_at_once_and_can_be_forgotten() -> None:
+def test_what_was_told_is_seen_at_once_and_can_be_forgotten(tmp_path: Path) -> None:
     """Also in a group that has formed anew, whose store is one of ours behind torch's."""
-    kept = HashStore()
-    store = InterruptibleStore(kept, Interruption())
-    with pair(1.0) as (first, second, _):
+    server = StoreServer(f"ipc://{tmp_path}/store")
+    kept = RunStore(server.address)
+    store = kept.for_group(timeout_s=5.0, timed_out=InterruptedWaitError)
+    with closing(server), pair(1.0) as (first, second, _):
         placed = PrefixStore("group", store)
         mine, theirs = replace(first, store=placed), replace(second, store=placed)
         assert list(heard(mine, "key")) == []
@@ -94,4 +98,4 @@ def test_what_was_told_is_seen_at_once_and_can_be_forgotten() -> None:
         forget(mine, "key")  # nobody else's
         assert list(heard(mine, "key")) == [(1, "b")]
         forget(theirs, "key")
-    assert kept.num_keys() == 0
+        assert kept.num_keys() == 0

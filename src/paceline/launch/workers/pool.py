@@ -9,7 +9,7 @@ import pickle
 import selectors
 import signal
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +19,6 @@ from paceline.launch.health.diagnosis import HangWatch, Member, look, process_st
 from paceline.launch.job import Job
 from paceline.launch.nodes.rendezvous import Offer, Rendezvous
 from paceline.launch.nodes.rendezvous_process import RendezvousAgent
-from paceline.launch.store import ServeStore
 from paceline.launch.workers import fork_server as forkserver
 from paceline.launch.workers.fork_server import ForkServer
 from paceline.launch.workers.process import Process
@@ -27,8 +26,6 @@ from paceline.observe.verdict import Evidence
 from paceline.world import stacks
 from paceline.world.status_page import Reading, StatusPage, StatusPageReader
 
-STORE = -1
-"""The number of the process that serves the store."""
 KEEPER = -2
 """The number of the process that keeps the rendezvous."""
 
@@ -69,18 +66,9 @@ class LocalWorkerPool:
         self._hears = True
         """Whether the fork server is listened to: until it is seen to be gone."""
         self._processes: dict[int, Process] = {}
-        self._shown = STORE
+        self._shown = -1
 
     # Starting and ending.
-
-    def start_store(self, like: Job, listening: socket.socket) -> None:
-        """Ask for the process that serves the store."""
-        self._renew()
-        host, port = listening.getsockname()[:2]
-        job = dataclasses.replace(like, call=ServeStore(host, port), threads=1)
-        with (self._folder / "logs" / "store.log").open("ab") as log, open_pipe() as (_, write):
-            ticket = self._server.request(job, [log.fileno(), log.fileno(), write, listening.fileno()])
-        self._processes[STORE] = Process(STORE, ticket)
 
     def start_keeper(
         self, like: Job, rendezvous: Rendezvous, spec: Mapping[str, str], offer: Offer | None, log_name: str
@@ -274,7 +262,6 @@ class LocalWorkerPool:
     def _server_gone(self, why: str) -> None:
         """The kernel has ended every worker with the fork server."""
         self._stop_hearing()
-        # The store last: where nobody is left, all start over, with another one.
         gone = [one for one in self._processes.values() if one.status is None]
         for process in gone:  # all of them before anybody is told: what follows may start others
             process.status = -int(signal.SIGKILL)
@@ -304,14 +291,3 @@ class LocalWorkerPool:
             process.log.write(chunk)
         if process.number == self._shown:
             self._audience.output(stream, chunk)
-
-
-@contextlib.contextmanager
-def open_pipe() -> Iterator[tuple[int, int]]:
-    """Make a pipe and close both ends afterwards."""
-    ends = os.pipe()
-    try:
-        yield ends
-    finally:
-        for end in ends:
-            os.close(end)

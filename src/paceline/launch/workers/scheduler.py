@@ -14,10 +14,10 @@ from paceline.launch.base import LaunchPlan
 from paceline.launch.job import FunctionCall
 from paceline.launch.membership import Membership
 from paceline.launch.nodes.inventory import Node, Nodes
-from paceline.launch.store import listen
-from paceline.launch.workers.pool import LocalWorkerPool
+from paceline.launch.store import MeetingPoint
 from paceline.launch.workers.roster import Entry, Roster
 from paceline.training import folder as run_folder
+from paceline.transport.runtime_folder import RuntimeFolder
 from paceline.world.env import Identity
 
 
@@ -27,14 +27,10 @@ class WorkerScheduler:
     def __init__(self, plan: LaunchPlan, nodes: Nodes, roster: Roster, membership: Membership) -> None:
         self._plan, self._nodes = plan, nodes
         self._roster, self._membership = roster, membership
-        self._store_port = 0
+        self._folder: RuntimeFolder | None = None
+        self._meeting_point: MeetingPoint | None = None
         self._starts = 0
         """How often all workers were started."""
-
-    @property
-    def store_port(self) -> int:
-        """The port of the store that the next group meets at."""
-        return self._store_port
 
     @property
     def started(self) -> bool:
@@ -49,12 +45,34 @@ class WorkerScheduler:
             return False
         return bool(call.options.get("resume")) or (self._starts > 0 and run_folder.has_run(out))
 
-    def open_store(self, pool: LocalWorkerPool) -> None:
-        """Serve the store that the workers of all machines meet at."""
+    def open_store(self) -> None:
+        """Serve the store that the workers of all machines meet at: another one each time all are started."""
         rendezvous = self._plan.rendezvous
-        with listen(self._plan.address if rendezvous is None else rendezvous.bound) as listening:
-            pool.start_store(self._plan.jobs[0], listening)
-            self._store_port = listening.getsockname()[1]
+        host = self._plan.address if rendezvous is None else rendezvous.bound
+        if self._folder is None:
+            self._folder = RuntimeFolder()
+        if self._meeting_point is not None:
+            self._meeting_point.close()
+        self._meeting_point = MeetingPoint(
+            host, self._folder, None if rendezvous is None else self._plan.secret
+        )
+
+    def close(self) -> None:
+        """Stop serving it."""
+        if self._meeting_point is not None:
+            self._meeting_point.close()
+        if self._folder is not None:
+            self._folder.close()
+
+    def _where(self, address: str) -> dict[str, Any]:
+        """Return where workers meet that reach this machine as `address`."""
+        if self._meeting_point is None:
+            raise RuntimeError("workers are started before there is a store")
+        return {
+            "master_address": address,
+            "master_port": self._meeting_point.port,
+            "store": self._meeting_point.address(address),
+        }
 
     def start_all(self) -> None:
         """Start the workers of the first group, for the first time or over again.
@@ -77,8 +95,7 @@ class WorkerScheduler:
                 local_size=node.wanted,
                 node_rank=number,
                 nodes=len(first),
-                master_address=node.store_address,
-                master_port=self.store_port,
+                **self._where(node.store_address),
             )
             self._start(node, identity, rank=rank)
         self._starts += 1
@@ -98,7 +115,7 @@ class WorkerScheduler:
         node = node or self._nodes.place(staying)
         local = there[node.index]
         identity = Identity(
-            rank=0, size=1, local_rank=local, local_size=local + 1, master_address=node.store_address
+            rank=0, size=1, local_rank=local, local_size=local + 1, **self._where(node.store_address)
         )
         self._start(node, identity, rank=None)
 
@@ -136,8 +153,7 @@ class WorkerScheduler:
                 local_size=sizes[host],
                 node_rank=nodes.index(host),
                 nodes=len(nodes),
-                master_address=self._address_for(host),
-                master_port=self.store_port,
+                **self._where(self._address_for(host)),
             )
             seated[host] += 1
             order = {"do": "place", "identity": asdict(identity), "generation": place.generation}
