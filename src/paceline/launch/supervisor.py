@@ -229,6 +229,9 @@ class Supervisor:
 
     def _act_on(self, verdict: Verdict) -> None:
         """End the workers that hang: they are replaced like dead ones. Where all wait for each other, nobody is to blame."""
+        if verdict.kind == "shared":
+            self._tell(Note(text=verdict.sentence))
+            return
         if not verdict.stuck:
             if self._membership.changing:
                 return  # whoever waits now waits for the next group
