@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import socket
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from torch.nn import functional as F
 import paceline
 from paceline.data.permutation import EpochPermutation
 from paceline.errors import WorkerFailedError
+from paceline.launch.control import NAME
+from paceline.launch.workers.fork_server import ForkServer
 from paceline.world import fault_points
 from tests.fault.survivors import hashed, once
 
@@ -30,9 +34,10 @@ class Numbers(torch.utils.data.Dataset):
         return torch.tensor([index, index % 7, 1.0]), index % 3
 
 
-def train(run, folder, *, kill=None, cut=(), hang=None, poison=None, steps=STEPS):
-    """Train; `kill` is a step that rank 1 dies in, `cut` the first ranks that never get into a new group.
+def train(run, folder, *, kill=None, cut=(), hang=None, poison=None, stuck=None, orders=(), steps=STEPS):
+    """Train; `kill` is a step that rank 1 dies in, `stuck` one that it hangs in.
 
+    `cut` are the first ranks that never get into a new group, `orders` what rank 0 or 1 asks the launcher for.
     `hang` names a file that the first newcomer leaves and then hangs at; `poison` is where the sample POISON kills its worker.
     """
     newcomer = run._engine.recovery.membership.newcomer
@@ -49,6 +54,10 @@ def train(run, folder, *, kill=None, cut=(), hang=None, poison=None, steps=STEPS
     for step in run.steps(Numbers(), batch_size=BATCH, steps=steps):
         if kill == step.number and run.world.rank == 1 and once(folder, "killed"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if orders and step.number == 2 and once(folder, "asked"):
+            (Path(folder) / "answers").write_text(json.dumps([ask(run, order) for order in orders]))
+        if stuck == step.number and run.world.rank == 1 and once(folder, "stuck"):
+            time.sleep(600)
         for inputs, targets in step:
             if poison is not None and POISON in inputs[:, 0]:
                 os.kill(os.getpid(), poison)
@@ -69,6 +78,24 @@ def run(folder, workers=3, *, given=None, **options):
 def events(folder, kind):
     lines = (folder / "run" / "events.jsonl").read_text().splitlines()
     return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def ask(run, workers):
+    """Send an order as it stands, number and all, and return the answer."""
+    found = json.loads((run._engine.state.options.out / NAME).read_text())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(found["socket"])
+        connection.sendall(f'{{"do": "resize", "workers": {workers}}}'.encode())
+        return json.loads(connection.makefile().readline())
+
+
+def test_an_order_for_a_strange_number_of_workers_is_refused_in_a_line(tmp_path, undisturbed):
+    orders = ["1e400", "-1e400", "NaN", "-3", "0", "2.5", "1" + "0" * 40, "true", '"many"', "null", "[]"]
+    results = run(tmp_path, 2, given={"orders": orders})
+    assert set(results) == {undisturbed}
+    answers = json.loads((tmp_path / "answers").read_text())
+    assert [answer["ok"] for answer in answers] == [False] * len(orders)
+    assert all("\n" not in answer["said"] and "workers" in answer["said"] for answer in answers), answers
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +128,28 @@ def test_a_replacement_that_hangs_while_it_starts_is_replaced(tmp_path, undistur
     reason = events(tmp_path, "worker_lost")[1]["reason"]
     assert reason.startswith("did not come up within ")
     assert "test_futile.py:" in reason
+
+
+def test_a_worker_that_sigkill_does_not_end_blocks_nobody(tmp_path, undisturbed, monkeypatch):
+    """The kernel keeps SIGKILL back from a process in uninterruptible sleep; here it is kept back before it gets there."""
+    held = []
+
+    def keep_back(server, pid, number):
+        if number == signal.SIGKILL and (not held or pid in held):
+            held.append(pid)
+        else:
+            send(server, pid, number)
+
+    send = ForkServer.signal
+    monkeypatch.setattr(ForkServer, "signal", keep_back)
+    try:
+        results = run(tmp_path, given={"stuck": 3}, hang_timeout=1.0)
+        assert set(results) == {undisturbed}
+        assert [event["reason"] for event in events(tmp_path, "worker_lost")] == ["made no progress"]
+        os.kill(held[0], 0)  # it is still there, and nobody has waited for it
+    finally:
+        for pid in set(held):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

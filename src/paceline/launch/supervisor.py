@@ -442,13 +442,15 @@ class Supervisor:
         """Carry out what somebody asks of the run from outside."""
         if order.get("do") != "resize":
             raise InputError(f"{order.get('do')!r} is nothing that a run in progress can be asked for.")
-        workers, membership = int(order["workers"]), self._membership
+        workers, membership = order.get("workers"), self._membership
+        if type(workers) is not int:
+            raise InputError(f"a run can have a whole number of workers, not {str(workers)[:40]!r}.")
         policy = membership.policy
         servers = policy.server_count  # they stay: workers are those who train
         before, most = membership.target - servers, policy.most - servers
         if not policy.min_workers <= workers <= most:
             raise InputError(
-                f"the run has {policy.shards} shards and --min-workers {policy.min_workers}, so {workers} workers "
+                f"the run has {policy.shards} shards and --min-workers {policy.min_workers}, so {str(workers)[:20]} workers "
                 f"cannot share it. Use {policy.min_workers} to {most}."
             )
         if not any(one.trains for one in self._roster):
