@@ -93,6 +93,21 @@ class Policy:
         """How many workers serve the others; they are on the machine that leads."""
         return self.choice.servers if self.choice is not None else 0
 
+    def usable(self, count: int) -> int:
+        """Return how many of some workers the plan lays out: all of them, but where several share one replica (tp, pp)."""
+        return self._mesh(count).workers if count > 0 else 0
+
+    def fits(self, count: int, target: int) -> bool:
+        """Return whether some workers can be laid out without any that holds more of a replica than was planned."""
+        split = self.choice.split if self.choice is not None else 1
+        return self.usable(count) == count and count >= min(split, target)
+
+    def complete(self, places: set[int], size: int) -> set[int]:
+        """Return those places of a group of some size whose replica is whole among the ones given."""
+        mesh = self._mesh(size)
+        inner = tuple(side for side, _ in mesh.sizes if side not in DATA)
+        return {one for one in places if one < mesh.workers and {*mesh.members(one, *inner)} <= places}
+
     def hands(self, size: int) -> int:
         """Return how many of a group's workers data is dealt out to."""
         return self._mesh(size).size(*DATA)
@@ -108,6 +123,10 @@ class Policy:
     def trainers(self, size: int) -> int:
         """Return how many of a group's workers train."""
         return size - len(self.servers(size))
+
+    def layout(self, size: int) -> str:
+        """Return how a group of some size is laid out, in words."""
+        return str(self._mesh(size))
 
     def _mesh(self, size: int) -> Mesh:
         return Mesh.flat(size) if self.choice is None else self.choice.fitted(size)
@@ -205,9 +224,7 @@ class Membership:
         self._reasons.append("a worker joins")
         if self._changing:
             return self._form_when_ready()
-        if not self._in_group():
-            return []
-        return self._tell(at_once=False)
+        return self._tell(at_once=False) if self._has_place() else []
 
     def broken(self, number: int, standing: Standing) -> list[Action]:
         """A worker has left its group, of itself or because it was told to."""
@@ -573,7 +590,34 @@ class Membership:
         there = self.policy.trainers(len(staying) + len(entering))
         if there < (self.policy.min_workers if at_step and not self._stopping else 1):
             return self._too_few(group, there)
-        return self._form(staying, entering, [one for one in group if one.leaving and one not in staying])
+        leaving = [one for one in group if one.leaving and one not in staying]
+        if self.policy.fits(len(staying) + len(entering), self.target):
+            return self._form(staying, entering, leaving)
+        return self._form_in_part(staying, entering, leaving, waits=at_step and not self._stopping)
+
+    def _form_in_part(
+        self, staying: list[Member], entering: list[Member], leaving: list[Member], *, waits: bool
+    ) -> list[Action]:
+        """Wait for a replacement where workers share a replica and too few are left; where none comes, go on with fewer."""
+        if waits and self._asked + sum(one.state is State.STARTING for one in self.members.values()):
+            return []
+        here = len(staying) + len(entering)
+        size = self.policy.usable(here)
+        complete = self.policy.complete({one.place for one in staying}, self._formed)
+        ranked = sorted(staying, key=lambda one: (one.place not in complete, one.place))
+        released = ranked[size:]
+        words = f"{here} workers are left, which {self.policy.choice} cannot be laid out on: "
+        words += f"{size} go on as {self.policy.layout(size)}"
+        words += f", and {len(released)} of them end." if released else "."
+        kept = [one for one in staying if one not in released]
+        entering = entering[: size - len(kept)]
+        return [Say(words), *self._form(kept, entering, [*leaving, *released])]
+
+    def _has_place(self) -> bool:
+        """Return whether somebody who waits would make the group larger."""
+        here = len(self._in_group())
+        waiting = sum(one.state is State.WAITING for one in self.members.values())
+        return here > 0 and self.policy.usable(here + waiting) > here
 
     def _end_of_all(self) -> list[Action]:
         """Decide what becomes of those that were lost, now that nobody is left."""
@@ -669,7 +713,7 @@ class Membership:
         elif entering and any(one.leaving for one in members):
             self._reasons += [f"rank {one.rank} leaves" for one in members if one.leaving]
             actions += self._tell(at_once=False)
-        elif any(one.state is State.WAITING for one in self.members.values()) and len(members) < self.target:
+        elif len(members) < self.target and self._has_place():
             self._reasons.append("a worker joins")
             actions += self._tell(at_once=False)
         elif self.policy.trainers(len(members)) < self.policy.min_workers:

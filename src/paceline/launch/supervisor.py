@@ -453,6 +453,11 @@ class Supervisor:
                 f"the run has {policy.shards} shards and --min-workers {policy.min_workers}, so {str(workers)[:20]} workers "
                 f"cannot share it. Use {policy.min_workers} to {most}."
             )
+        if policy.usable(workers + servers) != workers + servers:
+            raise InputError(
+                f"{policy.choice} cannot be laid out on {workers} workers without some that have nothing to do. "
+                f"Use {policy.usable(workers + servers) - servers}, or another multiple."
+            )
         if not any(one.trains for one in self._roster):
             raise InputError("the run has not begun to train yet. Try again in a moment.")
         actions = membership.resize(workers + servers)

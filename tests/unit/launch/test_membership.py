@@ -863,3 +863,40 @@ class TestDeadlySteps:
         made.add(1, rank=0)
         made.began(1)
         assert of(GiveUp, made.lost(1, self.died()))
+
+
+class TestSharedReplicas:
+    """Where workers share a replica, none ever holds more of it than was planned."""
+
+    def test_the_others_wait_for_a_replacement(self):
+        made = training(4, choice=choice("ddp=2,tp=2"))
+        made.lost(1, killed(1))
+        made.add(7, rank=None)
+        assert not of(Assign, regroup(made, 0, 2, 3))
+        assert {one.size for one in of(Assign, made.ready(7))} == {4}
+
+    def test_where_none_comes_a_whole_replica_goes_on(self):
+        made = training(4, choice=choice("ddp=2,tp=2"), max_restarts=0)
+        made.lost(1, killed(1))
+        actions = regroup(made, 0, 2, 3)
+        assert [(one.member, one.size) for one in of(Assign, actions)] == [(2, 2), (3, 2)]
+        assert [one.member for one in of(Release, actions)] == [0]
+        assert of(Say, actions)[0].text == (
+            "3 workers are left, which ddp=2,tp=2 cannot be laid out on: 2 go on as ddp=1,tp=2, and 1 of them end."
+        )
+
+    def test_a_pipeline_that_nobody_joins_is_cut_anew(self):
+        made = training(4, choice=choice("pp=4"), max_restarts=0)
+        made.lost(1, killed(1))
+        actions = regroup(made, 0, 2, 3)
+        assert {one.size for one in of(Assign, actions)} == {3}
+        assert "3 go on as pp=3" in of(Say, actions)[0].text
+
+    def test_one_that_would_have_nothing_to_do_breaks_nothing(self):
+        made = training(2, choice=choice("ddp=1,tp=2"), shards=4)
+        made.resize(4)
+        made.add(7, rank=None)
+        made.add(8, rank=None)
+        assert made.ready(7) == []
+        assert of(Break, made.ready(8))
+        assert {one.size for one in of(Assign, regroup(made, 0, 1))} == {4}
