@@ -146,6 +146,7 @@ def disagree(run):
 ACTIONS = {
     "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
     "sleep": lambda _: time.sleep(600),
+    "stall": lambda run: time.sleep(6 + 0.3 * run.world.rank),
     "disagree": disagree,
     "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
     "exit": lambda _: os._exit(3),

@@ -48,6 +48,23 @@ def test_a_worker_that_hangs_is_named_and_replaced(action, words, tmp_path, undi
     assert [event["rank"] for event in events(tmp_path, "worker_lost")] == [1]
 
 
+@pytest.mark.parametrize("point", ["data", "forward", "metrics"])
+def test_a_stall_that_all_share_is_reported_and_waited_for(point, tmp_path, undisturbed):
+    results = run(tmp_path, [(point, 5, None, "stall")])
+    assert [result["weights"] for result in results] == [undisturbed] * 3
+    assert events(tmp_path, "worker_lost") == events(tmp_path, "regrouped") == []
+    told = [note["text"] for note in events(tmp_path, "note")]
+    assert told
+    assert all("ranks 0, 1 and 2 on " in text and "nobody is replaced" in text for text in told), told
+
+
+def test_a_worker_alone_that_stalls_keeps_what_it_has_done(tmp_path, undisturbed):
+    (result,) = run(tmp_path, [("forward", 5, 0, "stall")], workers=1)
+    assert result["weights"] == undisturbed
+    assert events(tmp_path, "worker_lost") == []
+    assert "nobody is replaced" in events(tmp_path, "note")[0]["text"]
+
+
 def test_without_elasticity_the_verdict_is_the_end(tmp_path):
     with pytest.raises(WorkerFailedError, match=r"rank 0 on .* is stopped"):
         run(tmp_path, [("forward", 5, 0, "stop")], elastic=False)

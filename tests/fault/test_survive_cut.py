@@ -226,3 +226,19 @@ def test_what_was_measured_before_the_run_went_back_is_measured_again(tmp_path):
     assert [change["source"] for change in rough["recoveries"]][:1] == ["beginning"]
     assert rough["metrics"] == alone["metrics"]
     assert rough["weights_sha256"] == alone["weights_sha256"]
+
+
+@pytest.mark.parametrize("strategy", ["ddp=2,pp=2", "pp=4"])
+def test_workers_that_share_a_replica_wait_for_the_one_that_is_lost(strategy, tmp_path, undisturbed):
+    results = run(tmp_path, [("forward", 5, 1, "kill")], 4, strategy, peer_snapshots=1, snapshot_every=2)
+    assert [result["weights"] for result in results] == [undisturbed] * 4
+    assert [change["workers"] for change in changes(tmp_path)] == [4]
+
+
+def test_where_nobody_replaces_it_a_whole_replica_goes_on(tmp_path, undisturbed):
+    results = run(tmp_path, [("forward", 5, 0, "kill")], 4, "ddp=2,pp=2", max_restarts=0)
+    assert [result["weights"] for result in results] == [undisturbed] * 2
+    assert [(change["workers"], change["source"]) for change in changes(tmp_path)] == [(2, "workers")]
+    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    notes = [event["text"] for event in map(json.loads, lines) if event["kind"] == "note"]
+    assert any("2 go on as pp=2,ddp=1, and 1 of them end" in text for text in notes), notes

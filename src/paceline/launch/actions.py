@@ -81,4 +81,19 @@ class GiveUp:
     failure: Failure
 
 
-Action = Break | Assign | Release | Begin | Tell | Start | StartOver | AwaitCause | GiveUp
+@dataclass(frozen=True)
+class Expel:
+    """End a worker at once, and count it as lost whether or not it goes: one that the kernel holds cannot."""
+
+    member: int
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class Say:
+    """Tell the user something about the group."""
+
+    text: str
+
+
+Action = Break | Assign | Release | Begin | Tell | Start | StartOver | AwaitCause | GiveUp | Expel | Say

@@ -18,6 +18,8 @@ from paceline.world import env
 
 NAME = "launcher.json"
 _LONGEST = 4096
+_UNREADABLE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError)
+"""What an order can raise that is not understood: whatever somebody sends must not end the run."""
 Answer = Callable[[dict[str, Any]], str]
 
 
@@ -53,7 +55,7 @@ class ControlSocket:
                 reply = {"ok": True, "said": self._answer(order)}
             except InputError as error:
                 reply = {"ok": False, "said": str(error)}
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            except _UNREADABLE as error:
                 reply = {"ok": False, "said": f"the order could not be read: {error}"}
             with contextlib.suppress(OSError):  # whoever asked may be gone
                 connection.sendall(json.dumps(reply).encode() + b"\n")

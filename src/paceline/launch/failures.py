@@ -43,6 +43,8 @@ class Failure:
     trace: str = ""
     step: int | None = None
     """The step it happened in, where it is known."""
+    shards: tuple[int, ...] = ()
+    """The shards of that step which ended another worker before, where they did."""
 
     @property
     def status(self) -> int:
@@ -85,7 +87,7 @@ def from_status(status: int, rank: int, host: str, step: int | None = None) -> F
     """Describe a worker that ended without saying why; one that ended well did so too early."""
     if status < 0:
         name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-        return Failure(rank=rank, host=host, kind="signal", message=f"was killed by {name}")
+        return Failure(rank=rank, host=host, kind="signal", message=f"was killed by {name}", step=step)
     early = "" if status else " before its part was done"
     message = f"exited with status {status}{early}"
     return Failure(rank=rank, host=host, kind="exit", message=message, step=step)

@@ -20,20 +20,28 @@ from paceline.launch.actions import (
     AwaitCause,
     Begin,
     Break,
+    Expel,
     GiveUp,
     Release,
+    Say,
     Start,
     StartOver,
     Tell,
 )
+from paceline.launch.attempts import LIMIT, Attempts
 from paceline.launch.code_errors import CodeError, CodeErrors
+from paceline.launch.deadly_steps import DeadlySteps
 from paceline.launch.failures import Failure
+from paceline.observe import formats
 from paceline.recovery.membership import BODY, STATE_LOST, STEP, Standing
 from paceline.strategies import Choice
 from paceline.world.mesh import DATA, Mesh
+from paceline.world.status_page import PATIENCE
 
 REFILL_S = 60.0
 """After so many seconds one replacement more is allowed again, up to --max-restarts."""
+STARTS = 3
+"""A worker that joins may take this many times as long to start as the slowest of the first."""
 
 
 class State(Enum):
@@ -85,6 +93,21 @@ class Policy:
         """How many workers serve the others; they are on the machine that leads."""
         return self.choice.servers if self.choice is not None else 0
 
+    def usable(self, count: int) -> int:
+        """Return how many of some workers the plan lays out: all of them, but where several share one replica (tp, pp)."""
+        return self._mesh(count).workers if count > 0 else 0
+
+    def fits(self, count: int, target: int) -> bool:
+        """Return whether some workers can be laid out without any that holds more of a replica than was planned."""
+        split = self.choice.split if self.choice is not None else 1
+        return self.usable(count) == count and count >= min(split, target)
+
+    def complete(self, places: set[int], size: int) -> set[int]:
+        """Return those places of a group of some size whose replica is whole among the ones given."""
+        mesh = self._mesh(size)
+        inner = tuple(side for side, _ in mesh.sizes if side not in DATA)
+        return {one for one in places if one < mesh.workers and {*mesh.members(one, *inner)} <= places}
+
     def hands(self, size: int) -> int:
         """Return how many of a group's workers data is dealt out to."""
         return self._mesh(size).size(*DATA)
@@ -100,6 +123,10 @@ class Policy:
     def trainers(self, size: int) -> int:
         """Return how many of a group's workers train."""
         return size - len(self.servers(size))
+
+    def layout(self, size: int) -> str:
+        """Return how a group of some size is laid out, in words."""
+        return str(self._mesh(size))
 
     def _mesh(self, size: int) -> Mesh:
         return Mesh.flat(size) if self.choice is None else self.choice.fitted(size)
@@ -121,6 +148,10 @@ class Member:
     state: State = State.STARTING
     leaving: bool = False
     standing: Standing | None = field(default=None, repr=False)
+    since: float = 0.0
+    """When it was started, or released."""
+    joined: int = 0
+    """The generation that it came into the group with."""
 
 
 class Membership:
@@ -152,19 +183,29 @@ class Membership:
         self._unexplained = False
         """Whether the first group never came to be, and nobody has said why."""
         self._code = CodeErrors()
+        self._attempts = Attempts()
+        self._retry_at: float | None = None
+        """When the next group is tried, where the last ones came to nothing."""
+        self._deadly = DeadlySteps()
+        self._starts = 0
+        """How often all were started over."""
+        self._longest_start_s = 0.0
 
     # What happens.
 
     def add(self, number: int, *, rank: int | None, host: int = 0) -> None:
         """Count in a worker that is being started: with its rank in the first group, or none to join later."""
         at = -1 if rank is None else rank
-        self.members[number] = Member(number, host, rank=at, place=at, newcomer=rank is None)
+        self.members[number] = Member(
+            number, host, rank=at, place=at, newcomer=rank is None, since=self._clock()
+        )
         self._formed += rank is not None
         self._asked -= rank is None and self._asked > 0
 
     def began(self, number: int) -> list[Action]:
         """A first worker has entered training."""
         self._trains = True
+        self._longest_start_s = max(self._longest_start_s, self._clock() - self.members[number].since)
         self.members[number].state = State.TRAINING
         return self._tell(at_once=False) if self._stopping and not self._changing else []
 
@@ -183,14 +224,13 @@ class Membership:
         self._reasons.append("a worker joins")
         if self._changing:
             return self._form_when_ready()
-        if not self._in_group():
-            return []
-        return self._tell(at_once=False)
+        return self._tell(at_once=False) if self._has_place() else []
 
     def broken(self, number: int, standing: Standing) -> list[Action]:
         """A worker has left its group, of itself or because it was told to."""
         member = self.members[number]
         member.state, member.standing = State.BROKEN, standing
+        self._attempts.report(number, standing.error)
         actions: list[Action] = []
         if not self._changing:
             self._changing = True
@@ -206,8 +246,13 @@ class Membership:
             return []
         if failure.kind in ("input", "disk") or not self.policy.elastic:
             return self._do_without(member, self._cause_of(failure))
+        if (end := self._dies_again(member, failure, was)) is not None:
+            return [GiveUp(end)]
         if member.newcomer and was in (State.STARTING, State.WAITING):
             return self._lost_newcomer(failure)
+        return self._lost_from_group(member, failure, step)
+
+    def _lost_from_group(self, member: Member, failure: Failure, step: int | None) -> list[Action]:
         self._failures.append(failure)
         if any(one.state is State.STARTING and not one.newcomer for one in self.members.values()):
             # The first group never came to be.
@@ -218,6 +263,30 @@ class Membership:
             return [GiveUp(end)]
         self._changing = True
         return self._tell(at_once=True) + replacing + self._form_when_ready()
+
+    @property
+    def due(self) -> float | None:
+        """When something is to be decided though nothing has happened; None where nothing is."""
+        times = [limit for one in self.members.values() if (limit := self._deadline(one)) is not None]
+        return min(times if self._retry_at is None else [*times, self._retry_at], default=None)
+
+    def tick(self) -> list[Action]:
+        """Time has passed: try what was put off, and expel whoever has not done in time what it was to do."""
+        now = self._clock()
+        if self._retry_at is not None and now >= self._retry_at:
+            self._retry_at = None
+            return self._form_when_ready()
+        for member in self.members.values():
+            limit = self._deadline(member)
+            if limit is not None and now >= limit:
+                words = f"did not {'end' if member.state is State.RELEASED else 'come up'} within "
+                return [self._expel(member, words + formats.duration(limit - member.since))]
+        return []
+
+    def overstaying(self) -> list[Member]:
+        """Return those who have yet to leave a group that others have left, half of them at most."""
+        inside = [one for one in self._in_group() if one.state is State.TRAINING]
+        return inside[: max(1, len(self._in_group()) // 2)] if self._changing else []
 
     def unexplained(self) -> list[Action]:
         """The time is over in which the cause of a start that failed might have been heard of."""
@@ -270,7 +339,7 @@ class Membership:
             return self._ask(missing)
         actions: list[Action] = []
         for member in coming[max(0, workers - len(staying)) :]:
-            member.state = State.RELEASED
+            member.state, member.since = State.RELEASED, self._clock()
             actions.append(Release(member.number))
         for member in staying[workers:]:
             member.leaving = True
@@ -324,6 +393,8 @@ class Membership:
     def restarted(self) -> None:
         """All workers are being started over."""
         self.members.clear()
+        self._starts += 1
+        self._retry_at, self._attempts = None, Attempts()
         self._formed = self._asked = 0
         self._changing = self._unexplained = False
         self._reasons.clear()
@@ -336,6 +407,52 @@ class Membership:
     def _in_group(self) -> list[Member]:
         group = [one for one in self.members.values() if one.state in (State.TRAINING, State.BROKEN)]
         return sorted(group, key=lambda one: (one.rank, one.number))
+
+    def _deadline(self, member: Member) -> float | None:
+        """Return by when a member is to be further than it is; whoever trains is watched by what it does instead."""
+        if member.state is State.RELEASED:
+            return member.since + self.policy.hang_timeout
+        if member.newcomer and member.state is State.STARTING:
+            return member.since + max(PATIENCE * self.policy.hang_timeout, STARTS * self._longest_start_s)
+        return None
+
+    def _expel(self, member: Member, words: str) -> Expel:
+        return Expel(member.number, Failure(rank=member.rank, host="", kind="hang", message=words))
+
+    def _dies_again(self, member: Member, failure: Failure, was: State) -> Failure | None:
+        """Return what ends the run where a step has killed its worker by a signal for the second time."""
+        size = self._formed
+        if failure.kind != "signal" or was is not State.TRAINING or self._changing or not self._trains:
+            return None
+        if not 0 <= member.rank < size:
+            return None
+        owned = self.policy.owned(member.rank, size, self._dealt)
+        return self._deadly.second(failure, self.generation + self._starts, owned)
+
+    def _futile(self, group: list[Member]) -> list[Action]:
+        """Count a group that broke by itself before anybody got further: wait before the next one, and expel in the end."""
+        attempts = self._attempts
+        furthest = max(one.standing.operation for one in group if one.standing is not None)
+        before = attempts.futile
+        kept_out = any(one.standing.error for one in group if one.standing is not None)
+        attempts.broke(furthest, by_itself=not self._failures and (kept_out or not self._reasons))
+        if attempts.futile == before or not attempts.futile:
+            return []
+        why = f" ({attempts.error})" if attempts.error else ""
+        if attempts.futile < LIMIT:
+            self._retry_at = self._clock() + attempts.wait_s
+            return [
+                Say(
+                    f"the group of generation {self.generation} did not come about{why}: attempt {attempts.futile} of {LIMIT}; "
+                    f"the next one follows in {formats.duration(attempts.wait_s)}."
+                )
+            ]
+        if len(group) == 1 or attempts.expelled >= self.policy.workers:
+            words = f"could not form a group in {LIMIT} attempts{why}. Go on with --resume"
+            return [GiveUp(Failure(rank=group[0].rank, host="", kind="few", message=words))]
+        blamed = attempts.blame({one.number: one.joined for one in group})
+        words = f"could not get into a group with the others in {LIMIT} attempts{why}"
+        return [self._expel(self.members[blamed], words)]
 
     def _planned(self) -> bool:
         """Return whether the change that is due is only one of somebody joining or leaving."""
@@ -448,6 +565,11 @@ class Membership:
             return self._end_of_all()
         if self._unexplained or any(one.state is State.TRAINING for one in group):
             return []
+        held_back = self._futile(group)
+        return held_back if held_back or self._retry_at is not None else self._form_next(group)
+
+    def _form_next(self, group: list[Member]) -> list[Action]:
+        """Form the next group of those who have come out of the old one, and of those who join."""
         furthest = max(one.standing.operation for one in group if one.standing is not None)
         kinds = {one.standing.kind for one in group if one.standing and one.standing.operation == furthest}
         at_step = kinds == {STEP}
@@ -468,7 +590,34 @@ class Membership:
         there = self.policy.trainers(len(staying) + len(entering))
         if there < (self.policy.min_workers if at_step and not self._stopping else 1):
             return self._too_few(group, there)
-        return self._form(staying, entering, [one for one in group if one.leaving and one not in staying])
+        leaving = [one for one in group if one.leaving and one not in staying]
+        if self.policy.fits(len(staying) + len(entering), self.target):
+            return self._form(staying, entering, leaving)
+        return self._form_in_part(staying, entering, leaving, waits=at_step and not self._stopping)
+
+    def _form_in_part(
+        self, staying: list[Member], entering: list[Member], leaving: list[Member], *, waits: bool
+    ) -> list[Action]:
+        """Wait for a replacement where workers share a replica and too few are left; where none comes, go on with fewer."""
+        if waits and self._asked + sum(one.state is State.STARTING for one in self.members.values()):
+            return []
+        here = len(staying) + len(entering)
+        size = self.policy.usable(here)
+        complete = self.policy.complete({one.place for one in staying}, self._formed)
+        ranked = sorted(staying, key=lambda one: (one.place not in complete, one.place))
+        released = ranked[size:]
+        words = f"{here} workers are left, which {self.policy.choice} cannot be laid out on: "
+        words += f"{size} go on as {self.policy.layout(size)}"
+        words += f", and {len(released)} of them end." if released else "."
+        kept = [one for one in staying if one not in released]
+        entering = entering[: size - len(kept)]
+        return [Say(words), *self._form(kept, entering, [*leaving, *released])]
+
+    def _has_place(self) -> bool:
+        """Return whether somebody who waits would make the group larger."""
+        here = len(self._in_group())
+        waiting = sum(one.state is State.WAITING for one in self.members.values())
+        return here > 0 and self.policy.usable(here + waiting) > here
 
     def _end_of_all(self) -> list[Action]:
         """Decide what becomes of those that were lost, now that nobody is left."""
@@ -522,6 +671,11 @@ class Membership:
 
     def _form(self, staying: list[Member], entering: list[Member], leaving: list[Member]) -> list[Action]:
         self.generation += 1
+        self._attempts.formed(
+            max(one.standing.operation for one in [*staying, *leaving] if one.standing is not None)
+        )
+        for member in entering:
+            member.joined = self.generation
         for member, place in zip(entering, self._code.vacant, strict=False):
             member.place, member.newcomer = place, False
         del self._code.vacant[: len(entering)]
@@ -545,7 +699,7 @@ class Membership:
                 )
             )
         for member in leaving:
-            member.state = State.RELEASED
+            member.state, member.since = State.RELEASED, self._clock()
             actions.append(Release(member.number))
         self._changing = False
         self._reasons.clear()
@@ -559,7 +713,7 @@ class Membership:
         elif entering and any(one.leaving for one in members):
             self._reasons += [f"rank {one.rank} leaves" for one in members if one.leaving]
             actions += self._tell(at_once=False)
-        elif any(one.state is State.WAITING for one in self.members.values()) and len(members) < self.target:
+        elif len(members) < self.target and self._has_place():
             self._reasons.append("a worker joins")
             actions += self._tell(at_once=False)
         elif self.policy.trainers(len(members)) < self.policy.min_workers:

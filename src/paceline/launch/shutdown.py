@@ -18,6 +18,8 @@ ECHO_WAIT_S = 2.0
 """The same while all that is known are lost peers: the one that began it may still be closing its files."""
 TERMINATE_WAIT_S = 1.0
 """From SIGTERM to SIGKILL."""
+LEFT_BEHIND_S = 10.0
+"""From the first SIGKILL to where nobody waits any more: a process that the kernel holds in a read or a write does not end."""
 STOP_WAIT_S = 10.0
 """How long a step, an evaluation or a checkpoint may take after a notice before the user is told how to leave at once."""
 
@@ -35,6 +37,7 @@ class Shutdown:
         """When to say that the end takes long, and how to leave at once."""
         self._failures: list[Failure] = []
         self._next = signal.SIGTERM
+        self._killed_at: float | None = None
 
     @property
     def in_progress(self) -> bool:
@@ -45,6 +48,11 @@ class Shutdown:
     def due(self) -> bool:
         """Whether it is time for the next signal."""
         return self.deadline is not None and time.monotonic() >= self.deadline
+
+    @property
+    def overdue(self) -> bool:
+        """Whether workers have had SIGKILL for so long that they will not end."""
+        return self._killed_at is not None and time.monotonic() > self._killed_at + LEFT_BEHIND_S
 
     @property
     def cause(self) -> Failure | None:
@@ -67,6 +75,8 @@ class Shutdown:
         """Return the signal that is due for a worker and for one in training; the next is stronger."""
         plain, self._next = self._next, signal.SIGKILL
         self.deadline = time.monotonic() + TERMINATE_WAIT_S
+        if plain is signal.SIGKILL and self._killed_at is None:
+            self._killed_at = time.monotonic()
         # In training SIGTERM is a notice; these are to go now.
         return plain, signal.SIGUSR1 if plain == signal.SIGTERM else plain
 

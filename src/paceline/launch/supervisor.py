@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import InputError
-from paceline.launch import failures
+from paceline.launch import deadly_steps, failures
 from paceline.launch.actions import (
     Action,
     Assign,
     AwaitCause,
     Begin,
     Break,
+    Expel,
     GiveUp,
     Release,
+    Say,
     Start,
     StartOver,
     Tell,
@@ -67,8 +69,6 @@ class Supervisor:
         self._health = HealthMonitor(Watch(plan.policy.hang_timeout), self._nodes, self._roster, membership)
         self._without: list[int] = []
         """The ranks that were lost and that the others do without."""
-        self._verdicts: dict[int, str] = {}
-        """Why a worker that was ended here was: it made no progress."""
         self._said_unsaved = False
         self._cause_by: float | None = None
         """Until when the cause of a start that failed is waited for, if it is."""
@@ -127,6 +127,8 @@ class Supervisor:
     def _busy(self) -> bool:
         if self._shutdown.interrupted is not None and not self._pool.alive():
             return False
+        if self._shutdown.overdue:
+            return False  # what SIGKILL does not end is left behind
         return any(not self._only_waits(one) for one in self._roster.running()) or self._pool.unheard
 
     def _only_waits(self, entry: Entry) -> bool:
@@ -139,7 +141,9 @@ class Supervisor:
         ending = self._shutdown
         look_at = None if ending.in_progress else self._health.due
         far = None if self._leading is None else time.monotonic() + self._leading.tick()
-        moments = (ending.deadline, look_at, far, self._announcements.due, ending.remind_at, self._cause_by)
+        decide_at = None if ending.in_progress else self._membership.due
+        moments = [ending.deadline, look_at, far, self._announcements.due, ending.remind_at, self._cause_by]
+        moments.append(decide_at)
         times = [moment for moment in moments if moment is not None]
         wait = max(0.0, min(times) - time.monotonic()) if times else None
         for key, _ in self._selector.select(wait):
@@ -153,6 +157,8 @@ class Supervisor:
             if self._cause_by is not None and time.monotonic() >= self._cause_by:
                 self._cause_by = None
                 self._do(self._membership.unexplained())
+            if (due := self._membership.due) is not None and time.monotonic() >= due:
+                self._do(self._membership.tick())
             self._heed_notice()
         if ending.due:
             self._say_unsaved()
@@ -230,16 +236,33 @@ class Supervisor:
 
     def _act_on(self, verdict: Verdict) -> None:
         """End the workers that hang: they are replaced like dead ones. Where all wait for each other, nobody is to blame."""
+        if verdict.kind == "shared":
+            self._tell(Note(text=verdict.sentence))
+            return
+        stuck = {one.number for one in self._roster.running() if one.rank in verdict.stuck}
         if not verdict.stuck:
             if self._membership.changing:
-                return  # whoever waits now waits for the next group
-            self._do([GiveUp(Failure(rank=0, host=env.host(), kind="hang", message=verdict.sentence))])
-            return
+                # Whoever has left the group waits for the next; one that still waits in it will not leave by itself.
+                stuck = {one.number for one in self._membership.overstaying()}
+            else:
+                self._do([GiveUp(Failure(rank=0, host=env.host(), kind="hang", message=verdict.sentence))])
+                return
         self._tell(Note(text=verdict.sentence))
-        for entry in self._roster.running():
-            if entry.rank in verdict.stuck:
-                self._verdicts[entry.number] = verdict.sentence
-                self._signal(entry, signal.SIGKILL)
+        # In full where that ends the run, shortly where it was said before.
+        words = "made no progress" if self._membership.policy.elastic else verdict.sentence
+        for number in sorted(stuck):
+            self._expel(Expel(number, Failure(rank=-1, host="", kind="hang", message=words)))
+
+    def _expel(self, action: Expel) -> None:
+        """End a worker, and go on without waiting for its end: one that the kernel holds in a read or a write has none yet."""
+        if action.member not in self._roster or not self._roster[action.member].running:
+            return
+        entry = self._roster[action.member]
+        host, failure = self._nodes[entry.node].host, action.failure
+        if entry.rank < 0 and (place := self._health.place(entry)):
+            failure = dataclasses.replace(failure, message=f"{failure.message}: it was {place}")
+        self._signal(entry, signal.SIGKILL)
+        self._lost(entry, dataclasses.replace(failure, rank=entry.rank, host=host))
 
     # What the crews tell. Those of other machines may speak of workers that are forgotten here already.
 
@@ -279,16 +302,14 @@ class Supervisor:
         if number not in self._roster:
             return
         entry = self._roster[number]
+        if not entry.running:
+            return  # it was expelled, and is counted as lost already
         entry.running = False
         failure = entry.reported
         if failure is None and (status != 0 or self._ended_early(entry)):
-            failure = failures.from_status(status, entry.rank, self._nodes[entry.node].host)
+            step = self._pool.last_step(number)
+            failure = failures.from_status(status, entry.rank, self._nodes[entry.node].host, step)
             failure = dataclasses.replace(failure, message=f"was lost: {why.rstrip('.')}") if why else failure
-            if number in self._verdicts:
-                # In full where that ends the run, shortly where it was said before.
-                elastic = self._membership.policy.elastic
-                words = "made no progress" if elastic else self._verdicts[number]
-                failure = dataclasses.replace(failure, kind="hang", message=words)
         if failure is None:
             self._do(self._membership.ended(number))
         else:
@@ -390,13 +411,16 @@ class Supervisor:
                 case Start():
                     for _ in range(action.count):
                         self._scheduler.start_newcomer()
+                case Expel() | Say():
+                    self._expel(action) if isinstance(action, Expel) else self._tell(Note(text=action.text))
                 case AwaitCause():
                     self._cause_by = self._cause_by or time.monotonic() + ECHO_WAIT_S
                 case StartOver():
                     self._start_over(action.failure)
                     return
                 case GiveUp():
-                    self._shutdown.begin(action.failure)
+                    found = deadly_steps.explain(action.failure, self._plan.out)
+                    self._shutdown.begin(dataclasses.replace(found, host=found.host or env.host()))
                     return
 
     def _start_over(self, failure: Failure) -> None:
@@ -416,14 +440,21 @@ class Supervisor:
         """Carry out what somebody asks of the run from outside."""
         if order.get("do") != "resize":
             raise InputError(f"{order.get('do')!r} is not a request that a run in progress answers.")
-        workers, membership = int(order["workers"]), self._membership
+        workers, membership = order.get("workers"), self._membership
+        if type(workers) is not int:
+            raise InputError(f"a run can have a whole number of workers, not {str(workers)[:40]!r}.")
         policy = membership.policy
         servers = policy.server_count  # they stay: workers are those who train
         before, most = membership.target - servers, policy.most - servers
         if not policy.min_workers <= workers <= most:
             raise InputError(
-                f"the run has {policy.shards} shards and --min-workers {policy.min_workers}, so {workers} workers "
+                f"the run has {policy.shards} shards and --min-workers {policy.min_workers}, so {str(workers)[:20]} workers "
                 f"cannot share it. Use {policy.min_workers} to {most}."
+            )
+        if policy.usable(workers + servers) != workers + servers:
+            raise InputError(
+                f"{policy.choice} cannot be laid out on {workers} workers without some that have nothing to do. "
+                f"Use {policy.usable(workers + servers) - servers}, or another multiple."
             )
         if not any(one.trains for one in self._roster):
             raise InputError("the run has not begun to train yet. Try again in a moment.")

@@ -107,7 +107,8 @@ class Verdict:
     """What holds the run up."""
 
     kind: str
-    """stopped, stuck: replace `stuck`; deadlock: all wait and no one worker is to blame; slow: nothing to do yet."""
+    """stopped, stuck: replace `stuck`; deadlock: all wait and no one worker is to blame; shared: several stand still at once, so
+    report it and wait; slow: nothing to do yet."""
     stuck: tuple[int, ...]
     sentence: str
 
@@ -143,16 +144,20 @@ def is_users(frame: Frame) -> bool:
 
 
 def judge(evidence: Sequence[Evidence]) -> Verdict:
-    """Decide which workers hold the run up, from the evidence of all its workers."""
+    """Decide which workers hold the run up, from the evidence of all its workers.
+
+    Only the odd one out is replaced, never more than half of them: several that stand still in the same phase wait for something
+    that they share (a file server, a compiler), which ending them does not bring back.
+    """
     everyone = sorted(evidence, key=lambda one: one.rank)
-    gone = [one for one in everyone if one.state in "XZ"]
-    stopped = [one for one in everyone if one.state in "Tt"]
-    if gone or stopped:
-        return Verdict("stopped", _ranks([*gone, *stopped]), _stopped(gone, stopped, everyone))
+    if any(one.state in "XZTt" for one in everyone):
+        return _judge_stopped(everyone)
     busy = [one for one in everyone if one.trains and not one.waits]
     waiting = [one for one in everyone if one.waits]
     late = [one for one in busy if one.silent_s >= one.limit_s]
-    if late:
+    if late and _is_shared(late, everyone):
+        return Verdict("shared", (), _unblamed(_stuck(late, everyone)))
+    if late and not _spreads(late, busy):
         return Verdict("stuck", _ranks(late), _stuck(late, everyone))
     if busy:
         return Verdict("slow", (), _slow(busy))
@@ -161,8 +166,41 @@ def judge(evidence: Sequence[Evidence]) -> Verdict:
     latest = max((one.reading.step for one in stepping), default=0)
     behind = [one for one in stepping if one.reading.step < latest]
     if behind:
-        return Verdict("stuck", _ranks(behind), _behind(behind, everyone))
+        return Verdict("stuck", _some(behind, everyone), _behind(behind, everyone))
     return Verdict("deadlock", (), _deadlock(waiting, [one for one in everyone if not one.trains]))
+
+
+def _judge_stopped(everyone: Sequence[Evidence]) -> Verdict:
+    """Decide where some are gone or stopped by a signal; whoever stops all of them may let all of them go on."""
+    gone = [one for one in everyone if one.state in "XZ"]
+    stopped = [one for one in everyone if one.state in "Tt"]
+    sentence = _stopped(gone, stopped, everyone)
+    if len(stopped) == len(everyone) > 1:
+        return Verdict("shared", (), _unblamed(sentence))
+    return Verdict("stopped", _some([*gone, *stopped], everyone), sentence)
+
+
+def _is_shared(late: Sequence[Evidence], everyone: Sequence[Evidence]) -> bool:
+    """Return whether those who are late are no odd ones out: two in the same phase, or more than half of all."""
+    phases = [one.reading.phase for one in late]
+    return len(set(phases)) < len(phases) or 2 * len(late) > len(everyone)
+
+
+def _spreads(late: Sequence[Evidence], busy: Sequence[Evidence]) -> bool:
+    """Return whether another one is about to be late in the same phase: a stall that all share is not seen on all at once."""
+    phases = {one.reading.phase for one in late}
+    others = [one for one in busy if one not in late and one.reading.phase in phases]
+    return any(2 * one.silent_s >= one.limit_s for one in others)
+
+
+def _some(blamed: Sequence[Evidence], everyone: Sequence[Evidence]) -> tuple[int, ...]:
+    """Return the ranks to replace now: half of all at most. The next look finds the others where they still are."""
+    return _ranks(blamed)[: max(1, len(everyone) // 2)]
+
+
+def _unblamed(sentence: str) -> str:
+    """Add what follows where the cause lies outside of the workers."""
+    return f"{sentence.rstrip('.')}; nobody is replaced for what may come from outside, and the run waits (Ctrl-C ends it)."
 
 
 def _stopped(gone: Sequence[Evidence], stopped: Sequence[Evidence], everyone: Sequence[Evidence]) -> str:

@@ -37,6 +37,8 @@ class Standing:
     kind: str
     """What it was about to do, or doing."""
     step: int
+    error: str = ""
+    """What kept it from the others, where the group that it leaves never came about."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,10 +90,13 @@ class PeerSnapshots:
         """
         if self._comm is None:
             return
-        if not self._end_exchange():
-            self._interruption.check()
+        ended = self._end_exchange()
         if anew:
             self.kept.pop(position.number, None)
+        if not ended:
+            # The group broke, and nobody would receive it. Whoever asks stands between two operations, where nothing
+            # regroups: the next operation finds out, and the next group takes one at once.
+            return
         snapshot = Snapshot(position, shared, held.rest, to_host(held.chunks))
         self._last = snapshot
         # One of the same step that another group took stays until this one is whole.

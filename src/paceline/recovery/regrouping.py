@@ -40,6 +40,7 @@ from paceline.world.fault_points import REGROUP, hit
 from paceline.world.interruption import Interruption
 from paceline.world.join import meet
 from paceline.world.peer_failure import is_lost_peer
+from paceline.world.peer_failure_messages import text_of
 from paceline.world.status_page import Phase
 
 RENDEZVOUS_S = 20.0
@@ -47,6 +48,7 @@ RENDEZVOUS_S = 20.0
 CONNECTING_S = 3.0
 """How long connecting may take once all have come; it takes milliseconds."""
 MISSED = "missed"
+_LONGEST_WORDS = 200
 
 
 @dataclass(kw_only=True)
@@ -73,6 +75,8 @@ class Regrouping:
     """The attempt at a step in whose body the loop was where the group broke."""
     _moved: bool = False
     """Whether the body of the loop had written to the model: in the step that broke, and behind the last one that was applied."""
+    _error: str = ""
+    """What kept this worker out of the last group that was tried; nothing where another one's trouble did."""
 
     def enter_next(self) -> bool:
         """Leave the broken group and enter the next; return whether others had finished what was in flight."""
@@ -87,19 +91,28 @@ class Regrouping:
             self.sharded.leave_behind(self._position(), self._before.local_state())
         while True:
             standing = Standing(
-                operation=group.finished, kind=self._standing_kind(), step=group.position.number
+                operation=group.finished,
+                kind=self._standing_kind(),
+                step=group.position.number,
+                error=self._error,
             )
             # Whoever waits for a place may wait for a worker that is only being started: that is no hang.
             group.world.status_page.enter(Phase.QUIET)
             place = self.membership.next_place(None if group.waits_to_join else standing)
             started = time.monotonic()
             group.world.status_page.enter(Phase.STARTING)
+            connected = False
             try:
                 group.world = self.options.laid_out(self._connect(place))
+                connected = True
                 replica = self._agree(group.world)
                 self.hooks.enter_group(self._position(), replica)
             except Exception as error:
-                broken = is_lost_peer(error) or group.world.interruption.raised
+                told = group.world.interruption.raised
+                # Whatever fails before all have met is the network's or a peer's: nothing of the user's has run yet.
+                unmet = not connected and isinstance(error, RuntimeError | OSError)
+                broken = told or unmet or is_lost_peer(error)
+                self._error = "" if told else _in_a_line(error)
                 self.hooks.leave_group()
                 # Going back is decided, also where the others' end has broken this group by now: what this worker holds is
                 # another step's than the one it stands at.
@@ -122,12 +135,12 @@ class Regrouping:
     def _connect(self, place: Place) -> World:
         """Form the next group; a loss in the middle of it ends the attempt."""
         group, options, identity = self.group, self.options, place.identity
-        hit(REGROUP)
         env.export(identity.variables())  # for user code that reads RANK: a newcomer knows its rank only now
         interruption = Interruption()
         self.membership.attach(place.generation, interruption)
         # From here on a break concerns the group that is being formed.
         group.world = replace(group.world, interruption=interruption)
+        hit(REGROUP)
         return connect(
             identity,
             store=meet(identity, timedelta(seconds=RENDEZVOUS_S)) if identity.size > 1 else None,
@@ -291,3 +304,8 @@ class Regrouping:
         moved: dict[str, Any] = {"source": self._source, "redone": self.redone}
         group.recoveries.append({**change, **(moved if self._source else {}), "seconds": seconds})
         group.emit(Regrouped(**change, **moved, seconds=seconds, transport=group.transport))
+
+
+def _in_a_line(error: BaseException) -> str:
+    """Return the words of an error, for a line of the launcher's."""
+    return next(iter(text_of(error).splitlines()), "")[:_LONGEST_WORDS] or type(error).__name__

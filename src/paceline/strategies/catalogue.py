@@ -164,16 +164,19 @@ class Choice:
         return replace(self, sizes=self.mesh(workers).sizes)
 
     def fitted(self, workers: int) -> Mesh:
-        """Return the mesh for the workers that are left of a pinned one, as close to it as their number permits.
+        """Return the mesh for the workers that are left of a pinned one, as close to it as they reach; some may be left over.
 
-        Servers are kept as long as anybody is left beside them.
+        Sides that share one replica keep their size, so that no worker holds more of it than was planned. Where too few are left
+        for one, the stages of a pipeline are cut anew; what tp splits only one worker can hold otherwise. Servers are kept as
+        long as anybody is left beside them.
         """
         servers = min(self.servers, workers - 1)
         workers -= servers
         asked = {side: size or 1 for side, size in self.sizes}
         inner = {side: size for side, size in asked.items() if side not in DATA}
-        if workers % Mesh.of(inner).workers:
-            inner = {}
+        if workers < Mesh.of(inner).workers:
+            workers = workers if "pp" in inner else 1
+            inner = {"pp": workers} if "pp" in inner else {}
         data, kept = workers // Mesh.of(inner).workers, asked.get("fsdp", 1)
         if "fsdp" not in asked:
             sizes = {"ddp": data}

@@ -36,7 +36,9 @@ _READ_ATTEMPTS = 100
 TIMEOUT_S = 60.0
 """How long a worker may stay silent, if no option says otherwise."""
 STEPS = 10
-"""A step may take this many times the longest one seen."""
+"""A step may take this many times the longest one of late."""
+FADING = 0.98
+"""What is left of the longest step with each one after it: one slow step must not raise the limit for the rest of a run."""
 PATIENCE = 10
 """What may take longer than a step gets this many times its limit: a first step that compiles, a checkpoint, a new group."""
 _NAP_S = 3600.0
@@ -93,7 +95,7 @@ class Reading:
     compute_s: float
     communication_s: float
     longest_s: float
-    """The longest step but the first, which may have compiled."""
+    """The longest step but the first, which may have compiled; it fades with each one after it."""
     stopped: bool = False
     """Whether the process is stopped by a signal; its launcher sees that, not the status page."""
     whole: bool = True
@@ -209,8 +211,8 @@ class StatusPage(NoStatusPage):
             counts[_BEAT] |= 1
             if _FENCES:
                 barrier()
-            if took > seconds[_LONGEST_S] and counts[_STEPS]:
-                seconds[_LONGEST_S] = took
+            if counts[_STEPS]:
+                seconds[_LONGEST_S] = max(seconds[_LONGEST_S] * FADING, took)
             counts[_STEPS] += 1
             seconds[_DATA_S] += data
             seconds[_COMPUTE_S] += compute

@@ -47,6 +47,13 @@ def test_a_bad_order_gets_an_answer_and_one_who_is_gone_none(sent, control, tmp_
     assert reply["ok"] is (sent == b'{"workers": {}}')
 
 
+def test_an_order_nested_beyond_measure_gets_an_answer(control, tmp_path):
+    with connect(tmp_path) as asking:
+        asking.sendall(b"[" * 4000)
+        control.serve()
+        assert not json.loads(asking.makefile().readline())["ok"]
+
+
 @pytest.mark.parametrize("there", [None, "", "[]", '{"socket": "/nowhere"}'])
 def test_no_run_under_way_is_one_line(there, tmp_path):
     if there is not None:

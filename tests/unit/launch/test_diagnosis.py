@@ -152,7 +152,7 @@ def test_a_worker_that_never_lets_go_of_the_interpreter_still_shows_its_stack(
     assert seen.place is not None
     assert seen.place.function == function
     assert seen.place.line - line_of(line) in (1, 2)
-    assert judge([seen]).stuck == (3,)
+    assert judge([seen]).kind == "shared", "alone there is nobody to tell whether it is to blame"
     assert ("running on" in judge([seen]).sentence) == (way == "spin")
 
 
@@ -247,6 +247,21 @@ def test_a_worker_is_overdue_after_the_time_out() -> None:
     waiting, stuck = reading(Phase.COMMUNICATION, since=90.0), reading(Phase.DATA, since=40.0)
     assert not watch.overdue({0: waiting, 1: stuck}, 99.9)
     assert watch.overdue({0: waiting, 1: stuck}, 100.0)
+
+
+def test_a_stall_that_all_share_starts_the_measure_anew_until_the_last_has_come_out() -> None:
+    watch = HangWatch(60.0)
+    still, moved = reading(Phase.DATA, since=10.0), reading(Phase.COMMUNICATION, since=100.0)
+    group = dict.fromkeys(range(3), still)
+    assert watch.overdue(group, 70.0)
+    watch.excuse(group, 70.0)
+    assert watch.limit_s(still) == 120.0
+    assert not watch.overdue(group, 129.0)
+    assert not watch.overdue({**group, 0: moved}, 129.5), "one has come out, so the others may well"
+    assert not watch.overdue({**group, 0: moved}, 189.0)
+    assert watch.overdue({**group, 0: moved}, 189.5)
+    later = {**group, 1: dataclasses.replace(still, since=150.0)}
+    assert watch.limit_s(later[1]) == 60.0
 
 
 def test_the_time_out_adapts_to_the_longest_step_of_the_run() -> None:

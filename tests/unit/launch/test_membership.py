@@ -6,7 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.launch.actions import Assign, AwaitCause, Begin, Break, GiveUp, Release, Start, StartOver, Tell
+from paceline.launch.actions import (
+    Assign,
+    AwaitCause,
+    Begin,
+    Break,
+    Expel,
+    GiveUp,
+    Release,
+    Say,
+    Start,
+    StartOver,
+    Tell,
+)
 from paceline.launch.failures import Failure
 from paceline.launch.membership import Membership, Policy, State
 from paceline.recovery.membership import BODY, EVALUATE, STATE_LOST, STEP, Standing
@@ -709,3 +721,182 @@ class TestExpendable:
     def test_and_wrong_input(self):
         failure = Failure(rank=1, host="here", kind="input", message="no")
         assert self.made().lost(1, failure) == [GiveUp(failure)]
+
+
+class TestFutile:
+    """Groups that form and break again before anybody gets further are counted."""
+
+    def kept_out(self, made, *numbers, blamed=2):
+        actions = []
+        for number in numbers:
+            error = "no way" if number == blamed else ""
+            actions += made.broken(number, replace(standing(), error=error))
+        return actions
+
+    def formed(self, **policy):
+        clock = Clock()
+        made = training(3, clock, **policy)
+        made.lost(1, killed(1))
+        assert of(Assign, regroup(made, 0, 2))
+        return made, clock
+
+    def test_the_next_is_put_off_longer_each_time_and_then_one_is_expelled(self):
+        made, clock = self.formed(max_restarts=0)
+        for wait in (0.1, 0.4):
+            actions = self.kept_out(made, 2, 0)
+            assert not of(Assign, actions)
+            assert "(no way): attempt" in of(Say, actions)[0].text
+            assert made.due == pytest.approx(clock.now + wait)
+            clock.now = made.due
+            assert of(Assign, made.tick())
+        (expelled,) = of(Expel, self.kept_out(made, 2, 0))
+        assert expelled.member == 2
+        assert [one.member for one in of(Assign, made.lost(2, expelled.failure))] == [0]
+
+    def test_one_that_came_last_is_expelled_before_others(self):
+        made, clock = self.formed()
+        made.add(7, rank=None)
+        made.ready(7)
+        regroup(made, 0, 2)
+        for _ in range(2):
+            made.broken(0, replace(standing(), error="no way"))
+            made.broken(7, replace(standing(), error="no way"))
+            made.broken(2, standing())
+            clock.now = made.due
+            made.tick()
+        made.broken(0, replace(standing(), error="no way"))
+        made.broken(7, replace(standing(), error="no way"))
+        assert [one.member for one in of(Expel, made.broken(2, standing()))] == [7]
+
+    def test_whoever_gets_further_makes_all_of_it_good(self):
+        made, _ = self.formed()
+        for operation in range(6, 12):
+            assert of(Assign, regroup(made, 0, 2, operation=operation))
+
+    def test_a_loss_is_no_futile_attempt(self):
+        made = training(6)
+        for number in range(5, 1, -1):
+            made.lost(number, killed(number))
+            assert of(Assign, regroup(made, *range(number)))
+
+    def test_alone_it_is_the_end(self):
+        made, clock = self.formed(max_restarts=0)
+        made.lost(2, killed(1))
+        regroup(made, 0)
+        for _ in range(2):
+            self.kept_out(made, 0, blamed=0)
+            clock.now = made.due
+            made.tick()
+        (end,) = of(GiveUp, self.kept_out(made, 0, blamed=0))
+        assert "(no way)" in end.failure.message
+
+
+class TestDeadlines:
+    def test_a_replacement_that_does_not_come_up_is_expelled(self):
+        clock = Clock()
+        made = training(2, clock, min_workers=2, hang_timeout=4.0)
+        made.lost(1, killed(1))
+        made.add(2, rank=None)
+        assert made.broken(0, standing()) == []
+        assert made.due == 40.0
+        assert made.tick() == []
+        clock.now = 40.0
+        (expelled,) = made.tick()
+        assert (expelled.member, expelled.failure.message) == (2, "did not come up within 40 s")
+        assert of(Start, made.lost(2, expelled.failure))
+
+    def test_it_has_longer_where_the_first_took_long(self):
+        clock = Clock()
+        made = Membership(Policy(workers=1, shards=2, hang_timeout=4.0), clock)
+        made.add(0, rank=0)
+        clock.now = 100.0
+        made.began(0)
+        made.resize(2)
+        made.add(1, rank=None)
+        assert made.due == 400.0
+
+    def test_one_that_was_released_and_does_not_end_is_expelled(self):
+        clock = Clock()
+        made = training(2, clock)
+        made.resize(1)
+        regroup(made, 0, 1)
+        clock.now = made.due
+        (expelled,) = made.tick()
+        assert expelled.member == 1
+        assert made.lost(1, expelled.failure) == []
+        assert made.due is None
+
+
+class TestDeadlySteps:
+    """A step that kills its worker by a signal twice ends the run."""
+
+    def died(self, step=4):
+        return replace(killed(), step=step)
+
+    def test_the_shards_that_both_carried_are_named(self):
+        made = training(3)
+        made.lost(1, self.died())
+        regroup(made, 0, 2)
+        (end,) = of(GiveUp, made.lost(0, self.died()))
+        assert (end.failure.step, end.failure.shards) == (4, (2,))
+
+    @pytest.mark.parametrize("step", [5, None])
+    def test_in_another_step_it_is_survived(self, step):
+        made = training(3)
+        made.lost(1, self.died())
+        regroup(made, 0, 2)
+        assert not of(GiveUp, made.lost(0, self.died(step)))
+
+    def test_so_is_it_with_other_shards_or_both_at_once(self):
+        made = training(3)
+        made.lost(0, self.died())
+        regroup(made, 1, 2)
+        assert not of(GiveUp, made.lost(2, self.died()))
+        made = training(3)
+        made.lost(0, self.died())
+        assert not of(GiveUp, made.lost(1, self.died()))
+
+    def test_it_is_remembered_over_a_new_start(self):
+        made = training(1)
+        assert of(StartOver, made.lost(0, self.died()))
+        made.restarted()
+        made.add(1, rank=0)
+        made.began(1)
+        assert of(GiveUp, made.lost(1, self.died()))
+
+
+class TestSharedReplicas:
+    """Where workers share a replica, none ever holds more of it than was planned."""
+
+    def test_the_others_wait_for_a_replacement(self):
+        made = training(4, choice=choice("ddp=2,tp=2"))
+        made.lost(1, killed(1))
+        made.add(7, rank=None)
+        assert not of(Assign, regroup(made, 0, 2, 3))
+        assert {one.size for one in of(Assign, made.ready(7))} == {4}
+
+    def test_where_none_comes_a_whole_replica_goes_on(self):
+        made = training(4, choice=choice("ddp=2,tp=2"), max_restarts=0)
+        made.lost(1, killed(1))
+        actions = regroup(made, 0, 2, 3)
+        assert [(one.member, one.size) for one in of(Assign, actions)] == [(2, 2), (3, 2)]
+        assert [one.member for one in of(Release, actions)] == [0]
+        assert of(Say, actions)[0].text == (
+            "3 workers are left, which ddp=2,tp=2 cannot be laid out on: 2 go on as ddp=1,tp=2, and 1 of them end."
+        )
+
+    def test_a_pipeline_that_nobody_joins_is_cut_anew(self):
+        made = training(4, choice=choice("pp=4"), max_restarts=0)
+        made.lost(1, killed(1))
+        actions = regroup(made, 0, 2, 3)
+        assert {one.size for one in of(Assign, actions)} == {3}
+        assert "3 go on as pp=3" in of(Say, actions)[0].text
+
+    def test_one_that_would_have_nothing_to_do_breaks_nothing(self):
+        made = training(2, choice=choice("ddp=1,tp=2"), shards=4)
+        made.resize(4)
+        made.add(7, rank=None)
+        made.add(8, rank=None)
+        assert made.ready(7) == []
+        assert of(Break, made.ready(8))
+        assert {one.size for one in of(Assign, regroup(made, 0, 1))} == {4}

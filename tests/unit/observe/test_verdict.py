@@ -94,11 +94,40 @@ def test_two_ranks_stuck_at_once() -> None:
 
 def test_a_worker_alone_that_is_stuck() -> None:
     verdict = judge([evidence(0, Phase.DATA, threads=(IN_GETITEM,))])
-    assert (verdict.kind, verdict.stuck) == ("stuck", (0,))
+    assert (verdict.kind, verdict.stuck) == ("shared", ())
     assert verdict.sentence == (
         "rank 0 on node1 made no progress in step 41: for 1 min 00 s it has been at digits.py:33 in __getitem__ (reading data); "
-        "it has served 41 batches."
+        "it has served 41 batches; nobody is replaced for what may come from outside, and the run waits (Ctrl-C ends it)."
     )
+
+
+def test_several_that_stand_still_in_the_same_phase_share_what_holds_them() -> None:
+    reading = [evidence(rank, Phase.DATA) for rank in range(2)]
+    for others in ([], [evidence(2), evidence(3)], [evidence(rank) for rank in range(2, 8)]):
+        verdict = judge([*reading, *others])
+        assert (verdict.kind, verdict.stuck) == ("shared", ())
+        assert verdict.sentence.startswith("ranks 0 and 1 on node1 ")
+    third = evidence(2, Phase.COMPUTE)
+    assert judge([*reading, third, *(evidence(rank) for rank in range(3, 8))]).kind == "shared"
+
+
+def test_never_more_than_half_are_replaced() -> None:
+    late = [evidence(0, Phase.DATA), evidence(1, Phase.COMPUTE)]
+    assert judge(late).kind == judge([*late, evidence(2)]).kind == "shared"
+    assert judge([*late, evidence(2), evidence(3)]).stuck == (0, 1)
+    stopped = [evidence(rank, state="T") for rank in range(3)]
+    assert judge([*stopped, evidence(3)]).stuck == (0, 1)
+    assert judge(stopped).kind == "shared", "whoever stops all of them may let them go on"
+    assert judge(stopped[:1]).stuck == (0,)
+    behind = [evidence(rank, step=40) for rank in range(3)]
+    assert judge([*behind, evidence(3)]).stuck == (0, 1)
+
+
+def test_a_stall_that_reaches_one_after_the_other_is_no_fault_of_the_first() -> None:
+    first, second = evidence(0, Phase.DATA), evidence(1, Phase.DATA, silent_s=58.0)
+    assert judge([first, second, evidence(2)]).kind == "slow"
+    busy = evidence(1, Phase.DATA, silent_s=2.0)
+    assert judge([first, busy, evidence(2)]).stuck == (0,)
 
 
 def test_a_stopped_rank_is_named_wherever_it_was() -> None:

@@ -86,16 +86,19 @@ def test_a_mesh_that_does_not_fit_is_refused_with_the_numbers(text, workers, mes
         ("ddp=2,fsdp=2", 4, 3, "fsdp=3", "fsdp"),
         ("ddp=2,fsdp=2", 4, 2, "ddp=1,fsdp=2", "fsdp"),
         ("ddp=2,tp=2", 4, 2, "ddp=1,tp=2", "tp"),
-        ("ddp=2,tp=2", 4, 3, "ddp=3", "ddp"),
+        ("ddp=2,tp=2", 4, 3, "ddp=1,tp=2", "tp"),
+        ("ddp=3,pp=2", 6, 5, "pp=2,ddp=2", "pp"),
+        ("pp", 4, 3, "pp=3", "pp"),
         ("tp", 2, 1, "ddp=1", "ddp"),
-        ("fsdp=2,pp=2", 4, 3, "fsdp=3", "fsdp"),
+        ("fsdp=2,pp=2", 4, 3, "pp=2,fsdp=1", "pp"),
         ("local-sgd", 3, 2, "ddp=2", "local-sgd"),
     ],
 )
 def test_those_who_are_left_make_the_mesh_that_is_nearest(text, began, left, mesh, name):
     chosen = strategies.choice(text).pinned(began)
     fitted = chosen.fitted(left)
-    assert fitted.workers == left
+    # Some are left over where several share one replica, and only there.
+    assert fitted.workers == left or (fitted.workers == left - 1 and ("tp" in text or "pp" in text))
     assert (str(fitted), chosen.strategy(fitted)) == (mesh, name)
 
 

@@ -10,7 +10,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from paceline.world.status_page import SIZE, Kind, NoStatusPage, Phase, Reading, StatusPage, StatusPageReader
+from paceline.world.status_page import (
+    FADING,
+    SIZE,
+    Kind,
+    NoStatusPage,
+    Phase,
+    Reading,
+    StatusPage,
+    StatusPageReader,
+)
 from tests.patience import HANG_S
 
 WRITER = """
@@ -109,7 +118,16 @@ def test_the_longest_step_is_not_the_first(page: int) -> None:
         time.sleep(pause)
         status_page.end()
         times.append(time.monotonic() - started)
-    assert 0.01 <= reader.read().longest_s <= max(times[1:])
+    assert 0.01 * FADING <= reader.read().longest_s <= max(times[1:])
+
+
+def test_a_slow_step_fades_with_those_after_it(page: int) -> None:
+    status_page, reader = StatusPage(page), StatusPageReader(page)
+    for pause in (0.0, 0.5, *([0.0] * 200)):
+        status_page.begin(Kind.STEP, 0)
+        time.sleep(pause)
+        status_page.end()
+    assert reader.read().longest_s < 0.25
 
 
 def test_silence_is_since_the_last_change(page: int) -> None:

@@ -43,26 +43,52 @@ class HangWatch:
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
         self._longest_s = 0.0
+        self._stall_at = self._excused_at = 0.0
+        """When workers were last judged to stand still together, and from when on each of them is measured anew."""
+        self._stalled = 0
+        """How many of them have not moved since."""
 
     def limit_s(self, reading: Reading) -> float:
         """Return how long a worker may stay silent where it is."""
         limit = max(self._timeout_s, STEPS * self._longest_s)
         unusual = reading.steps == 0 or Kind.SAVE is reading.kind or reading.phase is Phase.STARTING
         # One that is stopped will not be done any sooner for being waited for.
-        return limit * PATIENCE if unusual and not reading.stopped else limit
+        limit = limit * PATIENCE if unusual and not reading.stopped else limit
+        return limit + max(0.0, self._excused_at - max(reading.since, reading.touched))
+
+    def excuse(self, readings: Mapping[int, Reading], now: float) -> None:
+        """Start to measure anew: up to now workers stood still together, and none of them is to blame."""
+        self._stall_at = self._excused_at = now
+        self._stalled = self._count_stalled(readings, now)
+
+    def _count_stalled(self, readings: Mapping[int, Reading], now: float) -> int:
+        """Count those who have not moved since the stall was judged."""
+        return sum(one.silence_s(now) > now - self._stall_at for one in readings.values() if _is_busy(one))
 
     def overdue(self, readings: Mapping[int, Reading], now: float) -> bool:
         """Return whether the run hangs: give the readings of all ranks that are known, once a second or so.
 
         Whoever waits for the others may wait for as long as one of those others is within its own limit.
         """
-        self._longest_s = max(self._longest_s, *(one.longest_s for one in readings.values()), 0.0)
+        # A new process has seen no step, and where all are new the last ones of before count.
+        self._longest_s = max((one.longest_s for one in readings.values()), default=0.0) or self._longest_s
+        still = self._count_stalled(readings, now)
+        if still < self._stalled:
+            # All come out of a stall, but not in the same moment: whoever is left has as long again.
+            self._stalled, self._excused_at = still, now
         training = [one for one in readings.values() if one.phase not in (Phase.QUIET, Phase.ENDED)]
-        busy = [one for one in training if one.stopped or one.phase is not Phase.COMMUNICATION]
+        busy = [one for one in training if _is_busy(one)]
         if any(one.phase is Phase.ENDED and one.silence_s(now) < LAST_WORDS_S for one in readings.values()):
             return False  # why it has ended is on the way, and says more than that the others wait
         late = [one.silence_s(now) >= self.limit_s(one) for one in busy or training]
         return any(late) if busy else bool(late) and all(late)
+
+
+def _is_busy(reading: Reading) -> bool:
+    """Return whether a worker in training does something of its own, and does not only wait for the others."""
+    return reading.phase not in (Phase.QUIET, Phase.ENDED) and (
+        reading.stopped or reading.phase is not Phase.COMMUNICATION
+    )
 
 
 def look(members: Sequence[Member], send: Send, watch: HangWatch) -> tuple[Evidence, ...]:

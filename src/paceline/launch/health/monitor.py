@@ -48,6 +48,11 @@ class HealthMonitor:
             times, waits_for = change.times, change.waits_for
         return Straggling(rank=change.rank, host=host, times=times, waits_for=waits_for)
 
+    def place(self, entry: Entry) -> str:
+        """Return where in its code a worker is, in words; nothing where that cannot be seen at once."""
+        found = self._nodes[entry.node].pool.look({entry.number: entry.rank}, "", HangWatch())
+        return f"at {found[0].place}" if found and found[0].place is not None else ""
+
     def _readings(self, entries: Iterable[Entry]) -> Readings:
         found = {one.rank: self._nodes[one.node].pool.reading(one.number) for one in entries}
         return {rank: reading for rank, reading in found.items() if reading is not None}

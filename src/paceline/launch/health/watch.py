@@ -60,6 +60,8 @@ class Watch:
             return None
         evidence = look(self._hang)
         verdict = None if evidence is None else judge(evidence)
+        if verdict is not None and verdict.kind == "shared":
+            self._hang.excuse(readings, time.monotonic())  # reported again when it has lasted as long again
         return None if verdict is None or verdict.kind == "slow" else verdict
 
     def _stragglers(

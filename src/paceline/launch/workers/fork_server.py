@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import pickle
+import select
 import signal
 import socket
 import subprocess
@@ -78,6 +79,12 @@ class ForkServer:
         """Send a signal to a worker; one that has ended already is left alone."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._channel.send(json.dumps({"do": "signal", "pid": pid, "signal": int(number)}).encode())
+
+    def await_report(self, seconds: float) -> bool:
+        """Wait for a report, so many seconds at most; return whether there is one."""
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
     def report(self) -> dict[str, Any]:
         """Return the next report: a worker that started or ended."""

@@ -9,6 +9,7 @@ import pickle
 import selectors
 import signal
 import socket
+import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,8 +25,10 @@ from paceline.launch.workers.fork_server import ForkServer
 from paceline.launch.workers.process import Process
 from paceline.observe.verdict import Evidence
 from paceline.world import stacks
-from paceline.world.status_page import Reading, StatusPage, StatusPageReader
+from paceline.world.status_page import Kind, Phase, Reading, StatusPage, StatusPageReader
 
+LEFT_BEHIND_S = 5.0
+"""How long a process may take to end after SIGKILL: one that the kernel holds in a read or a write cannot, and is left behind."""
 KEEPER = -2
 """The number of the process that keeps the rendezvous."""
 
@@ -138,6 +141,15 @@ class LocalWorkerPool:
             return None
         return dataclasses.replace(member.status_page.read(), stopped=process_state(member.pid) == "T")
 
+    def last_step(self, number: int) -> int | None:
+        """Return the step that a worker of this machine is or was in, also once it has ended; None outside, and in a regroup."""
+        process = self._processes.get(number)
+        if process is None or process.status_page is None:
+            return None
+        reading = process.status_page.read()
+        inside = reading.phase in (Phase.DATA, Phase.COMPUTE, Phase.COMMUNICATION)
+        return reading.step if reading.kind is Kind.STEP and inside else None
+
     def look(self, ranks: Mapping[int, int], host: str, watch: HangWatch) -> tuple[Evidence, ...]:
         """Return what workers, given with their ranks, are doing; takes a second at most."""
         members = [self._member(number, rank, host) for number, rank in ranks.items()]
@@ -179,16 +191,20 @@ class LocalWorkerPool:
         return self._server.alive()
 
     def kill(self, *, spared: tuple[int, ...] = ()) -> None:
-        """End every process but those spared, and wait until all have ended; nobody is told."""
+        """End every process but those spared, and wait until all have ended that can; nobody is told."""
+        until = time.monotonic() + LEFT_BEHIND_S
         doomed = {number: one for number, one in self._processes.items() if number not in spared}
         with contextlib.suppress(PacelineError):
-            while self._server.alive() and (
-                running := [one for one in doomed.values() if one.status is None]
+            while (
+                self._server.alive()
+                and (running := [one for one in doomed.values() if one.status is None])
+                and (left := until - time.monotonic()) > 0
             ):
                 for process in running:  # again each time: one that was asked for may only now be there
                     if process.pid is not None:
                         self._server.signal(process.pid, signal.SIGKILL)
-                self._take(self._server.report())
+                if self._server.await_report(left):
+                    self._take(self._server.report())
         for process in doomed.values():
             process.status = process.status if process.status is not None else -int(signal.SIGKILL)
             process.release(self._selector)

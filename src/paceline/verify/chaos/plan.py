@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from paceline.errors import InputError, UnknownNameError
 from paceline.option_fields import Options, ranged, required
 from paceline.ranges import COUNT, SECONDS, SEED, SHARDS, STEPS, WORKERS
-from paceline.verify.chaos.faults import BREAKING, DISK, JOIN, KINDS, LEAVE, SLOW, Fault, points_of
+from paceline.verify.chaos.faults import BREAKING, DISK, JOIN, KILL, KINDS, LEAVE, SLOW, Fault, points_of
 from paceline.world.fault_points import CHECKPOINT, POINTS, REGROUP
 
 STEPS_PER_FAULT = 10
@@ -119,8 +119,8 @@ def _groups(request: PlanRequest, draw: random.Random) -> list[list[Fault]]:
     ]
     for _ in range(len(alone) // PAIRS):
         first, second = alone.pop(), alone.pop()
-        if first.point not in points_of(second.kind):
-            continue
+        if first.point not in points_of(second.kind) or first.kind == second.kind == KILL:
+            continue  # two kills in one step, one after the other, would be the step's own fault
         del groups[second.number]
         other = (first.rank + 1 + draw.randrange(request.workers - 1)) % request.workers
         groups[first.number].append(replace(second, point=first.point, rank=other))
