@@ -1,6 +1,7 @@
 """A run on several machines, each a network namespace with a launcher of its own."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from tests.netns import Machine
 from tests.patience import HANG_S, Stopwatch
 
 TIMEOUT_S = 4
+SECRET = "a secret of the machines in these tests"
 STEPS = 400
 TASK = """
 import pathlib, time
@@ -37,6 +39,11 @@ class Small(paceline.Task):
 COMMAND = (sys.executable, "-m", "paceline", "train", "task.py:Small", "--steps", str(STEPS), "--json")
 
 
+def with_secret(secret: str | None = SECRET) -> dict[str, str]:
+    """Give this process's environment, with the run's secret in it."""
+    return {**os.environ, **({} if secret is None else {"PACELINE_SECRET": secret})}
+
+
 @dataclass
 class Agent:
     """The command on one machine."""
@@ -59,8 +66,8 @@ class Trial:
         self.folder, self.net, self.started = folder, net, 0
         (folder / "task.py").write_text(TASK)
 
-    def start(self, machine: Machine, *, nodes: str, **options) -> Agent:
-        """Give the command on a machine."""
+    def start(self, machine: Machine, *, nodes: str, secret: str | None = SECRET, **options) -> Agent:
+        """Give the command on a machine, with a secret in its environment."""
         leader = self.net.machines[0].address
         given = {
             "workers": 2,
@@ -81,6 +88,7 @@ class Trial:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
+                env=with_secret(secret),
             )
         return Agent(process, err)
 

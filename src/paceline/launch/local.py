@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from paceline.launch.console import Console
 from paceline.launch.failures import Failure
 from paceline.launch.job import Call, Job
 from paceline.launch.membership import Policy
+from paceline.launch.nodes import machines
 from paceline.launch.nodes.follower import Follower
 from paceline.launch.run_folder import RunFolder
 from paceline.launch.supervisor import Supervisor
@@ -81,6 +83,7 @@ class LocalLauncher:
             )
             for rank in range(spec.workers)
         )
+        secret, invitation = machines.shared_secret(spec.rendezvous, spec.secret_file)
         policy = spec.policy or Policy(workers=spec.workers, shards=spec.workers, elastic=False)
         return LaunchPlan(
             launcher=self.name,
@@ -90,10 +93,13 @@ class LocalLauncher:
             policy=policy,
             rendezvous=spec.rendezvous,
             agreed=spec.agreed,
+            secret=secret,
+            invitation=invitation,
         )
 
     def launch(self, plan: LaunchPlan) -> Outcome:
         """Start the store and the workers, and supervise them until the last one has ended."""
+        _allow_many_files()
         if plan.rendezvous is not None and not plan.rendezvous.is_here():
             return self._follow(plan)
         self._say_crowded(plan)
@@ -131,6 +137,12 @@ class _Silence(Console):
 
     def output(self, stream: str, chunk: bytes) -> None:
         """Drop it."""
+
+
+def _allow_many_files() -> None:
+    """Raise this process's limit of open files as far as it may: each worker takes six, and strangers may open connections."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _record_failure(out: Path, failure: Failure) -> None:

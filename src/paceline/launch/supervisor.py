@@ -33,8 +33,9 @@ from paceline.launch.health.monitor import HealthMonitor
 from paceline.launch.health.watch import Watch
 from paceline.launch.job import ScriptCall
 from paceline.launch.membership import Membership, State
+from paceline.launch.nodes.admission import Follower
 from paceline.launch.nodes.inventory import LEADER, Node, Nodes
-from paceline.launch.nodes.leading import Follower, Leading
+from paceline.launch.nodes.leading import Leading
 from paceline.launch.nodes.remote_worker_pool import RemoteWorkerPool
 from paceline.launch.shutdown import ECHO_WAIT_S, STOP_WAIT_S, Shutdown
 from paceline.launch.workers.pool import STORE, LocalWorkerPool
@@ -85,7 +86,7 @@ class Supervisor:
         with self._shutdown.on_signals(self._selector, NOTICES if self._can_stop else ()):
             self._scheduler.open_store(self._pool)
             if self._leading is not None:
-                self._leading.open(self._pool, self._scheduler.store_port)
+                self._leading.open()
             while (
                 self._leading is not None and not self._leading.gathered() and not self._shutdown.in_progress
             ):
@@ -342,12 +343,12 @@ class Supervisor:
             self.remark(f"{machine.name} has come; {node.wanted} workers join there.")
             self._fill()
 
-    def left(self, machine: Follower, reason: str) -> None:
+    def left(self, machine: Follower, fate: str) -> None:
         """Take a machine's workers as lost; none is started elsewhere in their place."""
         lost = self._roster.on(machine.index)
         self._nodes.drop(machine.index)
         self._membership.target = self._nodes.wanted
-        self.remark(f"{machine.name} is lost, and its {len(lost)} workers with it: {reason}.")
+        self.remark(f"{machine.name} and its {len(lost)} workers are gone. It {fate}.")
         for entry in lost:
             if entry.number in self._roster:  # else all were started over because of the one before
                 fate = "was lost with its machine"

@@ -17,8 +17,6 @@ from typing import Any, Protocol
 from paceline.errors import PacelineError
 from paceline.launch.health.diagnosis import HangWatch, Member, look, process_state
 from paceline.launch.job import Job
-from paceline.launch.nodes.rendezvous import Offer, Rendezvous
-from paceline.launch.nodes.rendezvous_process import RendezvousAgent
 from paceline.launch.store import ServeStore
 from paceline.launch.workers import fork_server as forkserver
 from paceline.launch.workers.fork_server import ForkServer
@@ -29,8 +27,6 @@ from paceline.world.status_page import Reading, StatusPage, StatusPageReader
 
 STORE = -1
 """The number of the process that serves the store."""
-KEEPER = -2
-"""The number of the process that keeps the rendezvous."""
 
 
 class Audience(Protocol):
@@ -81,15 +77,6 @@ class LocalWorkerPool:
         with (self._folder / "logs" / "store.log").open("ab") as log, open_pipe() as (_, write):
             ticket = self._server.request(job, [log.fileno(), log.fileno(), write, listening.fileno()])
         self._processes[STORE] = Process(STORE, ticket)
-
-    def start_keeper(
-        self, like: Job, rendezvous: Rendezvous, spec: Mapping[str, str], offer: Offer | None, log_name: str
-    ) -> RendezvousAgent:
-        """Ask for the process that keeps the rendezvous, and give what it reports through."""
-        log = self._folder / "logs" / log_name
-        keeper = RendezvousAgent.start(self._server, like, rendezvous, spec=spec, offer=offer, log=log)
-        self._processes[KEEPER] = Process(KEEPER, keeper.ticket)
-        return keeper
 
     def start(self, number: int, job: Job, log_name: str) -> None:
         """Ask for one worker and listen to it."""
@@ -190,9 +177,9 @@ class LocalWorkerPool:
         """Return whether the fork server is there."""
         return self._server.alive()
 
-    def kill(self, *, spared: tuple[int, ...] = ()) -> None:
-        """End every process but those spared, and wait until all have ended; nobody is told."""
-        doomed = {number: one for number, one in self._processes.items() if number not in spared}
+    def kill(self) -> None:
+        """End every process, and wait until all have ended; nobody is told."""
+        doomed = dict(self._processes)
         with contextlib.suppress(PacelineError):
             while self._server.alive() and (
                 running := [one for one in doomed.values() if one.status is None]
@@ -208,7 +195,7 @@ class LocalWorkerPool:
 
     def restart(self) -> None:
         """End every worker, and be ready to start others; nobody is told."""
-        self.kill(spared=(KEEPER,))
+        self.kill()
 
     def kill_server(self) -> None:
         """End the fork server itself, and with it all its workers."""
