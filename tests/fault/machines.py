@@ -12,7 +12,7 @@ from tests.netns import Machine
 from tests.patience import HANG_S, Stopwatch
 
 TIMEOUT_S = 4
-SECRET = "a secret of the machines in these tests"
+SECRET = "a secret of the machines in these tests"  # noqa: S105
 STEPS = 400
 TASK = """
 import pathlib, time
