@@ -25,6 +25,8 @@ class Slow(torch.utils.data.Dataset):
     def __getitem__(self, index):
         if not pathlib.Path("hurry").exists():
             time.sleep(0.02)
+        if pathlib.Path("flood").exists():
+            print("x" * 20_000)
         return torch.linspace(-1, 1, 64).roll(index), torch.tensor([index % 7 / 7])
 
 class Small(paceline.Task):
