@@ -1,5 +1,7 @@
 """Who does not know the secret gets nothing and disturbs nobody; a machine that others do not reach is not let in."""
 
+import contextlib
+import resource
 import subprocess
 import sys
 import time
@@ -12,7 +14,8 @@ from tests.netns import IP, network
 from tests.patience import HANG_S
 
 STRANGER = """
-import os, select, socket, sys, threading, time
+import os, resource, select, socket, sys, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
 from paceline.transport.control import ControlClient
 from paceline.transport.secret import Secret
 leader, knows = (sys.argv[1], 29411), Secret(sys.argv[2])
@@ -96,9 +99,19 @@ def test_a_secret_that_the_leader_made_is_told_once_and_kept_nowhere(trial):
     assert not any(secret.encode() in path.read_bytes() for path in kept)
 
 
+@contextlib.contextmanager
+def few_open_files():
+    """Have what is started here begin with the limit that most machines have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_a_stranger_on_the_network_disturbs_nobody(three, bits):
     leader, follower, stranger = three.net.machines
-    leading, following = (three.start(one, nodes="2") for one in (leader, follower))
+    with few_open_files():
+        leading, following = (three.start(one, nodes="2") for one in (leader, follower))
     three.wait_until(lambda: three.steps() >= 2)
     done = stranger.run(
         [sys.executable, "-c", STRANGER, leader.address, SECRET], stdout=subprocess.PIPE, text=True

@@ -119,7 +119,7 @@ class Follower:
         self._report_attempts(now)
         if self._outcome is None and self._leader is None and now >= self._deadline:
             self._end_unmet(
-                f"no machine holds the rendezvous at {self._rendezvous.endpoint}: {self._told or 'no place was free'}, for "
+                f"no machine holds the rendezvous at {self._rendezvous.endpoint}: {self._told or 'nobody lets this one in'}, for "
                 f"{self._rendezvous.join_s:g} s. Start the same command on {self._rendezvous.host}, or check the address and "
                 "the firewall."
             )
@@ -222,6 +222,7 @@ class Follower:
             case {"refused": str(sentence)} if self._leader is None:
                 self._end_unmet(sentence)
             case {"full": int(nodes)} if self._leader is None:
+                self._told = f"the run there has its {nodes} machines"
                 self._note(f"the run has its {nodes} machines; this one waits for one of them to leave.")
             case {"do": "reach", "trial": int(trial), "targets": list(targets)}:
                 self._attempts[trial] = Attempt([_target(one) for one in targets], self._selector)
