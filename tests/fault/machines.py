@@ -15,7 +15,7 @@ TIMEOUT_S = 4
 SECRET = "a secret of the machines in these tests"  # noqa: S105
 STEPS = 400
 TASK = """
-import pathlib, time
+import os, pathlib, time
 import torch, paceline
 from torch import nn
 
@@ -31,7 +31,10 @@ class Slow(torch.utils.data.Dataset):
 
 class Small(paceline.Task):
     batch_size = 8
-    def model(self): return nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Dropout(0.2), nn.Linear(32, 1))
+    def model(self):
+        if "FAILS" in os.environ:
+            raise OSError("this machine lacks what it needs")
+        return nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Dropout(0.2), nn.Linear(32, 1))
     def optimizer(self, model): return torch.optim.AdamW(model.parameters(), lr=1e-2)
     def train_data(self): return Slow()
     def loss(self, model, batch):
@@ -68,7 +71,9 @@ class Trial:
         self.folder, self.net, self.started = folder, net, 0
         (folder / "task.py").write_text(TASK)
 
-    def start(self, machine: Machine, *, nodes: str, secret: str | None = SECRET, **options) -> Agent:
+    def start(
+        self, machine: Machine, *, nodes: str, secret: str | None = SECRET, fails=False, **options
+    ) -> Agent:
         """Give the command on a machine, with a secret in its environment."""
         leader = self.net.machines[0].address
         given = {
@@ -90,7 +95,7 @@ class Trial:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env=with_secret(secret),
+                env=with_secret(secret) | ({"FAILS": "1"} if fails else {}),
             )
         return Agent(process, err)
 

@@ -180,6 +180,23 @@ def test_a_machine_that_loses_the_others_as_it_joins_is_sent_away_and_they_go_on
     assert following.end()[0] == 0
 
 
+def test_a_machine_whose_workers_fail_as_they_join_is_sent_away_and_the_run_goes_on(trial, bits):
+    leader, follower = trial.net.machines
+    leading = trial.start(leader, nodes="1:2")
+    trial.wait_until(lambda: trial.steps() >= 2)
+    status, _, line = trial.start(follower, nodes="1:2", fails=True).end()
+    assert status == 1
+    assert (
+        "has sent this machine away: its workers failed to join, twice: OSError: this machine lacks what it needs"
+        in line
+    )
+    there = trial.steps()
+    trial.wait_until(lambda: trial.steps() > there + 2)
+    trial.hurry()
+    status, result, _ = leading.end()
+    assert (status, result["weights_sha256"], result["recoveries"]) == (0, bits, [])
+
+
 def test_a_leader_whose_console_stands_still_keeps_its_machines(trial, bits):
     leader, follower = trial.net.machines
     leading, following = (trial.start(one, nodes="2") for one in (leader, follower))

@@ -78,12 +78,12 @@ class _Events:
         os.eventfd_write(self._ready, 1)
 
     def hear(self, peer: Peer, frames: list[bytes]) -> None:
-        """Take a message; one that is no JSON object is passed by, and counts as refused."""
+        """Take a message; one that is no JSON object comes as an empty one, which says nothing to anybody."""
         try:
             message = json.loads(frames[-1]) if len(frames) == 1 else None
         except (ValueError, RecursionError):
             message = None
-        self.add(Said(peer, message) if isinstance(message, dict) else Refused(0))
+        self.add(Said(peer, message if isinstance(message, dict) else {}))
 
     def close(self) -> None:
         os.close(self._ready)

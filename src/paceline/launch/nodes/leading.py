@@ -166,7 +166,7 @@ class Leading:
             case Refused(count) if time.monotonic() >= self._refused_at:
                 self._refused_at = time.monotonic() + REFUSED_S
                 self._observer.remark(
-                    f"connections without this run's secret were turned away: {max(1, count)} so far."
+                    f"connections without this run's secret were turned away: {count} so far."
                 )
 
     def _on_message(self, peer: Peer, message: Message) -> None:
