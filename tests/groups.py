@@ -12,8 +12,6 @@ _GROUPS = {
     "tests/contract/": "contract",
     "tests/dist/docs/": "documents",
     "tests/fault/test_machines": "namespaces",
-    "tests/unit/launch/test_link.py": "namespaces",
-    "tests/unit/launch/test_rendezvous.py": "namespaces",
 }
 # What takes longest is dealt out first, so that no process is left alone with it at the end.
 _LONGEST_FIRST = (

@@ -1,6 +1,7 @@
 """A run on several machines, each a network namespace with a launcher of its own."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -11,9 +12,10 @@ from tests.netns import Machine
 from tests.patience import HANG_S, Stopwatch
 
 TIMEOUT_S = 4
+SECRET = "a secret of the machines in these tests"  # noqa: S105
 STEPS = 400
 TASK = """
-import pathlib, time
+import os, pathlib, time
 import torch, paceline
 from torch import nn
 
@@ -23,11 +25,16 @@ class Slow(torch.utils.data.Dataset):
     def __getitem__(self, index):
         if not pathlib.Path("hurry").exists():
             time.sleep(0.02)
+        if pathlib.Path("flood").exists():
+            print("x" * 20_000)
         return torch.linspace(-1, 1, 64).roll(index), torch.tensor([index % 7 / 7])
 
 class Small(paceline.Task):
     batch_size = 8
-    def model(self): return nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Dropout(0.2), nn.Linear(32, 1))
+    def model(self):
+        if "FAILS" in os.environ:
+            raise OSError("this machine lacks what it needs")
+        return nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Dropout(0.2), nn.Linear(32, 1))
     def optimizer(self, model): return torch.optim.AdamW(model.parameters(), lr=1e-2)
     def train_data(self): return Slow()
     def loss(self, model, batch):
@@ -35,6 +42,11 @@ class Small(paceline.Task):
         return paceline.Loss.mean((model(x) - y).pow(2).squeeze(-1))
 """
 COMMAND = (sys.executable, "-m", "paceline", "train", "task.py:Small", "--steps", str(STEPS), "--json")
+
+
+def with_secret(secret: str | None = SECRET) -> dict[str, str]:
+    """Give this process's environment, with the run's secret in it."""
+    return {**os.environ, **({} if secret is None else {"PACELINE_SECRET": secret})}
 
 
 @dataclass
@@ -59,8 +71,10 @@ class Trial:
         self.folder, self.net, self.started = folder, net, 0
         (folder / "task.py").write_text(TASK)
 
-    def start(self, machine: Machine, *, nodes: str, **options) -> Agent:
-        """Give the command on a machine."""
+    def start(
+        self, machine: Machine, *, nodes: str, secret: str | None = SECRET, fails=False, **options
+    ) -> Agent:
+        """Give the command on a machine, with a secret in its environment."""
         leader = self.net.machines[0].address
         given = {
             "workers": 2,
@@ -81,6 +95,7 @@ class Trial:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
+                env=with_secret(secret) | ({"FAILS": "1"} if fails else {}),
             )
         return Agent(process, err)
 

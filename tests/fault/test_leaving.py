@@ -107,5 +107,5 @@ def test_a_loop_left_at_a_step_that_is_to_be_taken_once_more(tmp_path, quiet):
 
 
 def test_some_leave_with_break_where_others_come_to_the_end(tmp_path):
-    with pytest.raises(InputError, match=r"with break behind its last step, where rank . came to the end"):
+    with pytest.raises(InputError, match=r"with break after its last step, where rank . came to the end"):
         launch(tmp_path / "apart", "", True, True)

@@ -74,6 +74,19 @@ def test_a_machine_that_is_cut_off_for_good_ends_by_itself_and_the_others_go_on(
     assert [one["workers"] for one in result["recoveries"]] == [2]
 
 
+def test_machines_meet_over_ipv6_also_where_the_leader_comes_last(trial, bits):
+    leader, follower = trial.net.machines
+    endpoint = f"[{leader.address_v6}]:29411"
+    trial.hurry()
+    following = trial.start(follower, nodes="2", rendezvous=endpoint)
+    trial.wait_until(lambda: f"nobody leads at {endpoint} yet" in following.err.read_text())
+    leading = trial.start(leader, nodes="2", rendezvous=endpoint)
+    status, result, _ = leading.end()
+    assert (status, result["weights_sha256"], result["recoveries"]) == (0, bits, [])
+    status, told, _ = following.end()
+    assert (status, told["led_by"]) == (0, f"{os.uname().nodename} ({leader.address_v6})")
+
+
 def test_followers_end_with_the_leader(trial):
     leader, follower = trial.net.machines
     leading, following = trial.start(leader, nodes="2"), trial.start(follower, nodes="2")

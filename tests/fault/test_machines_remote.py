@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+from tests.fault.machines import with_secret
 from tests.patience import HANG_S
 
 ROLES = """
@@ -73,6 +74,7 @@ def both(trial, *command):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            env=with_secret(),
         )
         for one in trial.net.machines
     ]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.launch.nodes.rendezvous import Rendezvous as Meeting
 
 
-@takes(RunOptions, only=("nodes", "rendezvous", "join_timeout", "machine_timeout"))
+@takes(RunOptions, only=("nodes", "rendezvous", "lead", "secret_file", "join_timeout", "machine_timeout"))
 def run(
     context: typer.Context,
     given: Given,
@@ -83,6 +83,7 @@ def run(
         str(asked.nodes),
         join_timeout=asked.join_timeout,
         machine_timeout=asked.machine_timeout,
+        lead=asked.lead,
     )
     on_each = WORKERS.read("--workers", 1 if workers is None else workers)
     count = on_each * (1 if where is None else where.max_nodes) if named is None else named.size
@@ -97,6 +98,7 @@ def run(
         record=facts,
         policy=Policy(workers=count, shards=count, elastic=False),
         rendezvous=where,
+        secret_file=asked.secret_file,
         agreed=machines.program_facts({**facts, "script": Path(target).name}, target) if where else {},
         **({} if named is None else _told(named, interface, where)),
     )

@@ -26,8 +26,8 @@ from paceline.verify.proof.request import Request
 STEPS = 20
 """How many steps are compared, unless it is told otherwise."""
 WITHOUT_EFFECT = (
-    "out", "save_every", "keep", "save_async", "tensorboard", "nodes", "rendezvous", "join_timeout", "machine_timeout",
-    "min_workers",
+    "out", "save_every", "keep", "save_async", "tensorboard", "nodes", "rendezvous", "lead", "secret_file",
+    "join_timeout", "machine_timeout", "min_workers",
 )  # fmt: skip
 """Options of `train` that a comparison on this machine, in folders of its own, has no use for: not in the help."""
 

@@ -102,6 +102,7 @@ def plan(
         str(options.nodes),
         join_timeout=options.join_timeout,
         machine_timeout=options.machine_timeout,
+        lead=options.lead,
     )
     if rendezvous is None or rendezvous.is_here():
         folder.check(options)  # one that follows may well come to a run in progress
@@ -137,6 +138,7 @@ def plan(
                 choice=options.choice,
             ),
             rendezvous=rendezvous,
+            secret_file=options.secret_file,
             agreed=machines.agreed(function, options, record or {}) if rendezvous is not None else {},
         )
     )

@@ -46,6 +46,8 @@ class LaunchSpec(Options):
     """Where this machine meets others; None keeps to this machine."""
     agreed: Mapping[str, str] = field(default_factory=dict)
     """What must be the same on all of them, by the names that the user knows."""
+    secret_file: str | None = None
+    """Where the secret is that they share; None looks into the environment."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,8 +65,10 @@ class LaunchPlan:
     record: Mapping[str, Any] = field(default_factory=dict)
     rendezvous: Rendezvous | None = None
     agreed: Mapping[str, str] = field(default_factory=dict)
-    secret: Secret | None = field(default=None, repr=False)
-    """What the machines of the run share; None on one machine."""
+    secret: Secret | None = None
+    """What the machines of the run share; None where there is one machine."""
+    invitation: str = field(default="", repr=False)
+    """The command for the other machines, where the secret was made here."""
 
     @property
     def address(self) -> str:

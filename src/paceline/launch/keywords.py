@@ -45,6 +45,8 @@ class LaunchOptions(TypedDict, total=False):
     rebalance: bool
     nodes: int | str
     rendezvous: str | None
+    lead: bool
+    secret_file: str | None
     join_timeout: float
     machine_timeout: int
     servers: int | None

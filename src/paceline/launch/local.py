@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from paceline.launch.console import Console
 from paceline.launch.failures import Failure
 from paceline.launch.job import Call, Job
 from paceline.launch.membership import Policy
+from paceline.launch.nodes import machines
 from paceline.launch.nodes.follower import Follower
 from paceline.launch.run_folder import RunFolder
 from paceline.launch.supervisor import Supervisor
@@ -19,6 +21,7 @@ from paceline.launch.workers.process_limit import crowded
 from paceline.observe import JsonlSink, RunFailed
 from paceline.training.folder import EVENTS
 from paceline.training.options import RunOptions
+from paceline.transport.secret import VARIABLE
 from paceline.world import env, interfaces
 from paceline.world.env import Identity
 
@@ -50,7 +53,12 @@ class LocalLauncher:
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Lay out one job per worker; ranks and the store's port are filled in when they start."""
         threads = spec.threads or max(1, env.cores() // spec.workers)
-        environment = {**env.snapshot(), **spec.environment, **spec.shared}
+        secret, invitation = machines.shared_secret(spec.rendezvous, spec.secret_file)
+        # Workers of several machines know each other by the secret of the machines.
+        shared = {name: value for name, value in spec.shared.items() if secret is None or name != VARIABLE}
+        environment = {**env.snapshot(), **spec.environment, **shared}
+        if secret is not None:
+            environment[VARIABLE] = secret.text
         address = LOOPBACK
         if spec.rendezvous is not None:
             own = interfaces.reaching(spec.rendezvous.host)
@@ -77,7 +85,7 @@ class LocalLauncher:
                 search_path=forkserver.search_path(),
                 arguments=spec.arguments or list(sys.argv),
                 modules=spec.modules,
-                shared=spec.shared,
+                shared=shared,
             )
             for rank in range(spec.workers)
         )
@@ -90,10 +98,13 @@ class LocalLauncher:
             policy=policy,
             rendezvous=spec.rendezvous,
             agreed=spec.agreed,
+            secret=secret,
+            invitation=invitation,
         )
 
     def launch(self, plan: LaunchPlan) -> Outcome:
         """Start the store and the workers, and supervise them until the last one has ended."""
+        _allow_many_files()
         if plan.rendezvous is not None and not plan.rendezvous.is_here():
             return self._follow(plan)
         self._say_crowded(plan)
@@ -131,6 +142,12 @@ class _Silence(Console):
 
     def output(self, stream: str, chunk: bytes) -> None:
         """Drop it."""
+
+
+def _allow_many_files() -> None:
+    """Raise this process's limit of open files as far as it may: each worker takes six, and strangers may open connections."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _record_failure(out: Path, failure: Failure) -> None:

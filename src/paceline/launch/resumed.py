@@ -33,6 +33,8 @@ def options_over(
     had = before.get("options", {})
     plain = [name for name in known_options(RunOptions) if name not in (*_LAYOUT, *OVERRIDES)]
     kept = {name: had[name] for name in plain if name in had}
+    for name in ("lead", "secret_file"):  # each machine says it for itself, each time
+        kept.pop(name, None)
     if str(said.get("nodes", "")) == "1":
         kept.pop("rendezvous", None)  # this machine alone
     now = {**kept, **{name: said[name] for name in plain if name in said}}

@@ -38,6 +38,8 @@ def launch_roles(
     timeout_s: float = 60.0,
     nodes: int = 1,
     rendezvous: str | None = None,
+    lead: bool = False,
+    secret_file: str | None = None,
     join_timeout: float = RunOptions.join_timeout,
     machine_timeout: int = RunOptions.machine_timeout,
 ) -> dict[str, tuple[Any, ...]]:
@@ -48,7 +50,8 @@ def launch_roles(
     (`Role(required=False)`) has None for a result. Calls stay on this machine's loopback interface unless another is named.
 
     Several machines each make the same call with the same `nodes` and `rendezvous` (`host:port`, an address of the one that
-    leads): ranks are dealt out evenly, the first to the one that leads. What workers returned is known there, from other
+    leads; `lead=True` says so where that cannot be seen) and the same secret, in PACELINE_SECRET or `secret_file`: ranks are
+    dealt out evenly, the first to the one that leads. What workers returned is known there, from other
     machines as far as JSON can say it (a tuple comes as a list); elsewhere the answer is empty.
 
     Started by torchrun, this process is one of the workers already: give all of them the same `secret`; what comes back
@@ -67,7 +70,7 @@ def launch_roles(
     if is_joined:
         joined.check(rendezvous)
     where = machines.meeting(
-        rendezvous, str(nodes), join_timeout=join_timeout, machine_timeout=machine_timeout
+        rendezvous, str(nodes), join_timeout=join_timeout, machine_timeout=machine_timeout, lead=lead
     )
     calls = _calls(made)
     spec = LaunchSpec(
@@ -76,7 +79,7 @@ def launch_roles(
             calls=calls,
             interface=machines.taken(interface, where),
             timeout_s=timeout_s,
-            secret=secret if is_joined else None,
+            secret=secret,
         ),
         workers=machines.share(named.size, where),
         threads=threads,
@@ -86,6 +89,7 @@ def launch_roles(
         policy=_policy(made, named),
         shared=secret_variable(secret),
         rendezvous=where,
+        secret_file=secret_file,
         agreed=_agreed(made, named, calls) if where is not None else {},
     )
     if is_joined:

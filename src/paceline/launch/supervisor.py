@@ -35,8 +35,10 @@ from paceline.launch.health.monitor import HealthMonitor
 from paceline.launch.health.watch import Watch
 from paceline.launch.job import ScriptCall
 from paceline.launch.membership import Membership, State
+from paceline.launch.nodes.admission import Follower
 from paceline.launch.nodes.inventory import LEADER, Node, Nodes
-from paceline.launch.nodes.leading import Follower, Leading
+from paceline.launch.nodes.leading import Leading
+from paceline.launch.nodes.probation import Probation
 from paceline.launch.nodes.remote_worker_pool import RemoteWorkerPool
 from paceline.launch.shutdown import ECHO_WAIT_S, STOP_WAIT_S, Shutdown
 from paceline.launch.workers.pool import LocalWorkerPool
@@ -72,6 +74,9 @@ class Supervisor:
         self._said_unsaved = False
         self._cause_by: float | None = None
         """Until when the cause of a start that failed is waited for, if it is."""
+        self._probation = Probation()
+        self._told_to_break = -1
+        """The latest generation whose group was told to break."""
         self._leading = Leading(plan, self._selector, self, console) if plan.rendezvous is not None else None
         self._control: ControlSocket | None = None
         if plan.out is not None and plan.policy.elastic:
@@ -85,7 +90,7 @@ class Supervisor:
         with self._shutdown.on_signals(self._selector, NOTICES if self._can_stop else ()):
             self._scheduler.open_store()
             if self._leading is not None:
-                self._leading.open(self._pool, 0)
+                self._leading.open()
             while (
                 self._leading is not None and not self._leading.gathered() and not self._shutdown.in_progress
             ):
@@ -152,6 +157,7 @@ class Supervisor:
                 key.data[0]() if isinstance(key.data, tuple) else key.data()
         if self._leading is not None:
             self._leading.tick()
+            self._see_who_works()
         if not ending.in_progress:
             self._announcements.tell_due()
             if self._cause_by is not None and time.monotonic() >= self._cause_by:
@@ -286,6 +292,7 @@ class Supervisor:
                 entry.trains = True
                 self._do(membership.ready(number))
             case "broken":
+                self._note_unformed()
                 self._do(membership.broken(number, Standing(**value)))
             case "leaving":
                 self._do(membership.wants_to_leave(number))
@@ -330,6 +337,8 @@ class Supervisor:
 
     def _lost(self, entry: Entry, failure: Failure) -> None:
         entry.running = False
+        if entry.node in self._probation:
+            failure = self._failed_to_join(entry, failure)
         if (node := self._nodes.get(entry.node)) is not None:
             words = failure.trace or f"rank {failure.rank} {failure.message}\n"
             node.pool.write_log(entry.number, words)
@@ -358,15 +367,17 @@ class Supervisor:
         self._nodes.add(node)
         self._membership.target = self._nodes.wanted
         if self._scheduler.started:
+            self._probation.begin(node.index)
             self.remark(f"{machine.name} has come; {node.wanted} workers join there.")
             self._fill()
 
-    def left(self, machine: Follower, reason: str) -> None:
+    def left(self, machine: Follower, fate: str) -> None:
         """Take a machine's workers as lost; none is started elsewhere in their place."""
         lost = self._roster.on(machine.index)
         self._nodes.drop(machine.index)
+        self._probation.end(machine.index)
         self._membership.target = self._nodes.wanted
-        self.remark(f"{machine.name} is lost, and its {len(lost)} workers with it: {reason}.")
+        self.remark(f"{machine.name} and its {len(lost)} workers are gone. It {fate}.")
         for entry in lost:
             if entry.number in self._roster:  # else all were started over because of the one before
                 fate = "was lost with its machine"
@@ -382,6 +393,36 @@ class Supervisor:
             self._tell(Note(text=text))
         else:
             self._console.event(Note(text=text))
+
+    def _see_who_works(self) -> None:
+        """Count new machines among the others once a worker of theirs has finished a step."""
+        for index in self._probation.indices():
+            readings = [self._nodes[index].pool.reading(one.number) for one in self._roster.on(index)]
+            if any(reading is not None and reading.steps for reading in readings):
+                self._probation.end(index)
+
+    def _failed_to_join(self, entry: Entry, failure: Failure) -> Failure:
+        """Return a failure on a new machine as no more than a lost worker; the second costs that machine its place."""
+        first = next(iter(failure.message.splitlines()), failure.cause())
+        fate = f"failed as it joined: {first}"
+        attempt = self._membership.generation if entry.rank >= 0 else -1 - entry.number
+        self._count_unformed(entry.node, attempt, f"its workers failed to join, twice: {first}")
+        return dataclasses.replace(failure, kind="signal", message=fate)
+
+    def _note_unformed(self) -> None:
+        """Hold it against the newest machine when a group breaks that its workers are new in, and nobody has told it to."""
+        generation = self._membership.generation
+        if self._told_to_break >= generation or self._membership.changing or self._shutdown.in_progress:
+            return
+        members = self._membership.members
+        for index in reversed(self._probation.indices()):
+            if any(not members[one.number].newcomer for one in self._roster.on(index)):
+                self._count_unformed(index, generation, "no group formed with its workers, twice")
+                return
+
+    def _count_unformed(self, index: int, attempt: int, reason: str) -> None:
+        if self._leading is not None and self._probation.failed(index, attempt):
+            self._leading.expel(index, reason)
 
     def _fill(self) -> None:
         """Start the first workers of machines that were not in the first group, once that trains."""
@@ -400,7 +441,7 @@ class Supervisor:
         for action in actions:
             match action:
                 case Break() | Begin() | Tell():
-                    self._scheduler.send(action.member, _order(action))
+                    self._pass_on(action)
                 case Assign() if action is places[0]:
                     self._scheduler.assign(places)
                     self._health.regrouped()
@@ -422,6 +463,11 @@ class Supervisor:
                     found = deadly_steps.explain(action.failure, self._plan.out)
                     self._shutdown.begin(dataclasses.replace(found, host=found.host or env.host()))
                     return
+
+    def _pass_on(self, action: Break | Begin | Tell) -> None:
+        if isinstance(action, Break):
+            self._told_to_break = max(self._told_to_break, action.generation)
+        self._scheduler.send(action.member, _order(action))
 
     def _start_over(self, failure: Failure) -> None:
         self._cause_by = None

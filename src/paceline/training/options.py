@@ -175,6 +175,18 @@ class RunOptions(Options):
         shown="",
         metavar="HOST:PORT",
     )
+    lead: bool = option(
+        False,
+        "Lead, though the rendezvous is no address of this machine but of a service that leads to it.",
+        MACHINES,
+    )
+    secret_file: str | None = option(
+        None,
+        "File with the secret that the machines of the run share.",
+        MACHINES,
+        shown="PACELINE_SECRET, or a new one where it leads",
+        metavar="FILE",
+    )
     join_timeout: float = option(
         600.0, "Seconds to wait for the machines to come together.", MACHINES, SECONDS
     )

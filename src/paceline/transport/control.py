@@ -24,6 +24,8 @@ from paceline.transport.router import LARGEST_MESSAGE, Handlers, Peer, Router, k
 from paceline.transport.secret import Secret
 
 Message = dict[str, Any]
+STRANGER = "it does not know this run's secret, or this machine does not"
+CLOSED = "closed the connection"
 TRY_S = 0.2
 """How long to wait before a leader that does not listen yet is called again."""
 
@@ -76,12 +78,12 @@ class _Events:
         os.eventfd_write(self._ready, 1)
 
     def hear(self, peer: Peer, frames: list[bytes]) -> None:
-        """Take a message; one that is no JSON object is passed by, and counts as refused."""
+        """Take a message; one that is no JSON object comes as an empty one, which says nothing to anybody."""
         try:
             message = json.loads(frames[-1]) if len(frames) == 1 else None
         except (ValueError, RecursionError):
             message = None
-        self.add(Said(peer, message) if isinstance(message, dict) else Refused(0))
+        self.add(Said(peer, message if isinstance(message, dict) else {}))
 
     def close(self) -> None:
         os.close(self._ready)
@@ -231,10 +233,10 @@ class _Conversation:
                     zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
                     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
                 ):
-                    return "it does not know this run's secret, or this machine does not"
+                    return STRANGER
                 elif kind in (zmq.Event.DISCONNECTED, zmq.Event.CLOSED):
                     if is_open:
-                        return "closed the connection"
+                        return CLOSED
                     time.sleep(min(TRY_S, max(0.0, deadline - time.monotonic())))
                     return None
             if is_open and not self._send(outgoing):

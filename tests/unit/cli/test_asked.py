@@ -55,7 +55,7 @@ def test_a_resumed_run_keeps_every_option():
 def test_every_option_is_tried_above():
     from dataclasses import fields
 
-    fitted = {"strategy", "workers", "servers", "out", "resume"}
+    fitted = {"strategy", "workers", "servers", "out", "resume", "lead", "secret_file"}
     overrides = {"seed", "precision", "micro_batch", "num_workers"}
     assert {one.name for one in fields(RunOptions) if shown(one)} == set(OTHER) | fitted | overrides
 

@@ -135,12 +135,9 @@ def test_what_the_machines_compare(tmp_path):
     assert [name for name in facts if facts[name] != changed[name]] == ["the source of task.py"]
 
 
-@pytest.mark.parametrize(("timeout", "every", "attempts"), [(4, 1, 4), (15, 5, 3), (16, 5, 4), (60, 20, 3)])
-def test_a_machine_is_given_up_after_the_time_asked_for_and_not_before(timeout, every, attempts):
-    made = machines.meeting("a:1", "1:2", join_timeout=9, machine_timeout=timeout)
-    assert (made.keep_alive_s, made.keep_alive_attempts) == (every, attempts)
-    assert made.silence_s >= timeout
-    assert machines.meeting(None, "1", join_timeout=9, machine_timeout=timeout) is None
+def test_a_machine_is_given_up_after_the_time_asked_for():
+    assert machines.meeting("a:1", "1:2", join_timeout=9, machine_timeout=16).silence_s == 16
+    assert machines.meeting(None, "1", join_timeout=9, machine_timeout=16) is None
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -15,12 +17,15 @@ from paceline.launch.nodes.rendezvous import Rendezvous
 from paceline.ranges import MACHINE_SECONDS, SECONDS
 from paceline.remote import reach
 from paceline.training.options import RunOptions
+from paceline.transport.secret import VARIABLE, Secret
 from paceline.version import __version__
 from paceline.world import interfaces
 
 _EACH_HAS_ITS_OWN = (
     "out",
     "rendezvous",
+    "lead",
+    "secret_file",
     "join_timeout",
     "machine_timeout",
     "nodes",
@@ -31,7 +36,7 @@ _EACH_HAS_ITS_OWN = (
 
 
 def meeting(
-    endpoint: str | None, nodes: str, *, join_timeout: float, machine_timeout: int
+    endpoint: str | None, nodes: str, *, join_timeout: float, machine_timeout: int, lead: bool = False
 ) -> Rendezvous | None:
     """Return where this machine meets others; None where it is not to."""
     join_timeout = SECONDS.read("--join-timeout", join_timeout)
@@ -43,14 +48,35 @@ def meeting(
                 "that leads, on each of them."
             )
         return None
-    every = max(1, machine_timeout // 3)
     return Rendezvous.parse(
-        endpoint,
-        nodes,
-        join_s=join_timeout,
-        keep_alive_s=every,
-        keep_alive_attempts=-(-machine_timeout // every),
+        endpoint, nodes, join_s=join_timeout, silence_s=float(machine_timeout), leads=lead
     )
+
+
+def shared_secret(rendezvous: Rendezvous | None, path: str | None) -> tuple[Secret | None, str]:
+    """Return the secret of the machines' run, and the command that brings it to the others where it had to be made."""
+    if rendezvous is None:
+        if path is not None:
+            raise InputError("--secret-file is for several machines. Give --rendezvous, or leave it out.")
+        return None, ""
+    found = Secret.from_environment() if path is None else Secret.read(Path(path))
+    if found is not None:
+        return found, ""
+    if not rendezvous.is_here():
+        raise InputError(
+            f"this machine has no secret, so the one that leads at {rendezvous.endpoint} would not let it in. Set {VARIABLE} to "
+            "what that one printed when it was started, or give --secret-file with the same secret on all machines."
+        )
+    made = Secret.make()
+    return made, f"{VARIABLE}={made.text} {_command()}"
+
+
+def _command() -> str:
+    """Return the command line of this process, for a machine that follows."""
+    called = sys.orig_argv
+    if Path(sys.argv[0]).name == "paceline":
+        called = ["paceline", *sys.argv[1:]]
+    return shlex.join(word for word in called if word != "--lead")
 
 
 def interface(rendezvous: Rendezvous | None) -> str | None:

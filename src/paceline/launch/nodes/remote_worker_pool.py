@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from signal import Signals
 from typing import Any
 
+from paceline.errors import InputError
 from paceline.launch.health.diagnosis import HangWatch
 from paceline.launch.job import Job
 from paceline.launch.nodes import travel
-from paceline.launch.nodes.link import Message
+from paceline.launch.nodes.travel import MalformedError
 from paceline.launch.workers.pool import Audience, Listener
+from paceline.observe.events import from_json
 from paceline.observe.verdict import Evidence
+from paceline.transport.control import Message
 from paceline.world.status_page import Reading
 
 ANSWER_S = 3.0
@@ -26,6 +30,10 @@ class RemoteWorkerPool:
 
     def __init__(self, send: Callable[[Message], None], audience: Audience, listener: Listener) -> None:
         self._send, self._audience, self._listener = send, audience, listener
+        self._numbers: set[int] = set()
+        """The workers that were asked for: the launcher there has a say about no others."""
+        self._events: defaultdict[int, bytes] = defaultdict(bytes)
+        """The beginning of an event whose end is yet to come, by worker."""
         self._pids: dict[int, int] = {}
         self._readings: dict[int, tuple[dict[str, Any], str]] = {}
         """The last reading of each worker, and the state of its process."""
@@ -36,6 +44,7 @@ class RemoteWorkerPool:
 
     def start(self, number: int, job: Job, log_name: str) -> None:
         """Ask for one worker; what it is to do, the launcher there knows from its own command."""
+        self._numbers.add(number)
         self._send(
             {
                 "do": "start",
@@ -68,6 +77,7 @@ class RemoteWorkerPool:
     def restart(self) -> None:
         """End every worker, and be ready to start others; nobody is told."""
         self._send({"do": "restart"})
+        self._numbers.clear()
         self._pids.clear()
         self._readings.clear()
 
@@ -111,21 +121,55 @@ class RemoteWorkerPool:
     # Hearing.
 
     def hear(self, message: Message) -> None:
-        """Take what the launcher there says."""
+        """Take what the launcher there says, of its own workers; MalformedError for what none would say."""
         match message:
-            case {"started": number, "pid": pid}:
-                self._pids[number] = pid
-                self._listener.started(number, pid)
-            case {"said": kind, "number": number, "value": value}:
-                self._listener.said(number, kind, travel.unpack_said(kind, value))
-            case {"ended": number, "status": status, "why": why}:
+            case {"started": int(number), "pid": int(pid)}:
+                if number in self._numbers:
+                    self._pids[number] = pid
+                    self._listener.started(number, pid)
+            case {"said": str(kind), "number": int(number), "value": value}:
+                said = travel.unpack_said(kind, value)
+                if number in self._numbers:
+                    self._listener.said(number, kind, said)
+            case {"ended": int(number), "status": int(status), "why": str(why)}:
                 self._readings.pop(number, None)
-                self._listener.ended(number, status, why)
-            case {"readings": readings}:
-                self._readings = {number: (packed, state) for number, packed, state in readings}
-            case {"evidence": evidence}:
-                self._evidence = {number: travel.unpack_evidence(packed) for number, packed in evidence}
-            case {"output": stream, "text": text}:
+                if number in self._numbers:
+                    self._listener.ended(number, status, why)
+            case {"readings": list(readings)}:
+                self._readings = dict(_reading(one) for one in readings)
+            case {"evidence": list(evidence)}:
+                self._evidence = dict(_evidence(one) for one in evidence)
+            case {"output": "out" | "err" as stream, "text": str(text)}:
                 self._audience.output(stream, text.encode(errors="backslashreplace"))
-            case {"events": text, "number": number}:
-                self._audience.events(text.encode(errors="backslashreplace"), source=number)
+            case {"events": str(text), "number": int(number)}:
+                self._on_events(number, text.encode(errors="backslashreplace"))
+            case _:
+                raise MalformedError(
+                    f"{', '.join(map(str, message))[:80]!r} is nothing that is said of workers"
+                )
+
+    def _on_events(self, number: int, chunk: bytes) -> None:
+        *lines, rest = (self._events[number] + chunk).split(b"\n")
+        try:
+            for line in lines:
+                from_json(line.decode())
+        except (InputError, UnicodeDecodeError) as error:
+            raise MalformedError(str(error)) from error
+        self._events[number] = rest
+        if lines and number in self._numbers:
+            self._audience.events(b"\n".join([*lines, b""]), source=number)
+
+
+def _reading(one: Any) -> tuple[int, tuple[dict[str, Any], str]]:
+    match one:
+        case [int(number), dict(packed), str(state)]:
+            travel.unpack_reading(packed, 0.0)
+            return number, (packed, state)
+    raise MalformedError("a reading is none")
+
+
+def _evidence(one: Any) -> tuple[int, Evidence]:
+    match one:
+        case [int(number), dict(packed)]:
+            return number, travel.unpack_evidence(packed)
+    raise MalformedError("what was seen of a worker is nothing that can be seen")

@@ -1,17 +1,53 @@
-"""What one machine's launcher tells another's about its workers, as plain values that go into a message and come out again."""
+"""What one machine's launcher tells another's about its workers, as plain values that go into a message and come out again.
+
+Whatever comes out is checked: what another launcher says must not end this one.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
+import types
+import typing
+from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+from paceline.errors import PacelineError
 from paceline.launch.failures import Failure
 from paceline.observe.verdict import Collective, Evidence, Frame
+from paceline.recovery.membership import Standing
 from paceline.world.status_page import Kind, Phase, Reading
 
 LARGEST_RESULT = 1 << 20
 """What a worker returned travels only where it is small and plain: whoever wants more reads it from a file."""
+_KINDS = {"began", "met", "ready", "broken", "leaving", "raised", "failure", "result"}
+_FAILURES = {"few", "hang", "input", "disk", "code", "signal", "exit", "peer"}
+Record = TypeVar("Record")
+Given = ParamSpec("Given")
+
+
+class MalformedError(PacelineError):
+    """A message that no launcher of this version sends."""
+
+
+def _reads(function: Callable[Given, Record]) -> Callable[Given, Record]:
+    """Have a function that only reads raise one kind of error."""
+
+    @functools.wraps(function)
+    def read(*args: Given.args, **kwargs: Given.kwargs) -> Record:
+        try:
+            return function(*args, **kwargs)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise MalformedError(f"{type(error).__name__}: {error}") from error
+
+    return read
+
+
+@_reads
+def made(kind: type[Record], fields: Any) -> Record:
+    """Make a record of fields that came from elsewhere; MalformedError where they are not its own."""
+    return _checked(kind(**fields))
 
 
 def pack_reading(reading: Reading, now: float) -> dict[str, Any]:
@@ -19,10 +55,13 @@ def pack_reading(reading: Reading, now: float) -> dict[str, Any]:
     return asdict(reading) | {"since": now - reading.since, "touched": now - reading.touched}
 
 
+@_reads
 def unpack_reading(packed: dict[str, Any], now: float) -> Reading:
     """Read it back as of now, however long ago it was sent: nobody is silent only because the network is."""
     ages = {name: now - packed[name] for name in ("since", "touched")}
-    return Reading(**packed | ages | {"phase": Phase(packed["phase"]), "kind": Kind(packed["kind"])})
+    return _checked(
+        Reading(**packed | ages | {"phase": Phase(packed["phase"]), "kind": Kind(packed["kind"])})
+    )
 
 
 def pack_evidence(evidence: Evidence) -> dict[str, Any]:
@@ -34,16 +73,13 @@ def pack_evidence(evidence: Evidence) -> dict[str, Any]:
     return seen
 
 
+@_reads
 def unpack_evidence(packed: dict[str, Any]) -> Evidence:
     """Read it back."""
-    return Evidence(
-        **packed
-        | {
-            "reading": unpack_reading(packed["reading"], 0.0),
-            "threads": tuple(tuple(Frame(**frame) for frame in thread) for thread in packed["threads"]),
-            "pending": tuple(Collective(**one) for one in packed["pending"]),
-        }
-    )
+    threads = tuple(tuple(made(Frame, frame) for frame in thread) for thread in packed["threads"])
+    pending = tuple(made(Collective, one) for one in packed["pending"])
+    reading = unpack_reading(packed["reading"], 0.0)
+    return _checked(Evidence(**packed | {"reading": reading, "threads": threads, "pending": pending}))
 
 
 def pack_said(kind: str, value: Any) -> Any:
@@ -61,4 +97,36 @@ def pack_said(kind: str, value: Any) -> Any:
 
 def unpack_said(kind: str, value: Any) -> Any:
     """Read it back."""
-    return Failure(**value) if kind in ("failure", "raised") else value
+    if kind not in _KINDS:
+        raise MalformedError(f"a worker says {kind!r}")
+    if kind == "broken":
+        made(Standing, value)
+    if kind not in ("failure", "raised"):
+        return value
+    failure = made(Failure, value)
+    if failure.kind not in _FAILURES:
+        raise MalformedError(f"a worker failed by {failure.kind!r}")
+    return failure
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _checked(record: Record) -> Record:
+    """Return a record whose fields are of their types, as far as plain types go."""
+    kind: Any = type(record)
+    for name, hint in _hints(kind).items():
+        if not _fits(value := getattr(record, name), hint):
+            raise TypeError(f"{name} of a {kind.__name__} is {value!r}"[:200])
+    return record
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if isinstance(hint, types.UnionType):
+        return any(_fits(value, one) for one in typing.get_args(hint))
+    wanted = typing.get_origin(hint) or hint
+    if wanted is float:
+        return isinstance(value, int | float)
+    return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))

@@ -65,7 +65,6 @@ def _preload() -> None:
     import torch.distributed as _dist  # noqa: F401
 
     from paceline.compat import dynamo
-    from paceline.launch.nodes import rendezvous_agent as _keeper  # noqa: F401
     from paceline.launch.workers import read_shards as _read_shards  # noqa: F401
     from paceline.launch.workers import worker as _worker  # noqa: F401
     from paceline.training.description import package_sha256

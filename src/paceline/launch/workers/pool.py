@@ -18,8 +18,6 @@ from typing import Any, Protocol
 from paceline.errors import PacelineError
 from paceline.launch.health.diagnosis import HangWatch, Member, look, process_state
 from paceline.launch.job import Job
-from paceline.launch.nodes.rendezvous import Offer, Rendezvous
-from paceline.launch.nodes.rendezvous_process import RendezvousAgent
 from paceline.launch.workers import fork_server as forkserver
 from paceline.launch.workers.fork_server import ForkServer
 from paceline.launch.workers.process import Process
@@ -29,8 +27,6 @@ from paceline.world.status_page import Kind, Phase, Reading, StatusPage, StatusP
 
 LEFT_BEHIND_S = 5.0
 """How long a process may take to end after SIGKILL: one that the kernel holds in a read or a write cannot, and is left behind."""
-KEEPER = -2
-"""The number of the process that keeps the rendezvous."""
 
 
 class Audience(Protocol):
@@ -72,15 +68,6 @@ class LocalWorkerPool:
         self._shown = -1
 
     # Starting and ending.
-
-    def start_keeper(
-        self, like: Job, rendezvous: Rendezvous, spec: Mapping[str, str], offer: Offer | None, log_name: str
-    ) -> RendezvousAgent:
-        """Ask for the process that keeps the rendezvous, and give what it reports through."""
-        log = self._folder / "logs" / log_name
-        keeper = RendezvousAgent.start(self._server, like, rendezvous, spec=spec, offer=offer, log=log)
-        self._processes[KEEPER] = Process(KEEPER, keeper.ticket)
-        return keeper
 
     def start(self, number: int, job: Job, log_name: str) -> None:
         """Ask the fork server for one worker, and listen to the worker."""
@@ -190,10 +177,10 @@ class LocalWorkerPool:
         """Return whether the fork server is there."""
         return self._server.alive()
 
-    def kill(self, *, spared: tuple[int, ...] = ()) -> None:
-        """End every process but those spared, and wait until all have ended that can; nobody is told."""
+    def kill(self) -> None:
+        """End every process, and wait until all have ended that can; nobody is told."""
         until = time.monotonic() + LEFT_BEHIND_S
-        doomed = {number: one for number, one in self._processes.items() if number not in spared}
+        doomed = dict(self._processes)
         with contextlib.suppress(PacelineError):
             while (
                 self._server.alive()
@@ -212,7 +199,7 @@ class LocalWorkerPool:
 
     def restart(self) -> None:
         """End every worker, and be ready to start others; nobody is told."""
-        self.kill(spared=(KEEPER,))
+        self.kill()
 
     def kill_server(self) -> None:
         """End the fork server itself, and with it all its workers."""
