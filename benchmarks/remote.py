@@ -1,4 +1,4 @@
-"""What calls between workers cost: against raw rpc_sync, batched against single, the parameter server, sparse traffic, pipelines.
+"""What calls between workers cost: against torch's rpc_sync, batched against single, the parameter server, sparse traffic, pipelines.
 
     python benchmarks/remote.py [--only calls,batching,servers,traffic,pipeline] [--rounds 6] [--write]
 
@@ -8,9 +8,9 @@ Contenders live in the same workers and take turns; ratios are medians over the 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
-import pickle
+import os
+import platform
 import statistics
 import threading
 import time
@@ -19,22 +19,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import zmq
 from models import CASES
 from step_overhead import optimizer_for
 from torch import Tensor, nn
-from torch.distributed import rpc
-from torch.distributed.rpc import api, internal
+from torch.distributed import PrefixStore, rpc
+from torch.distributed.distributed_c10d import Store
 
 import paceline
 from paceline import remote
-from paceline.remote import guard
+from paceline.remote.names import Roles
+from paceline.remote.session import Session
 from paceline.strategies.tuning import Tuning
 from paceline.training.run import engine_of
 
 RESULT = Path(__file__).with_name("results") / "remote.json"
 ROUNDS = 6
 VALUES = (("40 B", torch.ones(10), 400), ("4 MB", torch.ones(1 << 20), 40))
-_kept: dict[str, Any] = {}
 
 
 # A call.
@@ -48,55 +49,67 @@ class Echo:
         return value
 
 
-@guard.own
-def read_plainly(plainly: bool) -> None:
-    """Write and read messages as torch does by itself, or sealed and through the list of what may be named.
-
-    A moment later: the answer to this very call still goes as before.
-    """
-    threading.Timer(0.05, _select, (plainly,)).start()
-
-
-def _select(plainly: bool) -> None:
-    ours = _kept.setdefault("ours", internal._internal_rpc_pickler)  # noqa: SLF001
-    torchs = _kept.setdefault("torch's", internal._InternalRPCPickler())  # noqa: SLF001
-    internal._internal_rpc_pickler = api._default_pickler = torchs if plainly else ours  # noqa: SLF001
-    internal._unpickler = pickle.Unpickler if plainly else guard.Guard  # noqa: SLF001
-
-
-@guard.own
 def raw_echo(value: Tensor) -> Tensor:
     """The same as a bare function of torch's RPC."""
     return value
 
 
-def time_calls(session: remote.Session, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Microseconds a call, one after the other and 64 at a time, for a small and a large tensor."""
-    service = remote.create("server:0", Echo)
+def time_calls(run: paceline.Run, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Microseconds a call, one after the other and 64 at a time, for a small and a large tensor.
 
-    def turn(name: str) -> None:
-        plainly = name == "raw"
-        rpc.rpc_sync("server:0", read_plainly, args=(plainly,))
-        read_plainly(plainly)
-        time.sleep(0.2)
-
+    Two workers are in torch's own RPC and in sessions of ours, all at once; a worker is in one session at a time, so the two of
+    ours take turns.
+    """
+    world = run.world
+    store = world.store
+    assert store is not None
+    rpc.init_rpc(f"worker{world.rank}", rank=world.rank, world_size=2)
     found: dict[str, dict[str, list[float]]] = {}
-    for label, value, count in VALUES:
-        one_by_one: dict[str, Callable[[], Any]] = {
-            "raw": lambda value=value: rpc.rpc_sync("server:0", raw_echo, args=(value,)),
-            "paceline": lambda value=value: service.echo(value),
-        }
-        in_flight: dict[str, Callable[[], Any]] = {
-            "raw": lambda value=value: rpc.rpc_async("server:0", raw_echo, args=(value,)),
-            "paceline": lambda value=value: service.echo.future(value),
-        }
-        found[f"{label}, one by one"] = _turns(
-            one_by_one, rounds, lambda call, count=count: _sequence(call, count), turn
-        )
-        found[f"{label}, 64 in flight"] = _turns(
-            in_flight, rounds, lambda call, count=count: _flights(call, count), turn
-        )
+    for number in range(rounds + 1):
+        for way, machine in (("sealed tcp", f"of {world.rank}"), ("ipc", None)):
+            with _session(PrefixStore(f"{number} {way}", store), world.rank, machine) as session:
+                if session.role == "servers":
+                    continue
+                service = remote.create("server:0", Echo)
+                for label, value, count in VALUES:
+                    _compare(found, label, value, count, way, service, keep=number > 0)
+    rpc.shutdown()
     return found
+
+
+def _session(store: Store, rank: int, machine: str | None) -> Session:
+    return Session.open(store, rank, Roles.of({"callers": 1, "servers": 1}), b"benchmark", machine=machine)
+
+
+def _compare(
+    found: dict[str, dict[str, list[float]]],
+    label: str,
+    value: Tensor,
+    count: int,
+    way: str,
+    service: Echo,
+    *,
+    keep: bool,
+) -> None:
+    """Measure both ways once, torch's first and ours behind it; the first round warms up."""
+    echo = remote.method(service.echo)
+    for kind, measure, raw, ours in (
+        (
+            "one by one",
+            _sequence,
+            lambda: rpc.rpc_sync("worker1", raw_echo, args=(value,)),
+            lambda: echo(value),
+        ),
+        (
+            "64 in flight",
+            _flights,
+            lambda: rpc.rpc_async("worker1", raw_echo, args=(value,)),
+            lambda: echo.future(value),
+        ),
+    ):
+        times = {f"torch, beside {way}": measure(raw, count), way: measure(ours, count)}
+        for name, taken in times.items() if keep else ():
+            found.setdefault(f"{label}, {kind}", {}).setdefault(name, []).append(taken)
 
 
 def _turns(
@@ -145,35 +158,16 @@ def ratios(seen: dict[str, list[float]], against: str) -> dict[str, dict[str, fl
     }
 
 
-def time_torch(run: paceline.Run, rounds: int) -> dict[str, list[float]]:
-    """The same calls in a group that torch's own init_rpc makes, with the transports it chooses."""
-    rank = run.world.rank
-    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
-    found: dict[str, list[float]] = {}
-    if rank == 0:
-        for label, value, count in VALUES:
-            call: Callable[[], Any] = functools.partial(rpc.rpc_sync, "worker1", raw_echo, args=(value,))
-            later: Callable[[], Any] = functools.partial(rpc.rpc_async, "worker1", raw_echo, args=(value,))
-            found[f"{label}, one by one"] = [_sequence(call, count) for _ in range(rounds + 1)][1:]
-            found[f"{label}, 64 in flight"] = [_flights(later, count) for _ in range(rounds + 1)][1:]
-    rpc.shutdown()
-    return found
-
-
 def calls(rounds: int) -> dict[str, Any]:
-    """Compare a call through a service with torch's rpc_sync and rpc_async: in the same session, and in torch's own."""
-    seen: dict[str, dict[str, list[float]]] = {}
-    each = 2 * rounds  # calls are short, and their times spread
-    for _ in range(2):
-        own = paceline.launch(time_torch, each, workers=2, threads=1)[0]
-        got = paceline.launch_roles(
-            {"callers": remote.Role(time_calls, 1, args=(each,)), "servers": 1}, threads=1
-        )
-        for label, found in got["callers"][0].items():
-            for name, values in {**found, "torch's own": own[label]}.items():
-                seen.setdefault(label, {}).setdefault(name, []).extend(values)
-    rows = {label: ratios(found, "raw") for label, found in seen.items()}
-    for label, row in rows.items():
+    """Compare a call through a service with torch's rpc_sync and rpc_async, in the same two workers."""
+    rows: dict[str, Any] = {}
+    for label, seen in paceline.launch(time_calls, 2 * rounds, workers=2, threads=1)[0].items():
+        row: dict[str, Any] = {}
+        for way in ("ipc", "sealed tcp"):
+            row |= ratios(
+                {name: values for name, values in seen.items() if way in name}, f"torch, beside {way}"
+            )
+        rows[label] = row
         words = ", ".join(f"{name} {one['median']:.1f} us ({one['ratio']:.3f})" for name, one in row.items())
         print(f"  {label:18} {words}")
     return rows
@@ -399,7 +393,15 @@ def main() -> None:
         results[name] = SECTIONS[name](options.rounds)
     if options.write:
         before = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-        about = {"torch": torch.__version__, "rounds": options.rounds, "cores": 2}
+        about = {
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "load": os.getloadavg()[0],
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "pyzmq": zmq.__version__,
+            "rounds": options.rounds,
+        }
         RESULT.write_text(json.dumps({**before, **results, "about": about}, indent=1) + "\n")
 
 

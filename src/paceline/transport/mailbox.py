@@ -50,7 +50,7 @@ _PARTING_S = 5.0
 """How long a thread of ours that is giving a message on may take to end."""
 _USER = b"paceline"
 _BROKEN = zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
-_EVENTS = _BROKEN | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.CONNECT_RETRIED
+_EVENTS = _BROKEN | zmq.Event.CONNECT_RETRIED | zmq.Event.MONITOR_STOPPED
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class Entry:
 
     boot: bytes
     address: str
+    asks: bool = False
+    """Whether whoever connects gives a password, on this machine too: its inbox listens on a network."""
 
     @property
     def sealed(self) -> bool:
@@ -90,6 +92,8 @@ class _Peer:
         self.lock = threading.Lock()
         self.push: zmq.Socket[bytes] | None = None
         self.gone = False
+        self.there = True
+        """Until its connection has broken, which is reported once."""
         self._boot, self._count = boot, 0
         self._out = Seal(secret, boot, entry.boot) if entry.sealed else None
         self.incoming = Seal(secret, entry.boot, boot) if entry.sealed else None
@@ -222,8 +226,9 @@ class Mailbox:
         push: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
         push.setsockopt(zmq.SNDHWM, 0)
         push.setsockopt(zmq.LINGER, 0)
-        if peer.entry.sealed:
+        if peer.entry.asks:
             push.plain_username, push.plain_password = _USER, _password(self._secret)
+        if peer.entry.sealed:
             push.setsockopt(zmq.IPV6, 1 if "[" in peer.entry.address else 0)
         monitor = push.get_monitor_socket(_EVENTS)
         push.connect(peer.entry.address)
@@ -300,7 +305,8 @@ class Mailbox:
                 event = recv_monitor_message(monitor)["event"]
                 if event == zmq.Event.MONITOR_STOPPED:
                     self._unwatch(poller, peer, monitor)
-                elif not self._closing and (event & _BROKEN or _refuses(peer.entry.address)):
+                elif peer.there and not self._closing and (event & _BROKEN or _refuses(peer.entry.address)):
+                    peer.there = False
                     lose(peer.name)
 
     def _unwatch(self, poller: zmq.Poller, peer: _Peer, monitor: zmq.Socket[bytes]) -> None:

@@ -14,7 +14,7 @@ from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path, PosixPath, PurePath, PurePosixPath
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 from uuid import UUID
 
 import numpy as np
@@ -33,6 +33,7 @@ UNREGISTERED = "is not registered, so no call may name it here"
 _REQUIRES_GRAD, _PARAMETER = 1, 2
 _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 _DTYPE_NAMES = {value: name for name, value in _DTYPES.items()}
+_NUMERIC = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool})
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _WORD = 1 << 63
 _encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
@@ -135,18 +136,21 @@ class Writer:
         return {"g": len(self.leaves) - 1}
 
     def _tensor(self, value: Tensor) -> list[Any]:
-        source = value.detach()
         flags = _REQUIRES_GRAD * value.requires_grad + _PARAMETER * (type(value) is nn.Parameter)
-        device = None if source.device.type == "cpu" else str(source.device)
+        source = value.detach() if flags else value
+        device = None
         if source.layout is not torch.strided:
             return ["sparse", [self.write(one) for one in _sparse_parts(source)], 0, flags]
-        source = source.cpu().resolve_conj().resolve_neg()
+        if not source.is_cpu:
+            device, source = str(source.device), source.cpu()
+        if source.is_conj() or source.is_neg():
+            source = source.resolve_conj().resolve_neg()
         order = None
         if not source.is_contiguous():
             order = sorted(range(source.dim()), key=source.stride, reverse=True)
             permuted = source.permute(order)
             order, source = (order, permuted) if permuted.is_contiguous() else (None, source.contiguous())
-        place = self.add(memoryview(source.reshape(-1).view(torch.uint8).numpy())) if source.numel() else 0  # type: ignore[arg-type]
+        place = self.add(_bytes_of(source)) if source.numel() else 0
         found = [_DTYPE_NAMES[source.dtype], list(source.shape), place, flags]
         return found if order is None and device is None else [*found, order, device]
 
@@ -208,7 +212,7 @@ class Reader:
     def value(self) -> Any:
         """Return the value, or raise CallRefusedError where the message is not one of ours."""
         try:
-            noted, value = json.loads(str(self._text, "ascii"), object_hook=self._made)
+            noted, value = _Decoder.read(str(self._text, "ascii"), self._made)
             if type(noted) is not list:
                 raise ValueError("it does not begin with its tensors")
         except CallRefusedError:
@@ -263,11 +267,12 @@ class Reader:
                 raise ValueError("a size is no number")
             size *= one
         if 0 < size <= SMALL:
-            found = torch.frombuffer(self.content(size, place), dtype=dtype).clone().view(shape)
+            found = torch.frombuffer(self.content(size, place), dtype=dtype).clone()
+            found = found if len(shape) == 1 else found.view(shape)
         else:
             found = torch.empty(0, dtype=dtype)
             if size:
-                self.fill(size, place, lambda: memoryview(_bytes_of(found.resize_(shape))))
+                self.fill(size, place, lambda: _bytes_of(found.resize_(shape)))
             else:
                 found = found.view(shape)
         if order is not None:
@@ -309,6 +314,30 @@ class Reader:
         return value
 
 
+class _Decoder:
+    """Reads JSON, and is kept for the next message: it takes longer to make than to read a small one."""
+
+    _idle: ClassVar[deque[_Decoder]] = deque()
+
+    def __init__(self) -> None:
+        self._hook: Callable[[dict[str, Any]], Any] = dict
+        self._decode = json.JSONDecoder(object_hook=lambda given: self._hook(given)).decode
+
+    @classmethod
+    def read(cls, text: str, hook: Callable[[dict[str, Any]], Any]) -> Any:
+        """Return what a text says, each of its objects made by `hook`."""
+        try:
+            decoder = cls._idle.pop()
+        except IndexError:
+            decoder = cls()  # of as many threads as read at once, and of calls within a hook
+        decoder._hook = hook
+        try:
+            return decoder._decode(text)
+        finally:
+            decoder._hook = dict
+            cls._idle.append(decoder)
+
+
 def refusal(name: str) -> CallRefusedError:
     """Return the error that something may not travel."""
     return CallRefusedError(
@@ -331,8 +360,10 @@ def _flagged(value: Tensor, flags: int) -> Tensor:
     return value.requires_grad_() if flags & _REQUIRES_GRAD else value
 
 
-def _bytes_of(value: Tensor) -> Any:
-    return value.view(-1).view(torch.uint8).numpy()
+def _bytes_of(value: Tensor) -> memoryview:
+    """Return the memory of a tensor without gaps; only numpy's own types can be looked at directly, which is quicker."""
+    plain = value.numpy() if value.dtype in _NUMERIC else value.view(-1).view(torch.uint8).numpy()
+    return memoryview(plain).cast("B")  # type: ignore[arg-type]
 
 
 def _description(dtype: np.dtype[Any]) -> Any:
