@@ -1,4 +1,4 @@
-"""What calls between workers cost: against torch's rpc_sync, batched against single, the parameter server, sparse traffic, pipelines.
+"""What calls between workers cost: against torch's rpc_sync, batched and single, the parameter server, sparse traffic, pipelines.
 
     python benchmarks/remote.py [--only calls,batching,servers,traffic,pipeline] [--rounds 6] [--write]
 

@@ -321,7 +321,10 @@ class _Decoder:
 
     def __init__(self) -> None:
         self._hook: Callable[[dict[str, Any]], Any] = dict
-        self._decode = json.JSONDecoder(object_hook=lambda given: self._hook(given)).decode
+        self._decode = json.JSONDecoder(object_hook=self._made).decode
+
+    def _made(self, given: dict[str, Any]) -> Any:
+        return self._hook(given)
 
     @classmethod
     def read(cls, text: str, hook: Callable[[dict[str, Any]], Any]) -> Any:
