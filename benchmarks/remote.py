@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import zmq
 from models import CASES
 from step_overhead import optimizer_for
 from torch import Tensor, nn
 from torch.distributed import PrefixStore, rpc
-from torch.distributed.distributed_c10d import Store
 
 import paceline
 from paceline import remote
@@ -54,62 +54,38 @@ def raw_echo(value: Tensor) -> Tensor:
     return value
 
 
-def time_calls(run: paceline.Run, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Microseconds a call, one after the other and 64 at a time, for a small and a large tensor.
-
-    Two workers are in torch's own RPC and in sessions of ours, all at once; a worker is in one session at a time, so the two of
-    ours take turns.
-    """
+def time_calls(run: paceline.Run, way: str) -> dict[str, float]:
+    """Microseconds a call, one after the other and 64 at a time, for a small and a large tensor; a first turn warms up."""
     world = run.world
-    store = world.store
-    assert store is not None
-    rpc.init_rpc(f"worker{world.rank}", rank=world.rank, world_size=2)
-    found: dict[str, dict[str, list[float]]] = {}
-    for number in range(rounds + 1):
-        for way, machine in (("sealed tcp", f"of {world.rank}"), ("ipc", None)):
-            with _session(PrefixStore(f"{number} {way}", store), world.rank, machine) as session:
-                if session.role == "servers":
-                    continue
-                service = remote.create("server:0", Echo)
-                for label, value, count in VALUES:
-                    _compare(found, label, value, count, way, service, keep=number > 0)
-    rpc.shutdown()
+    assert world.store is not None
+    if way == "torch":
+        rpc.init_rpc(f"worker{world.rank}", rank=world.rank, world_size=2)
+        found = _times(
+            lambda value: rpc.rpc_sync("worker1", raw_echo, args=(value,)),
+            lambda value: rpc.rpc_async("worker1", raw_echo, args=(value,)),
+        )
+        rpc.shutdown()
+        return found
+    machine = f"of {world.rank}" if way == "sealed tcp" else None  # of two machines, as far as they know
+    roles = Roles.of({"callers": 1, "servers": 1})
+    with Session.open(
+        PrefixStore("calls", world.store), world.rank, roles, b"benchmark", machine=machine
+    ) as session:
+        if session.role == "servers":
+            return {}
+        echo = remote.method(remote.create("server:0", Echo).echo)
+        return _times(echo, echo.future)
+
+
+def _times(call: Callable[[Tensor], Any], later: Callable[[Tensor], Any]) -> dict[str, float]:
+    if dist.get_rank() != 0:
+        return {}
+    found: dict[str, float] = {}
+    for _ in range(2):
+        for label, value, count in VALUES:
+            found[f"{label}, one by one"] = _sequence(lambda value=value: call(value), count)
+            found[f"{label}, 64 in flight"] = _flights(lambda value=value: later(value), count)
     return found
-
-
-def _session(store: Store, rank: int, machine: str | None) -> Session:
-    return Session.open(store, rank, Roles.of({"callers": 1, "servers": 1}), b"benchmark", machine=machine)
-
-
-def _compare(
-    found: dict[str, dict[str, list[float]]],
-    label: str,
-    value: Tensor,
-    count: int,
-    way: str,
-    service: Echo,
-    *,
-    keep: bool,
-) -> None:
-    """Measure both ways once, torch's first and ours behind it; the first round warms up."""
-    echo = remote.method(service.echo)
-    for kind, measure, raw, ours in (
-        (
-            "one by one",
-            _sequence,
-            lambda: rpc.rpc_sync("worker1", raw_echo, args=(value,)),
-            lambda: echo(value),
-        ),
-        (
-            "64 in flight",
-            _flights,
-            lambda: rpc.rpc_async("worker1", raw_echo, args=(value,)),
-            lambda: echo.future(value),
-        ),
-    ):
-        times = {f"torch, beside {way}": measure(raw, count), way: measure(ours, count)}
-        for name, taken in times.items() if keep else ():
-            found.setdefault(f"{label}, {kind}", {}).setdefault(name, []).append(taken)
 
 
 def _turns(
@@ -159,15 +135,17 @@ def ratios(seen: dict[str, list[float]], against: str) -> dict[str, dict[str, fl
 
 
 def calls(rounds: int) -> dict[str, Any]:
-    """Compare a call through a service with torch's rpc_sync and rpc_async, in the same two workers."""
-    rows: dict[str, Any] = {}
-    for label, seen in paceline.launch(time_calls, 2 * rounds, workers=2, threads=1)[0].items():
-        row: dict[str, Any] = {}
-        for way in ("ipc", "sealed tcp"):
-            row |= ratios(
-                {name: values for name, values in seen.items() if way in name}, f"torch, beside {way}"
-            )
-        rows[label] = row
+    """Compare a call through a service with torch's rpc_sync and rpc_async, in turns of whole launches.
+
+    Not in the same workers: threads of torch's agent spin, and would take a part of the cores from the others.
+    """
+    seen: dict[str, dict[str, list[float]]] = {}
+    for _ in range(rounds):
+        for way in ("torch", "ipc", "sealed tcp"):
+            for label, taken in paceline.launch(time_calls, way, workers=2, threads=1)[0].items():
+                seen.setdefault(label, {}).setdefault(way, []).append(taken)
+    rows = {label: ratios(found, "torch") for label, found in seen.items()}
+    for label, row in rows.items():
         words = ", ".join(f"{name} {one['median']:.1f} us ({one['ratio']:.3f})" for name, one in row.items())
         print(f"  {label:18} {words}")
     return rows

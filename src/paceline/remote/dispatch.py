@@ -59,8 +59,12 @@ def _run(request: Request, find: Callable[..., Callable[..., Any]]) -> None:
     context = request.context()
     *target, args, kwargs = request.read(context)
     try:
-        with inside(context):
-            value = find(*target)(*args, **kwargs)
+        called = find(*target)
+        if context is None:
+            value = called(*args, **kwargs)
+        else:
+            with inside(context):
+                value = called(*args, **kwargs)
     except CallRefusedError as error:
         request.refuse(error, read=True)
     except BaseException as error:  # noqa: BLE001  (the caller gets it; this worker's thread goes on)

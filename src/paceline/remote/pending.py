@@ -22,52 +22,34 @@ UNSENDABLE, UNREAD, GRANTS = 1, 2, 4
 class Call:
     """One request to a worker. Its answer is read by whoever waits for it, so that no other answer waits meanwhile."""
 
-    __slots__ = (
-        "_callbacks",
-        "_content",
-        "_done",
-        "_error",
-        "_exchange",
-        "_flags",
-        "_frames",
-        "_value",
-        "crossing",
-        "deadline",
-        "granted",
-        "holds",
-        "number",
-        "timeout_s",
-        "what",
-        "worker",
-    )
+    holds: object = None
+    """What must live until the answer is there."""
+    granted: Sequence[Any] = ()
+    """Holds that the request hands over, taken back where it cannot be read."""
+    crossing: Crossing | None = None
+    """Where gradients go back."""
+    _content: memoryview | None = None
+    _frames: Sequence[Buffer] = ()
+    _error: Callable[[], BaseException] | None = None
+    _value: Any = None
+    _ended = False
 
     def __init__(self, exchange: Exchange, number: int, worker: str, what: str, timeout_s: float) -> None:
         self.number, self.worker, self.what, self.timeout_s = number, worker, what, timeout_s
         self.deadline = time.monotonic() + timeout_s
-        self.holds: object = None
-        """What must live until the answer is there."""
-        self.granted: Sequence[Any] = ()
-        """Holds that the request hands over, taken back where it cannot be read."""
-        self.crossing: Crossing | None = None
-        """Where gradients go back."""
         self._exchange = exchange
-        self._done: Any = threading.Lock()
+        self._done = threading.Lock()
         self._done.acquire()
         self._callbacks: list[Callable[[], None]] = []
-        self._content: memoryview | None = None
-        self._frames: Sequence[Buffer] = ()
-        self._error: Callable[[], BaseException] | None = None
-        self._value: Any = None
-        self._flags = -1
 
     def done(self) -> bool:
         """Return whether it has ended."""
-        return self._flags >= 0
+        return self._ended
 
     def when_done(self, action: Callable[[], None]) -> None:
         """Have something done when it has ended: at once, if it has already."""
         self._callbacks.append(action)
-        if self._flags >= 0:
+        if self._ended:
             self._run_callbacks()
 
     def wait(self) -> Any:
@@ -83,7 +65,7 @@ class Call:
         self._content, self._frames = content, frames
         if flags & GRANTS:
             self._read()  # nobody may wait for it, and what it hands over is to be released again
-        self._end(flags)
+        self._end()
 
     def fail(self, flags: int, content: memoryview, frames: Sequence[Buffer]) -> None:
         """Take a failure of the worker's."""
@@ -94,20 +76,20 @@ class Call:
         if flags & UNREAD and self.granted:
             self._exchange.take_back(self.granted)
         self._error = Failure(*told).exception
-        self._end(flags)
+        self._end()
 
     def give_up(self, error: Callable[[], BaseException]) -> None:
         """End without word from the worker."""
         self._error = error
-        self._end(0)
+        self._end()
 
     @property
     def error(self) -> BaseException | None:
         """What it came to, once it has ended, without reading an answer."""
         return None if self._error is None else self._error()
 
-    def _end(self, flags: int) -> None:
-        self._flags = flags
+    def _end(self) -> None:
+        self._ended = True
         self.holds, self.granted = None, ()
         self._done.release()
         self._run_callbacks()

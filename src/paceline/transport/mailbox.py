@@ -240,10 +240,11 @@ class Mailbox:
 
     def _take(self, receive: Receive) -> None:
         """Read the first frame of every message, and give it on."""
-        recv = self._inbox.recv_multipart
-        senders = self._senders
+        recv, senders = self._inbox.recv, self._senders
         while True:
-            frames = recv(copy=False)
+            frames = [recv(copy=False)]
+            while frames[-1].more:
+                frames.append(recv(copy=False))
             try:
                 first = frames[0].buffer
                 boot, count, number = read_header(first)

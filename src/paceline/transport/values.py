@@ -205,9 +205,10 @@ class Reader:
         size = int.from_bytes(content[:4], "little")
         self._text, self._small = content[4 : 4 + size], content[4 + size :]
         self._frames, self._vocabulary, self._lift = frames, vocabulary, lift
-        self._noted: list[Tensor] = []
-        self._devices: list[str | None] = []
-        self._lifted: list[Tensor] | None = None
+        if lift is not None:
+            self._noted: list[Tensor] = []
+            self._devices: list[str | None] = []
+            self._lifted: list[Tensor] | None = None
 
     def value(self) -> Any:
         """Return the value, or raise CallRefusedError where the message is not one of ours."""
@@ -288,9 +289,9 @@ class Reader:
 
     def lifted(self, place: int) -> Tensor:
         """Return one of the tensors that require gradients."""
+        if self._lift is None:
+            raise ValueError("it names a tensor outside of a pass")
         if self._lifted is None:
-            if self._lift is None:
-                raise ValueError("it names a tensor outside of a pass")
             self._lifted = self._lift(self._noted, self._devices)
         return self._lifted[place]
 

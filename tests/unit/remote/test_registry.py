@@ -318,6 +318,7 @@ def meet_all(*secrets):
     """Let workers with these secrets meet at one store; give what each got or was told."""
     store, found = HashStore(), {}
     roles = Roles.of({"workers": len(secrets)})
+    met = threading.Barrier(len(secrets))
 
     def enter(rank):
         mailbox = Mailbox(secrets[rank])
@@ -328,6 +329,7 @@ def meet_all(*secrets):
         except CallRefusedError as error:
             found[rank] = str(error)
         finally:
+            met.wait(60)
             mailbox.close()
 
     threads = [threading.Thread(target=enter, args=(rank,)) for rank in range(len(secrets))]
