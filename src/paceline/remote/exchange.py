@@ -298,8 +298,8 @@ class _Local:
     def __init__(self, content: memoryview) -> None:
         self._content, self.size = content, len(content)
 
-    def copy_into(self, target: memoryview) -> None:
-        target[:] = self._content
+    def content(self) -> memoryview:
+        return self._content
 
 
 def _guarded(handler: Handler, request: Request) -> None:

@@ -75,10 +75,10 @@ class Received:
         self._frame, self._opened = frame, opened
         self.size = len(frame.buffer) - (TAG_BYTES if opened is not None else 0)
 
-    def copy_into(self, target: memoryview) -> None:
-        """Copy the content, all of it, into memory of the same size."""
+    def content(self) -> memoryview | bytes:
+        """Return what is in it, or raise SealError."""
         content = self._frame.buffer
-        target[:] = content if self._opened is None else self._opened(content)
+        return content if self._opened is None else self._opened(content)
 
 
 Receive = Callable[[str, memoryview, Sequence[Received]], None]

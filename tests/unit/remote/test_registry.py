@@ -108,8 +108,8 @@ class Frame:
     def __init__(self, content):
         self._content, self.size = bytes(content), len(content)
 
-    def copy_into(self, target):
-        target[:] = self._content
+    def content(self):
+        return self._content
 
 
 def travel(value):
