@@ -1,4 +1,4 @@
-"""What calls between workers cost: against raw rpc_sync, batched against single, the parameter server, sparse traffic, pipelines.
+"""What calls between workers cost: against torch's rpc_sync, batched and single, the parameter server, sparse traffic, pipelines.
 
     python benchmarks/remote.py [--only calls,batching,servers,traffic,pipeline] [--rounds 6] [--write]
 
@@ -8,9 +8,9 @@ Contenders live in the same workers and take turns; ratios are medians over the 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
-import pickle
+import os
+import platform
 import statistics
 import threading
 import time
@@ -19,22 +19,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import zmq
 from models import CASES
 from step_overhead import optimizer_for
 from torch import Tensor, nn
-from torch.distributed import rpc
-from torch.distributed.rpc import api, internal
+from torch.distributed import PrefixStore, rpc
 
 import paceline
 from paceline import remote
-from paceline.remote import guard
+from paceline.remote.names import Roles
+from paceline.remote.session import Session
 from paceline.strategies.tuning import Tuning
 from paceline.training.run import engine_of
 
 RESULT = Path(__file__).with_name("results") / "remote.json"
 ROUNDS = 6
 VALUES = (("40 B", torch.ones(10), 400), ("4 MB", torch.ones(1 << 20), 40))
-_kept: dict[str, Any] = {}
 
 
 # A call.
@@ -48,54 +49,42 @@ class Echo:
         return value
 
 
-@guard.own
-def read_plainly(plainly: bool) -> None:
-    """Write and read messages as torch does by itself, or sealed and through the list of what may be named.
-
-    A moment later: the answer to this very call still goes as before.
-    """
-    threading.Timer(0.05, _select, (plainly,)).start()
-
-
-def _select(plainly: bool) -> None:
-    ours = _kept.setdefault("ours", internal._internal_rpc_pickler)  # noqa: SLF001
-    torchs = _kept.setdefault("torch's", internal._InternalRPCPickler())  # noqa: SLF001
-    internal._internal_rpc_pickler = api._default_pickler = torchs if plainly else ours  # noqa: SLF001
-    internal._unpickler = pickle.Unpickler if plainly else guard.Guard  # noqa: SLF001
-
-
-@guard.own
 def raw_echo(value: Tensor) -> Tensor:
     """The same as a bare function of torch's RPC."""
     return value
 
 
-def time_calls(session: remote.Session, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Microseconds a call, one after the other and 64 at a time, for a small and a large tensor."""
-    service = remote.create("server:0", Echo)
-
-    def turn(name: str) -> None:
-        plainly = name == "raw"
-        rpc.rpc_sync("server:0", read_plainly, args=(plainly,))
-        read_plainly(plainly)
-        time.sleep(0.2)
-
-    found: dict[str, dict[str, list[float]]] = {}
-    for label, value, count in VALUES:
-        one_by_one: dict[str, Callable[[], Any]] = {
-            "raw": lambda value=value: rpc.rpc_sync("server:0", raw_echo, args=(value,)),
-            "paceline": lambda value=value: service.echo(value),
-        }
-        in_flight: dict[str, Callable[[], Any]] = {
-            "raw": lambda value=value: rpc.rpc_async("server:0", raw_echo, args=(value,)),
-            "paceline": lambda value=value: service.echo.future(value),
-        }
-        found[f"{label}, one by one"] = _turns(
-            one_by_one, rounds, lambda call, count=count: _sequence(call, count), turn
+def time_calls(run: paceline.Run, way: str) -> dict[str, float]:
+    """Microseconds a call, one after the other and 64 at a time, for a small and a large tensor; a first turn warms up."""
+    world = run.world
+    assert world.store is not None
+    if way == "torch":
+        rpc.init_rpc(f"worker{world.rank}", rank=world.rank, world_size=2)
+        found = _times(
+            lambda value: rpc.rpc_sync("worker1", raw_echo, args=(value,)),
+            lambda value: rpc.rpc_async("worker1", raw_echo, args=(value,)),
         )
-        found[f"{label}, 64 in flight"] = _turns(
-            in_flight, rounds, lambda call, count=count: _flights(call, count), turn
-        )
+        rpc.shutdown()
+        return found
+    machine = f"of {world.rank}" if way == "sealed tcp" else None  # of two machines, as far as they know
+    roles = Roles.of({"callers": 1, "servers": 1})
+    with Session.open(
+        PrefixStore("calls", world.store), world.rank, roles, b"benchmark", machine=machine
+    ) as session:
+        if session.role == "servers":
+            return {}
+        echo = remote.method(remote.create("server:0", Echo).echo)
+        return _times(echo, echo.future)
+
+
+def _times(call: Callable[[Tensor], Any], later: Callable[[Tensor], Any]) -> dict[str, float]:
+    if dist.get_rank() != 0:
+        return {}
+    found: dict[str, float] = {}
+    for _ in range(2):
+        for label, value, count in VALUES:
+            found[f"{label}, one by one"] = _sequence(lambda value=value: call(value), count)
+            found[f"{label}, 64 in flight"] = _flights(lambda value=value: later(value), count)
     return found
 
 
@@ -145,34 +134,17 @@ def ratios(seen: dict[str, list[float]], against: str) -> dict[str, dict[str, fl
     }
 
 
-def time_torch(run: paceline.Run, rounds: int) -> dict[str, list[float]]:
-    """The same calls in a group that torch's own init_rpc makes, with the transports it chooses."""
-    rank = run.world.rank
-    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
-    found: dict[str, list[float]] = {}
-    if rank == 0:
-        for label, value, count in VALUES:
-            call: Callable[[], Any] = functools.partial(rpc.rpc_sync, "worker1", raw_echo, args=(value,))
-            later: Callable[[], Any] = functools.partial(rpc.rpc_async, "worker1", raw_echo, args=(value,))
-            found[f"{label}, one by one"] = [_sequence(call, count) for _ in range(rounds + 1)][1:]
-            found[f"{label}, 64 in flight"] = [_flights(later, count) for _ in range(rounds + 1)][1:]
-    rpc.shutdown()
-    return found
-
-
 def calls(rounds: int) -> dict[str, Any]:
-    """Compare a call through a service with torch's rpc_sync and rpc_async: in the same session, and in torch's own."""
+    """Compare a call through a service with torch's rpc_sync and rpc_async, in turns of whole launches.
+
+    Not in the same workers: threads of torch's agent spin, and would take a part of the cores from the others.
+    """
     seen: dict[str, dict[str, list[float]]] = {}
-    each = 2 * rounds  # calls are short, and their times spread
-    for _ in range(2):
-        own = paceline.launch(time_torch, each, workers=2, threads=1)[0]
-        got = paceline.launch_roles(
-            {"callers": remote.Role(time_calls, 1, args=(each,)), "servers": 1}, threads=1
-        )
-        for label, found in got["callers"][0].items():
-            for name, values in {**found, "torch's own": own[label]}.items():
-                seen.setdefault(label, {}).setdefault(name, []).extend(values)
-    rows = {label: ratios(found, "raw") for label, found in seen.items()}
+    for _ in range(rounds):
+        for way in ("torch", "ipc", "sealed tcp"):
+            for label, taken in paceline.launch(time_calls, way, workers=2, threads=1)[0].items():
+                seen.setdefault(label, {}).setdefault(way, []).append(taken)
+    rows = {label: ratios(found, "torch") for label, found in seen.items()}
     for label, row in rows.items():
         words = ", ".join(f"{name} {one['median']:.1f} us ({one['ratio']:.3f})" for name, one in row.items())
         print(f"  {label:18} {words}")
@@ -399,7 +371,15 @@ def main() -> None:
         results[name] = SECTIONS[name](options.rounds)
     if options.write:
         before = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-        about = {"torch": torch.__version__, "rounds": options.rounds, "cores": 2}
+        about = {
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "load": os.getloadavg()[0],
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "pyzmq": zmq.__version__,
+            "rounds": options.rounds,
+        }
         RESULT.write_text(json.dumps({**before, **results, "about": about}, indent=1) + "\n")
 
 

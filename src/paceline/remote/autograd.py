@@ -5,7 +5,7 @@
         pass_.backward(loss)
         pass_.step()
 
-torch keeps the gradients of each pass apart in a context of its own, so passes of several workers may overlap.
+Every worker keeps the gradients of each pass apart (`gradients.py`), so passes of several workers may overlap.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.autograd import backward, context, get_gradients  # type: ignore[attr-defined]
 
-from paceline.errors import InputError, WorkerGoneError
+from paceline.errors import InputError
 from paceline.remote import registry
 from paceline.remote.calls import method, wait_all
 from paceline.remote.counted_references import Reference, reference
-from paceline.remote.failures import translate
+from paceline.remote.gradients import Context, inside
 from paceline.remote.proxy import create
 from paceline.remote.registry import service
 from paceline.remote.session import current
@@ -34,10 +33,10 @@ from paceline.remote.session import current
 class BackwardPass:
     """One forward and backward pass over any number of workers."""
 
-    def __init__(self, identity: int, optimizers: tuple[Optimizer, ...]) -> None:
-        self.identity = identity
-        """What torch knows the pass by on every worker."""
-        self._optimizers = optimizers
+    def __init__(self, context: Context, optimizers: tuple[Optimizer, ...]) -> None:
+        self.identity = context.identity
+        """What every worker knows the pass by."""
+        self._context, self._optimizers = context, optimizers
         self._done = False
 
     def backward(self, *losses: Tensor, retain_graph: bool = False) -> None:
@@ -47,16 +46,14 @@ class BackwardPass:
             raise InputError(
                 f"backward needs losses of one number each, not {wrong or 'nothing'}. Give a sum or a mean."
             )
-        try:
-            backward(self.identity, list(losses), retain_graph=retain_graph)
-        except RuntimeError as error:
-            found = translate(error, "a worker of this pass", "backward", current().timeout_s)
-            raise found if isinstance(found, WorkerGoneError) else error from None
+        context = self._context
+        ones = [torch.ones_like(loss) for loss in losses]
+        context.back(losses, ones, retain=retain_graph or context.may_come_again)
         self._done = True
 
     def gradients(self) -> dict[Tensor, Tensor]:
         """Return the gradients of this worker's own parameters."""
-        return get_gradients(self.identity)
+        return dict(self._context.gradients)
 
     def step(self) -> None:
         """Let every optimizer update its parameters with the gradients of this pass, all owners at once."""
@@ -73,8 +70,19 @@ class BackwardPass:
 @contextmanager
 def backward_pass(*optimizers: Optimizer) -> Iterator[BackwardPass]:
     """Open a pass: what is computed inside, here or by calls to others, is remembered for its backward."""
-    with context() as identity:
-        yield BackwardPass(identity, optimizers)
+    passes = current().passes
+    context = passes.begin()
+    try:
+        with inside(context):
+            yield BackwardPass(context, optimizers)
+    finally:
+        passes.end(context.identity)
+
+
+def gradients_here(identity: int) -> dict[Tensor, Tensor]:
+    """Return the gradients that a pass has left on this worker, by parameter."""
+    context = current().passes.find(identity)
+    return {} if context is None else dict(context.gradients)
 
 
 class Optimizer:
@@ -116,7 +124,7 @@ class OwnedOptimizer:
 
     def step(self, identities: list[int]) -> None:
         """Update with the gradients of some passes, added up in their order; steps of several workers take turns."""
-        found = [get_gradients(identity) for identity in identities]
+        found = [gradients_here(identity) for identity in identities]
         with self._lock:
             for parameter in self._parameters:
                 for gradients in found:

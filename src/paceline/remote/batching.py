@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.futures import Future
 
 from paceline.errors import InputError, RemoteError
+from paceline.remote.exchange import Request
 from paceline.remote.failures import Failure
-from paceline.remote.message_recipient import begin
 from paceline.remote.registry import BATCHED
 from paceline.remote.session import current
 
@@ -46,8 +45,7 @@ class _Question:
     """One call that waits for others like it."""
 
     item: Any
-    answer: Future[Any]
-    caller: str
+    request: Request
     since: float
 
 
@@ -62,15 +60,15 @@ class Batcher:
         self._open = True
         threading.Thread(target=self._serve, daemon=True, name=f"batches of {method.__name__}").start()
 
-    def add(self, item: Any, answer: Future[Any], caller: str) -> None:
-        """Put an item of a worker's into the next batch; `answer` gets its result."""
+    def add(self, item: Any, request: Request) -> None:
+        """Put an item of a request into the next batch; its result answers the request."""
         with self._changed:
             if not self._open:
                 raise RemoteError(
                     f"the service of {self._method.__qualname__} is not on {self._worker} any more: "
                     "the last reference to it was dropped."
                 )
-            self._waiting.append(_Question(item, answer, caller, time.monotonic()))
+            self._waiting.append(_Question(item, request, time.monotonic()))
             if len(self._waiting) in (
                 1,
                 self._limits.max_size,
@@ -84,12 +82,11 @@ class Batcher:
             self._changed.notify()
 
     def _serve(self) -> None:
-        torch.get_num_threads()  # see dispatch: else this thread computes on all cores
+        torch.get_num_threads()  # see thread_pool: else this thread computes on all cores
         while batch := self._take():
             results = self._results([one.item for one in batch])
             for one, result in zip(batch, results, strict=True):
-                begin(one.caller)  # the answer is written on this thread
-                one.answer.set_result(result)
+                one.request.answer(result)
 
     def _take(self) -> list[_Question]:
         """Wait for a full batch, or for the first of a small one to have waited long enough."""

@@ -7,9 +7,13 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
-from paceline.errors import CallTimeoutError, InputError
-from paceline.remote import dispatch, registry
-from paceline.remote.counted_references import Reference, ask, problem, send, taken
+from paceline.errors import CallRefusedError, CallTimeoutError, InputError, RemoteError
+from paceline.remote import registry
+from paceline.remote.counted_references import Reference
+from paceline.remote.exchange import SPOIL
+from paceline.remote.failures import Failure
+from paceline.remote.gradients import active
+from paceline.remote.pending import Call
 from paceline.remote.session import Session, current
 
 Parameters = ParamSpec("Parameters")
@@ -19,33 +23,20 @@ Result = TypeVar("Result")
 class Future(Generic[Result]):
     """An answer that is on its way."""
 
-    def __init__(
-        self, session: Session, answer: Any, worker: str, what: str, timeout_s: float, holds: object = None
-    ) -> None:
-        self._session, self._answer, self._holds = session, answer, holds
-        self._worker, self._what, self._timeout_s = worker, what, timeout_s
-
-    def __del__(self) -> None:
-        """Keep what the call needs until it has been made, also where nobody waits for its answer."""
-        held = self._holds
-        if held is not None and not self._answer.done():
-            self._answer.add_done_callback(lambda _: held)
+    def __init__(self, call: Call) -> None:
+        self._call = call
 
     def done(self) -> bool:
         """Return whether the answer is there."""
-        return bool(self._answer.done())
+        return self._call.done()
 
     def when_done(self, action: Callable[[], None]) -> None:
         """Have something done when the answer is there, or the call has failed: at once, if it is so already."""
-        self._answer.add_done_callback(lambda _: action())
+        self._call.when_done(action)
 
     def wait(self) -> Result:
         """Return the answer when it is there, or raise what the call came to."""
-        try:
-            value = self._answer.wait()
-        except RuntimeError as error:
-            raise problem(self._session, error, self._worker, self._what, self._timeout_s) from None
-        return cast("Result", taken(value))
+        return cast("Result", self._call.wait())
 
 
 def wait_all(futures: Iterable[Future[Result]]) -> list[Result]:
@@ -63,12 +54,12 @@ def wait_all(futures: Iterable[Future[Result]]) -> list[Result]:
 
 
 class Method(Generic[Parameters, Result]):
-    """Something that is called on another worker: `run` there finds it by `target`. `stays`: its value may stay there."""
+    """Something that is called on another worker, which finds it by `kind` and `target`. `stays`: its value may stay there."""
 
     def __init__(
         self,
         worker: str,
-        run: Callable[..., Any],
+        kind: int,
         target: tuple[Any, ...],
         described: Callable[..., Any],
         *,
@@ -77,7 +68,7 @@ class Method(Generic[Parameters, Result]):
         retries: int = 0,
         holds: object = None,
     ) -> None:
-        self._worker, self._run, self._target, self._stays = worker, run, target, stays
+        self._worker, self._kind, self._target, self._stays = worker, kind, target, stays
         self._described, self._timeout_s, self._retries = described, timeout_s, retries
         self._holds = holds
         self._name = described.__qualname__
@@ -91,28 +82,26 @@ class Method(Generic[Parameters, Result]):
         return self._once(args, kwargs)
 
     def _once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result:
-        """Wait at once: whatever Python does in between keeps torch's threads from their work."""
-        session, timeout_s = self._ready()
-        try:
-            value = send(session, self._worker, self._run, (*self._target, args, kwargs), timeout_s).wait()
-        except RuntimeError as error:
-            raise problem(session, error, self._worker, self._name, timeout_s) from None
-        return cast("Result", taken(value))
+        return cast("Result", self._send(args, kwargs).wait())
 
-    def _ready(self) -> tuple[Session, float]:
-        """Return the session and how long to wait; a worker that is gone is not called."""
+    def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps: bool = False) -> Call:
         session = current()
+        context = active() if self._stays else None  # what is batched is computed for several at once
         session.check(self._worker, self._name)
-        return session, session.timeout_s if self._timeout_s is None else self._timeout_s
+        return session.exchange.request(
+            self._worker,
+            self._kind,
+            [*self._target, args, kwargs],
+            what=self._name,
+            timeout_s=session.timeout_s if self._timeout_s is None else self._timeout_s,
+            keeps=keeps,
+            holds=self._holds,
+            context=context,
+        )
 
     def future(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Future[Result]:
         """Call it and give the answer that is on its way."""
-        session, timeout_s = self._ready()
-        try:
-            answer = send(session, self._worker, self._run, (*self._target, args, kwargs), timeout_s)
-        except RuntimeError as error:
-            raise problem(session, error, self._worker, self._name, timeout_s) from None
-        return Future(session, answer, self._worker, self._name, timeout_s, self._holds)
+        return Future(self._send(args, kwargs))
 
     def remote(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Reference[Result]:
         """Call it and leave the value there; what comes back is a reference to it."""
@@ -120,14 +109,17 @@ class Method(Generic[Parameters, Result]):
             raise InputError(
                 f"{self._name} is batched: its value goes to the caller. Use .future instead of .remote."
             )
-        session, timeout_s = self._ready()
-        wanted = (self._run, (*self._target, args, kwargs))
+        session = current()
         try:
-            return ask(
-                self._worker, self._name, dispatch.keep, wanted, timeout_s=timeout_s, holds=self._holds
-            )
-        except RuntimeError as error:
-            raise problem(session, error, self._worker, self._name, timeout_s) from None
+            call = self._send(args, kwargs, keeps=True)
+        except CallRefusedError as error:  # whoever wants the value is told
+            count = next(session.numbers)
+            _spoil(session, self._worker, count, error, never_sent=True)
+        else:
+            count = call.number
+            call.when_done(lambda: _look(session, call))
+        number = (session.rank, count)
+        return Reference(self._worker, number, number, self._name)
 
     def options(self, *, timeout: float | None = None, retries: int = 0) -> Method[Parameters, Result]:
         """Return the same with a time-out in seconds of its own; only what is idempotent may be tried again."""
@@ -142,7 +134,7 @@ class Method(Generic[Parameters, Result]):
             )
         return Method(
             self._worker,
-            self._run,
+            self._kind,
             self._target,
             self._described,
             stays=self._stays,
@@ -160,3 +152,17 @@ def method(bound: Callable[Parameters, Result]) -> Method[Parameters, Result]:
     if not isinstance(bound, Method):
         raise InputError(f"{bound!r} is not a method of a remote service. Create one with remote.create.")
     return bound
+
+
+def _look(session: Session, call: Call) -> None:
+    """Have whoever wants a value hear that the call which was to make it got no answer in time."""
+    error = call.error
+    if isinstance(error, CallTimeoutError):
+        _spoil(session, call.worker, call.number, error)
+
+
+def _spoil(
+    session: Session, worker: str, count: int, error: RemoteError, *, never_sent: bool = False
+) -> None:
+    state = Failure.of(error, session.name).state()
+    session.exchange.post(worker, SPOIL, [count, never_sent, state])

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import traceback
+from typing import Any
 
-from paceline.errors import CallRefusedError, CallTimeoutError, RemoteError, WorkerGoneError
+from paceline.errors import CallTimeoutError, RemoteError, WorkerGoneError
 from paceline.remote import registry
-from paceline.remote.guard import UNREGISTERED, UNSEALED, own
 
 _PLAIN = (str, int, float, bool, type(None))
-_GONE = re.compile(
-    r"\b(eof|epipe|econnre|pipe closed|connection|enotconn|etimedout|ehostunreach|ecanceled)", re.IGNORECASE
-)
-_OF_PYTHON = "\n\nAt:\n"
-"""Stands before the stack where torch hands on an exception of Python's that came up while it read or wrote a message."""
-_TIMED_OUT = "RPC ran for more than set timeout"
 
 
-@own
 class Failure:
     """What a call came to on its worker instead of a value."""
 
@@ -48,6 +40,10 @@ class Failure:
             trace,
         )
 
+    def state(self) -> list[Any]:
+        """Return what a message says of it, in plain values."""
+        return [self.worker, self.address, self.arguments, self.text, self.trace]
+
     def exception(self) -> Exception:
         """Make the exception again: of its own type where that is known here, with the remote traceback as a note."""
         made = self._made_again()
@@ -58,7 +54,7 @@ class Failure:
         return made
 
     def _made_again(self) -> Exception | None:
-        """Make it of its arguments; a constructor that takes others, and makes its own words of them, is passed by."""
+        """Rebuild from the arguments; if the constructor has another signature, use `__new__`."""
         made_by = registry.exception_type(self.address)
         if made_by is None:
             return None
@@ -71,26 +67,21 @@ class Failure:
         return made[0] if made else None
 
 
-def translate(error: RuntimeError, worker: str, what: str, timeout_s: float) -> Exception:
-    """Return what torch's transport said in our words; what it did not say of the transport stays as it is."""
-    text = str(error)
-    if _TIMED_OUT in text:
-        return CallTimeoutError(
-            f"{what} on {worker} gave no answer within {timeout_s:g} s. Give it more with .options(timeout=...)."
-        )
-    if (refused := re.search(rf"\S+ {UNREGISTERED}|{UNSEALED}", text)) is not None:
-        return CallRefusedError(f"{what} on {worker} was refused: {refused[0]}.")
-    said, of_python, _ = text.partition(_OF_PYTHON)
-    if of_python:
-        return RemoteError(
-            f"{what} on {worker} came to nothing, because a value could not be sent: {said}. "
-            "Give and return plain values, tensors, and classes with @remote.allow."
-        )
-    if _GONE.search(said.partition("Traceback")[0]):
-        return gone(worker, what)
-    return error
-
-
 def gone(worker: str, what: str) -> WorkerGoneError:
     """Return the error that a worker cannot answer any more."""
     return WorkerGoneError(f"{what} failed: {worker} is gone. Call another worker, or start the run again.")
+
+
+def late(worker: str, what: str, timeout_s: float) -> CallTimeoutError:
+    """Return the error that no answer came in time."""
+    return CallTimeoutError(
+        f"{what} on {worker} gave no answer within {timeout_s:g} s. Give it more with .options(timeout=...)."
+    )
+
+
+def unsendable(worker: str, what: str, cause: str) -> RemoteError:
+    """Return the error that a value has no form on the wire."""
+    return RemoteError(
+        f"{what} on {worker} came to nothing, because a value could not be sent: {cause}. "
+        "Give and return plain values, tensors, and classes with @remote.allow."
+    )

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.compat import transport_log
 from paceline.errors import InputError
-from paceline.remote import served  # noqa: F401  (what a message may name is here before the first comes)
+from paceline.remote import served  # noqa: F401  (what a message may ask for is here before the first comes)
 from paceline.remote.names import Roles
 from paceline.remote.reach import of_group
-from paceline.remote.session import THREADS, Session
+from paceline.remote.session import Session
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -36,7 +35,7 @@ def open_group(world: World) -> Session:
     """
     if world.store is None or not world.mesh.servers:
         raise InputError("a group without servers needs no session. Use a strategy that has servers.")
-    global _open  # noqa: PLW0603  (as torch's RPC, which is one a process)
+    global _open  # noqa: PLW0603  (a worker is in one session at a time)
     if _open is not None and _open[0] is world.store and _open[1].is_open:
         return _open[1]
     mesh = world.mesh
@@ -48,11 +47,8 @@ def open_group(world: World) -> Session:
         Roles((("trainers", mesh.trainers), ("servers", mesh.servers))),
         secret,
         interface=of_group(),
-        # A call that waits for others holds a thread.
-        threads=max(THREADS, 2 * mesh.workers),
         timeout_s=MEETING_S,
     )
-    transport_log.expect_partings()  # the launcher tells who is lost, and why
     world.closing.append(lambda: _part(world, session))
     _open = world.store, session
     return session

@@ -6,13 +6,13 @@ import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
-from paceline.errors import CallTimeoutError, InputError
-from paceline.remote import dispatch, registry
+from paceline.errors import InputError
+from paceline.remote import registry
 from paceline.remote.calls import Method
-from paceline.remote.counted_references import Reference, new_hold, release
-from paceline.remote.guard import own
-from paceline.remote.object_store import Number
+from paceline.remote.counted_references import Reference
+from paceline.remote.exchange import BATCHED, CREATE, FUNCTION, METHOD
 from paceline.remote.session import current
+from paceline.transport.values import Writer
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -24,16 +24,24 @@ class Proxy:
 
     _address = ""
 
-    def __init__(self, number: Number, lease: Reference[Any]) -> None:
-        self._number, self._lease = number, lease
+    def __init__(self, lease: Reference[Any]) -> None:
+        self._lease = lease
 
     @property
     def _owner(self) -> str:
         return self._lease.owner
 
+    def written(self, writer: Writer) -> list[Any]:
+        """Return its form in a message: that of one more holder of the same service."""
+        return [self._address, *self._lease.written(writer)]
+
+    @classmethod
+    def read(cls, payload: list[Any]) -> Proxy:
+        """Make what stands for a service of what arrived."""
+        return _proxy_class(str(payload[0]))(Reference.read(payload[1:]))
+
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel as one more holder of the same service."""
-        return (rebuild, (self._address, self._number, self._lease))
+        return self._lease.__reduce__()
 
     def __repr__(self) -> str:
         return f"<{self._address.rpartition(':')[2]} on {self._owner}>"
@@ -55,8 +63,8 @@ class _RemoteMethod:
         is_batched = hasattr(self._described, registry.BATCHED)
         made: Method[..., Any] = Method(
             proxy._owner,  # noqa: SLF001
-            dispatch.run_batched if is_batched else dispatch.run_method,
-            (proxy._number, self._name),  # noqa: SLF001
+            BATCHED if is_batched else METHOD,
+            (*proxy._lease.number, self._name),  # noqa: SLF001
             self._described,
             stays=not is_batched,
             holds=proxy._lease,  # noqa: SLF001  (the service lives as long as a method of it)
@@ -73,12 +81,6 @@ def _proxy_class(address: str) -> type[Proxy]:
     return type(description.made_by.__name__, (Proxy,), {**methods, **named})
 
 
-@own
-def rebuild(address: str, number: Number, lease: Reference[Any]) -> Proxy:
-    """Make a proxy of what arrived."""
-    return _proxy_class(address)(number, lease)
-
-
 def create(
     worker: str, made_by: Callable[Parameters, Service], *args: Parameters.args, **kwargs: Parameters.kwargs
 ) -> Service:
@@ -91,22 +93,29 @@ def create(
     session, address = current(), registry.address_of(made_by)
     registry.described(made_by)
     name = session.roles.resolve(worker)
-    number, token = new_hold(session)
-    maker: Method[..., None] = Method(name, dispatch.make, (number, token, address), made_by)
-    try:
-        maker(*args, **kwargs)
-    except CallTimeoutError:
-        release(name, (number, token))  # it may still be created
-        raise
-    lease: Reference[Any] = Reference(name, number, token, address.rpartition(":")[2])
-    return cast("Service", _proxy_class(address)(number, lease))
+    session.check(name, made_by.__qualname__)
+    kind = address.rpartition(":")[2]
+    asked = session.exchange.request(
+        name,
+        CREATE,
+        [address, args, kwargs],
+        what=made_by.__qualname__,
+        timeout_s=session.timeout_s,
+        keeps=True,
+    )
+    number = (session.rank, asked.number)
+    lease: Reference[Any] = Reference(
+        name, number, number, kind
+    )  # goes where it fails: it may still be created
+    asked.wait()
+    return cast("Service", _proxy_class(address)(lease))
 
 
 def call(worker: str, called: Callable[Parameters, Result]) -> Method[Parameters, Result]:
     """Return a registered function as it is on a worker: `remote.call("server:0", add)(1, 2)`."""
     address = registry.check_function(called)
     name = current().roles.resolve(worker)
-    return Method(name, dispatch.run_function, (address,), called)
+    return Method(name, FUNCTION, (address,), called)
 
 
 def peer(worker: str) -> str:
@@ -120,4 +129,4 @@ def service_of(proxy: Service) -> Service:
         return proxy
     if proxy._owner != current().name:  # noqa: SLF001
         raise InputError(f"{proxy!r} is not on this worker. Call its methods instead.")
-    return cast("Service", dispatch.instance(proxy._number))  # noqa: SLF001
+    return cast("Service", proxy._lease.local().made)  # noqa: SLF001

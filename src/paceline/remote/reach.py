@@ -37,6 +37,6 @@ def chosen(interface: str | None) -> str:
     check(interface)
     sys.stderr.write(
         f"paceline: warning: calls are taken on {interface}: whoever reaches that address and knows this run's secret can run "
-        "the registered services, and what is sent is not encrypted. Use it only in a network that you trust.\n"
+        "the registered services. Keep the secret from others.\n"
     )
     return interface

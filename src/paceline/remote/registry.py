@@ -123,6 +123,12 @@ def value_type(module: str, name: str) -> Any | None:
     return _values.get((module, name))
 
 
+def travels(address: str) -> Any | None:
+    """Return a class whose values may travel by its address: a registered one, or an exception of Python's or of ours."""
+    module, _, name = address.partition(":")
+    return value_type(module, name) or exception_type(address)
+
+
 def exception_type(address: str) -> type[Exception] | None:
     """Return the class of an exception that comes from another worker: Python's own, ours, or a registered one."""
     module, _, name = address.partition(":")

@@ -1,13 +1,11 @@
-"""Everything of this room that a message may name: a worker has loaded it before the first call arrives."""
+"""Everything of this room that a message may ask for: a worker has loaded it before the first call arrives."""
 
 from paceline.remote import (
     autograd,
     counted_references,
     dispatch,
-    failures,
-    object_store,
+    gradients,
     pipeline,
-    proxy,
     reference_report,
 )
 
@@ -15,9 +13,7 @@ __all__ = [
     "autograd",
     "counted_references",
     "dispatch",
-    "failures",
-    "object_store",
+    "gradients",
     "pipeline",
-    "proxy",
     "reference_report",
 ]

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import hmac
 import itertools
 import math
-import secrets
-import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from torch.distributed import PrefixStore, rpc  # type: ignore[attr-defined]
-from torch.distributed.rpc import backend_registry
-
-from paceline.compat import transport_log
-from paceline.compat.rpc import begin_session
-from paceline.compat.rpc import options as agent_options
-from paceline.errors import CallRefusedError, InputError
-from paceline.remote import guard
+from paceline.errors import InputError
+from paceline.remote.exchange import Exchange
 from paceline.remote.failures import gone
+from paceline.remote.gradients import Passes
+from paceline.remote.meeting import meet, this_machine
 from paceline.remote.names import Roles
-from paceline.remote.numbering import number
+from paceline.remote.object_store import ObjectStore
 from paceline.remote.reach import LOOPBACK
-from paceline.world import env
+from paceline.transport.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -35,21 +26,15 @@ if TYPE_CHECKING:
 TIMEOUT_S = 60.0
 JOIN_S = 120.0
 """How long workers that start together wait for each other."""
-THREADS = 64
-"""How many calls a worker can be in at once. torch completes the answers that a worker gets on these same threads: one whose
-calls all wait for other workers waits for ever, so there are more than anybody should need."""
-_QUIET_TRANSPORTS = ["ibv", "uv"]
-"""All but torch's first choice, shared memory, whose threads spin: an idle worker took a quarter of a core. That is the
-fastest where every worker has a core, and slows all down where several share one."""
 _PAUSE_S = 0.02
-_PART_S = 10
-"""How long workers that part wait for one that is lost in that very moment."""
 _current: Session | None = None
-_openings: list[Callable[[Session], None]] = []
 
 
 class Session:
     """This worker among the others, from `open` to `close`."""
+
+    exchange: Exchange
+    """What sends and gets this worker's messages."""
 
     def __init__(self, store: Store, rank: int, roles: Roles, timeout_s: float, first_number: int) -> None:
         self.rank, self.roles, self.timeout_s = rank, roles, timeout_s
@@ -58,8 +43,12 @@ class Session:
         self.role = roles.role(rank)
         self.numbers = itertools.count(first_number)
         """Tells apart what this worker creates elsewhere, in this session and all others."""
+        self.objects = ObjectStore()
+        """What this worker keeps for others."""
+        self.passes = Passes(self)
         self._store = store
         self._lost: dict[str, float] = {}
+        self._lock = threading.Lock()
         self._open = True
         self._on_close: list[Callable[[], None]] = []
         self._on_loss: list[Callable[[str], None]] = []
@@ -73,47 +62,34 @@ class Session:
         secret: bytes,
         *,
         interface: str = LOOPBACK,
-        threads: int = THREADS,
         timeout_s: float = TIMEOUT_S,
-        device_maps: dict[str, dict[Any, Any]] | None = None,
+        machine: str | None = None,
     ) -> Session:
-        """Meet the others at `store`, which must be this session's own, prove the secret, and be ready for calls."""
-        global _current  # noqa: PLW0603  (torch's RPC is one a process, too)
+        """Meet the others at `store`, which must be this session's own, prove the secret, and be ready for calls.
+
+        Workers that give another `machine` are reached over the network, as those of another machine are.
+        """
+        global _current  # noqa: PLW0603  (a call names no session, so a worker is in one at a time)
+        from paceline.remote import served  # noqa: F401  (what a message may ask for is here before the first comes)
+        from paceline.remote.vocabulary import Registered
+
         if _current is not None:
-            raise InputError(
-                "this worker is in a session already: torch's RPC is one a process. Close it first."
-            )
+            raise InputError("this worker is in a session already. Close it first.")
         store.set_timeout(timedelta(seconds=JOIN_S))
-        key = _prove(store, rank, roles, secret)
-        session = cls(store, rank, roles, timeout_s, first_number=int.from_bytes(key[:3]) << 28)
-        guard.install(key)
-        for action in _openings:
-            action(session)
-        # The workers' first meeting goes over gloo; an interface that the user has named for that stays.
-        meeting = env.read("GLOO_SOCKET_IFNAME") or interface
-        env.export({"TP_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": meeting})
-        begin_session(number(store, rank, roles.size))
-        options = agent_options(
-            threads=threads,
-            timeout_s=timeout_s,
-            device_maps=device_maps or {},
-            transports=None if roles.size <= env.cores() else _QUIET_TRANSPORTS,
+        mailbox = Mailbox(secret)
+        session = cls(
+            store, rank, roles, timeout_s, first_number=1 + (int.from_bytes(mailbox.boot[:3]) << 28)
         )
-        _current = session  # calls may come in before the next line returns
+        session.exchange = Exchange(session, mailbox, Registered())
         try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
-                backend_registry.init_backend(  # type: ignore[no-untyped-call]
-                    backend_registry.BackendType.TENSORPIPE,  # type: ignore[attr-defined]
-                    store=PrefixStore("rpc", store),
-                    name=session.name,
-                    rank=rank,
-                    world_size=roles.size,
-                    rpc_backend_options=options,
-                )
+            peers = meet(
+                store, rank, roles, secret, mailbox, interface=interface, machine=machine or this_machine()
+            )
         except BaseException:
-            _current = None
+            session.exchange.close()
             raise
+        _current = session  # calls may come in before the next line returns
+        mailbox.start(peers, session.exchange.receive, session.note_lost)
         return session
 
     def workers(self, role: str) -> tuple[str, ...]:
@@ -131,11 +107,17 @@ class Session:
         return frozenset(self._lost)
 
     def note_lost(self, worker: str) -> None:
-        """Know that a worker is gone: every call to it fails at once from now on."""
-        if worker not in self._lost:
+        """Know that a worker is gone: every call to it fails at once from now on, and what it held is freed."""
+        with self._lock:
+            if worker in self._lost or not self._open:
+                return
             self._lost[worker] = time.monotonic()
-            for action in self._on_loss:
-                action(worker)
+        self.exchange.lose(worker)
+        self.passes.end_of(worker)
+        freed = self.objects.release_worker(worker)
+        self.exchange.pool.submit(freed.clear)
+        for action in self._on_loss:
+            action(worker)
 
     def check(self, worker: str, what: str) -> None:
         """Refuse to call a worker that is gone."""
@@ -152,7 +134,6 @@ class Session:
 
     def wait_for_others(self, patience_s: float = math.inf) -> None:
         """Serve calls until every other worker has come to its end or is lost, or patience is."""
-        transport_log.expect_partings()  # nobody parts before all have come here
         self._store.set(f"closed/{self.rank}", "")
         others = [rank for rank in range(self.roles.size) if rank != self.rank]
         limit = time.monotonic() + patience_s
@@ -170,29 +151,19 @@ class Session:
         if not self._open:
             return
         self.wait_for_others()
-        self._end(graceful=not self._lost)
+        self.abandon()
 
     def abandon(self) -> None:
-        """Part at once: the group is broken."""
-        if self._open:
-            self._end(graceful=False)
-
-    def _end(self, *, graceful: bool) -> None:
+        """Part at once: the group is broken, or all have come to their end."""
         global _current  # noqa: PLW0603
-        self._open = False
-        transport_log.expect_partings()
+        with self._lock:
+            if not self._open:
+                return
+            self._open = False
         for action in self._on_close:
             action()
-        patience = self._store.timeout  # type: ignore[attr-defined]
-        self._store.set_timeout(timedelta(seconds=_PART_S))
-        # Not in this thread: a call that never ends keeps torch waiting, though nobody waits for its answer any more.
-        parting = threading.Thread(target=_shut_down, args=(graceful,), daemon=True, name="paceline-parting")
-        parting.start()
-        parting.join(_PART_S + _PART_S)
-        if parting.is_alive():
-            print(f"paceline: {self.name} still runs a call; it is left behind.", file=sys.stderr)  # noqa: T201
-        self._store.set_timeout(patience)  # it may serve others, too
-        transport_log.warn_of_partings()
+        self.exchange.close()
+        self.objects.clear()
         _current = None
 
     def __enter__(self) -> Session:
@@ -206,12 +177,6 @@ class Session:
             self.abandon()
 
 
-def at_open(action: Callable[[Session], None]) -> Callable[[Session], None]:
-    """Have something done whenever a session begins."""
-    _openings.append(action)
-    return action
-
-
 def current() -> Session:
     """Return the session that this worker is in."""
     if _current is None:
@@ -219,30 +184,3 @@ def current() -> Session:
             "this worker is in no session, so there is nobody to call. Start it with --roles or paceline.launch_roles."
         )
     return _current
-
-
-def _shut_down(graceful: bool) -> None:
-    try:
-        rpc.shutdown(graceful=graceful, timeout=_PART_S if graceful else 0)
-    except RuntimeError:  # one was lost while all parted
-        with contextlib.suppress(RuntimeError):
-            rpc.shutdown(graceful=False)
-
-
-def _prove(store: Store, rank: int, roles: Roles, secret: bytes) -> bytes:
-    """Show the others that this worker knows the secret, see that they do, and give the key of their messages."""
-    ranks = range(roles.size)
-    store.set(f"challenge/{rank}", secrets.token_hex(16))
-    challenges = b" ".join(bytes(store.get(f"challenge/{one}")) for one in ranks)
-
-    def proof(name: str) -> str:
-        return hmac.digest(secret, name.encode() + b" " + challenges, "sha256").hex()
-
-    store.set(f"proof/{rank}", proof(roles.names[rank]))
-    for one in ranks:
-        if not hmac.compare_digest(bytes(store.get(f"proof/{one}")), proof(roles.names[one]).encode()):
-            raise CallRefusedError(
-                f"{roles.names[one]} does not know this run's secret, so nobody works with it. "
-                "Start all workers from one launch, or give all the same secret."
-            )
-    return hmac.digest(secret, b"calls " + challenges, "sha256")

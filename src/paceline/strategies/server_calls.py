@@ -24,7 +24,7 @@ GOODBYE_S = 1.0
 
 
 class ServerCalls:
-    """A trainer's end: calls to all servers, and waits for their answers; torch's own would go on until their time-out."""
+    """A trainer's end: calls to all servers, and waits for their answers, which end when the group breaks."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -93,7 +93,7 @@ class Service:
     """A server's end: calls wait on threads of their own for the server's; without an answer (None) when the group breaks."""
 
     current: ClassVar[Service | None] = None
-    """The one that calls come to: one per process, as torch's RPC."""
+    """The one that calls come to: one per process, as the session."""
 
     def __init__(self, interruption: Interruption) -> None:
         self._changed = threading.Condition()

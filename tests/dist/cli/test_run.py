@@ -142,3 +142,22 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(folder):
         assert command.process.wait(timeout=HANG_S) == 1
         assert command.process.stderr.read() == ""
         assert command.left() == {}
+
+
+OWN_RPC = """
+import os
+import torch
+from torch.distributed import rpc
+
+rank = int(os.environ["RANK"])
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+if rank == 0:
+    print(rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 1)).tolist())
+rpc.shutdown()
+"""
+
+
+def test_a_script_that_uses_torchs_own_rpc(command, folder):
+    (folder / "own_rpc.py").write_text(OWN_RPC)
+    ended = command("run", "-n", 2, "own_rpc.py")
+    assert (ended.status, ended.out) == (0, "[2.0, 2.0]\n")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import time
 from pathlib import Path
 
 import torch
-from torch.distributed import rpc
-from torch.distributed.rpc import internal
 
 from paceline import remote
 from paceline.errors import PacelineError
-from paceline.remote import dispatch, guard
-from paceline.remote.failures import Failure
+from paceline.remote.exchange import _ROUTE, CREATE, FUNCTION, METHOD
+from paceline.remote.pending import Call
 from tests.dist.remote.services import (
     LIMIT_S,
     Batches,
@@ -192,41 +191,39 @@ def batches():
 
 def refused():
     desk = remote.create("server:0", Desk)
-    number = desk._number
+    number = desk._lease.number
+    session = remote.current()
+    exchange = session.exchange
 
-    def raw(function, *args):
-        """Call as somebody would who has torch, but does not go by our rules."""
-        value = rpc.rpc_sync("server:0", function, args=args)
-        if isinstance(value, Failure):
-            raise value.exception()
-        return value
+    def raw(kind, *value):
+        """Call as somebody would who is one of us, but does not go by our rules."""
+        return exchange.request("server:0", kind, value, what="raw", timeout_s=LIMIT_S).wait()
 
-    def unsealed(pickler, function, *args):
-        """Call as a stranger would, who has reached the address; the answer is read as usual."""
-        kept, rpc.api._default_pickler = rpc.api._default_pickler, pickler
-        try:
-            pending = rpc.rpc_async("server:0", function, args=args)
-        finally:
-            rpc.api._default_pickler = kept
-        return pending.wait()
+    def forged(argument, kind=FUNCTION, target="tests.dist.remote.services:hop"):
+        """Send what no writer of ours writes."""
+        call = Call(exchange, next(session.numbers), "server:0", "forged", LIMIT_S)
+        exchange._calls[call.number] = call
+        text = f'[[], ["{target}", {{"t": [{argument}]}}, {{"d": []}}]]'.encode()
+        route = _ROUTE.pack(kind, 0, call.number, 0)
+        exchange._send("server:0", route + len(text).to_bytes(4, "little") + text, [])
+        return call.wait()
 
-    hop_address = "tests.dist.remote.services:hop"
-    stranger = internal._InternalRPCPickler()
     found = {
         "class": caught(lambda: remote.create("server:0", Unregistered)),
         "function": caught(lambda: remote.call("server:0", os.getpid)),
-        "class there": caught(lambda: raw(dispatch.make, 0, (0, 999), (0, 998), "os:_Environ", (), {})),
-        "function there": caught(lambda: raw(dispatch.run_function, 0, "os:getpid", (), {})),
-        "torch's own way": caught(lambda: raw(os.getpid)),
-        "eval": caught(lambda: raw(eval, "1 + 1")),
-        "private": caught(lambda: raw(dispatch.run_method, 0, number, "_private", (), {})),
+        "class there": caught(lambda: raw(CREATE, "os:_Environ", (), {})),
+        "function there": caught(lambda: raw(FUNCTION, "os:getpid", (), {})),
+        "named": caught(lambda: forged(json.dumps({"c": "posix:getpid"}))),
+        "made": caught(lambda: forged(json.dumps({"o": ["builtins:eval", 1, ["1 + 1"], None, [], []]}))),
+        "unknown": caught(lambda: forged(json.dumps({"X": []}))),
+        "deep": caught(lambda: forged("[" * 100_000 + "]" * 100_000)),
+        "missing": caught(lambda: forged(json.dumps({"T": ["float32", [1 << 40], 0, 0]}))),
+        "nonsense": caught(lambda: forged("}")),
+        "kind": caught(lambda: forged("1", kind=99)),
+        "private": caught(lambda: raw(METHOD, *number, "_private", (), {})),
         "argument": caught(lambda: desk.echo(Unregistered())),
         "answer": caught(desk.unregistered),
-        "wrong seal": caught(
-            lambda: unsealed(guard.Sealed(b"wrong"), dispatch.run_function, 0, hop_address, ([], []), {})
-        ),
-        "no seal": caught(lambda: unsealed(stranger, dispatch.run_function, 0, hop_address, ([], []), {})),
-        "right seal": caught(lambda: raw(dispatch.run_function, 0, hop_address, ([], []), {})),
+        "right": caught(lambda: raw(FUNCTION, "tests.dist.remote.services:hop", ([], []), {})),
         "nobody": caught(lambda: remote.create("server:7", Desk)),
     }
     found["untouched"] = desk.add(0)

@@ -10,9 +10,9 @@ import weakref
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.autograd import get_gradients
 
 from paceline import remote
+from paceline.remote.autograd import gradients_here
 
 LIMIT_S = 120.0
 """Ends a wait that should have ended long before."""
@@ -176,7 +176,7 @@ class Layer:
         return [one.detach() for one in self.module.parameters()]
 
     def gradients(self, identity: int) -> list[Tensor]:
-        found = get_gradients(identity)
+        found = gradients_here(identity)
         return [found[one] for one in self.module.parameters()]
 
 

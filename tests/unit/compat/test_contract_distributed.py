@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from datetime import timedelta
 from typing import Any
 
@@ -297,78 +296,6 @@ def test_what_is_noted_on_a_sharded_parameter() -> None:
         vars(weight)["rate"] = 3
         fully_shard(layer, mesh=_mesh(world))
         assert fsdp.notes_on(weight) == {"rate": 3}
-
-
-@leans_on(
-    "torch.distributed.rpc.internal._InternalRPCPickler._tensor_receiver",
-    "torch.distributed.rpc.internal._unpickler",
-    "torch.distributed.rpc.internal._internal_rpc_pickler",
-    "torch.distributed.rpc.internal._run_function",
-    "torch.distributed.rpc.api._default_pickler",
-    "torch.distributed.rpc.api._gather_to_leader",
-    "torch.distributed.rpc.api._broadcast_to_followers",
-    "torch.distributed.rpc.api._delete_all_user_and_unforked_owner_rrefs",
-    "torch._C._distributed_rpc.WorkerInfo",
-    "torch.serialization._get_layout",
-    "torch._utils._rebuild_parameter",
-    "numpy.ndarray:_core _reconstruct _frombuffer",
-)
-def test_messages_are_read_by_a_reader_of_ours() -> None:
-    import numpy as np
-    from torch.distributed.rpc import internal
-
-    from paceline.compat import rpc
-
-    named: set[tuple[str, str]] = set()
-
-    class Reader(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            named.add((module, name))
-            return super().find_class(module, name)
-
-    kept = internal._unpickler, internal._internal_rpc_pickler, internal._run_function
-    try:
-        rpc.install(Reader, rpc.Pickler(), lambda called: called)
-        value = [torch.ones(2), nn.Parameter(torch.ones(1)), np.ones(2), np.float64(3)]
-        read = internal.deserialize(*internal.serialize(internal.PythonUDF(len, (value,), {})))
-    finally:
-        rpc.install(*kept)
-    assert read.args[0][2].tolist() == [1, 1]
-    foreign = {one for one in named if one[0].startswith(("torch", "numpy")) and one[1].startswith("_")}
-    unknown = {(module, name) for module, name in foreign if name not in rpc.MESSAGE_NAMES.get(module, ())}
-    assert not unknown, unknown
-    assert ("torch.distributed.rpc.internal", "_InternalRPCPickler") in named
-
-
-@leans_on("torch.distributed.autograd._init", "torch.distributed.rpc.api._all_gather_sequence_id")
-def test_a_session_can_begin_without_init_rpc() -> None:
-    from torch.distributed.rpc import api
-
-    assert isinstance(api._all_gather_sequence_id, dict)
-
-
-@leans_on("torch.distributed.rpc.TensorPipeRpcBackendOptions:_transports")
-def test_the_transports_of_rpc_can_be_chosen() -> None:
-    from paceline.compat import rpc
-
-    assert rpc.options(threads=1, timeout_s=2.0, device_maps={}, transports=["uv"]).rpc_timeout == 2.0
-
-
-@leans_on("torch:libc10.so FLAGS_caffe2_log_level")
-def test_the_level_of_logging_can_be_set() -> None:
-    import ctypes
-    from pathlib import Path
-
-    from paceline.compat import transport_log
-
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    level = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
-    before, level.value = level.value, 1
-    transport_log.expect_partings()
-    assert level.value == 2
-    transport_log.warn_of_partings()
-    assert level.value == 1
-    level.value = before
 
 
 def _mesh(world: dist.ProcessGroup) -> DeviceMesh:

@@ -1,0 +1,310 @@
+"""Requests to other workers, the answers to them, and the requests of others: what one worker sends and gets in one session."""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import CallRefusedError, RemoteError
+from paceline.remote.failures import Failure, gone, late, unsendable
+from paceline.remote.pending import GRANTS, UNREAD, UNSENDABLE, Call
+from paceline.remote.thread_pool import ThreadPool
+from paceline.transport.mailbox import Mailbox
+from paceline.transport.values import Buffer, Reader, UnsendableError, Vocabulary, Writer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.remote.gradients import Context
+    from paceline.remote.object_store import Hold, Number
+    from paceline.remote.session import Session
+
+ANSWER, FAILURE, METHOD, FUNCTION, BATCHED, CREATE, FETCH, HOLD, RELEASE, SPOIL, BACKWARD, END_PASS = range(
+    12
+)
+"""What a message is: an answer, or what it asks for."""
+KEEPS = 8
+"""The value stays with the worker that makes it, under the number of the request, and the caller holds it from then on."""
+_ROUTE = struct.Struct("<BBQQ")
+"""Kind, flags, the number of the call among its caller's, and the pass that it belongs to: 0 for none."""
+_GATHER_S = 0.002
+"""How long a release waits for others, so that an owner hears of many at once."""
+Lift = Callable[[list["Tensor"], list[str | None]], list["Tensor"]]
+Handler = Callable[["Request"], None]
+_handlers: dict[int, Handler] = {}
+_in_order: set[int] = set()
+
+
+def handles(kind: int, *, in_order: bool = False) -> Callable[[Handler], Handler]:
+    """Mark what answers a kind of request: on a thread of its own or, if `in_order`, before the sender's next one is read."""
+
+    def mark(handler: Handler) -> Handler:
+        _handlers[kind] = handler
+        if in_order:
+            _in_order.add(kind)
+        return handler
+
+    return mark
+
+
+class Request:
+    """What another worker asks for."""
+
+    __slots__ = ("_content", "_frames", "_pass", "caller", "exchange", "keeps", "number", "session")
+
+    def __init__(
+        self, exchange: Exchange, caller: str, route: tuple[int, ...], content: memoryview, frames: Any
+    ) -> None:
+        flags, count, self._pass = route
+        self.exchange, self.session, self.caller = exchange, exchange.session, caller
+        self.number: Number = (exchange.ranks[caller], count)
+        self.keeps = bool(flags & KEEPS)
+        self._content, self._frames = content, frames
+
+    def context(self) -> Context | None:
+        """Return the pass that the caller is in."""
+        return self.session.passes.find(self._pass) if self._pass else None
+
+    def read(self, context: Context | None = None) -> Any:
+        """Return what the message says; tensors in it that require gradients are noted in the pass."""
+        content, frames, self._frames = self._content, self._frames, ()
+        lift = None if context is None else functools.partial(context.arrival, self)
+        return self.exchange.reader(content, frames, lift).value()
+
+    def answer(self, value: Any, context: Context | None = None) -> None:
+        """Answer with a value or with a `Failure`; one that is to stay here is kept, and the caller hears that it is there."""
+        if self.keeps:
+            self.session.objects.put(self.number, value)
+            value = value if type(value) is Failure else None
+        self.send(value, context)
+
+    def send(self, value: Any, context: Context | None = None) -> None:
+        """Send an answer."""
+        if type(value) is Failure:
+            self.exchange.post(self.caller, FAILURE, value.state(), number=self.number[1])
+            return
+        try:
+            self.exchange.post(self.caller, ANSWER, value, number=self.number[1], context=context)
+        except UnsendableError as error:
+            self.exchange.post(self.caller, FAILURE, str(error), number=self.number[1], flags=UNSENDABLE)
+        except CallRefusedError as error:
+            self.refuse(error, read=True)
+
+    def refuse(self, error: CallRefusedError, *, read: bool = False) -> None:
+        """Say that something may not be, here in the log and to the caller."""
+        print(f"paceline: refused: {error}", file=sys.stderr)  # noqa: T201  (the worker's log)
+        failure = Failure.of(error, self.session.name)
+        if self.keeps:
+            self.session.objects.put(self.number, failure)
+        flags = 0 if read else UNREAD
+        self.exchange.post(self.caller, FAILURE, failure.state(), number=self.number[1], flags=flags)
+
+
+class Exchange:
+    """The messages of one worker."""
+
+    def __init__(self, session: Session, mailbox: Mailbox, vocabulary: Vocabulary) -> None:
+        self.session, self._mailbox, self._vocabulary = session, mailbox, vocabulary
+        self.ranks = {name: rank for rank, name in enumerate(session.roles.names)}
+        self.pool = ThreadPool()
+        self._calls: dict[int, Call] = {}
+        self._due = math.inf
+        self._errands: SimpleQueue[tuple[str, Hold] | bool] = SimpleQueue()
+        """What is released, with its owner; True to look at the time again, False to end. Safe in a finalizer."""
+        Thread(target=self._run_errands, daemon=True, name="paceline-errands").start()
+
+    def reader(self, content: memoryview, frames: Sequence[Buffer], lift: Lift | None = None) -> Reader:
+        """Return what reads a message."""
+        return Reader(self._vocabulary, content, frames, lift)
+
+    def request(
+        self,
+        worker: str,
+        kind: int,
+        value: Any,
+        *,
+        what: str,
+        timeout_s: float,
+        keeps: bool = False,
+        holds: object = None,
+        context: Context | None = None,
+    ) -> Call:
+        """Ask a worker for something; the answer comes to the call that is returned."""
+        call = Call(self, next(self.session.numbers), worker, what, timeout_s)
+        call.holds = holds
+        try:
+            head, writer = self._written(worker, value, context is not None)
+        except UnsendableError as error:
+            raise unsendable(worker, what, str(error)) from None
+        except CallRefusedError as error:
+            raise CallRefusedError(f"{what} on {worker} was refused: {error}") from None
+        if context is not None:
+            call.crossing = context.departure(worker, call.number, writer.leaves)
+        call.granted = writer.notes
+        self._calls[call.number] = call
+        if call.deadline < self._due:
+            self._due = call.deadline
+            self._errands.put(True)
+        self._grant(worker, writer)
+        identity = 0 if context is None else context.identity
+        route = _ROUTE.pack(kind, KEEPS if keeps else 0, call.number, identity)
+        if not self._send(worker, route + head, writer.frames):
+            self._give_up(call)
+        return call
+
+    def post(
+        self,
+        worker: str,
+        kind: int,
+        value: Any,
+        *,
+        number: int = 0,
+        flags: int = 0,
+        context: Context | None = None,
+    ) -> None:
+        """Send something that is not answered; a worker that is gone does not get it."""
+        head, writer = self._written(worker, value, context is not None)
+        if context is not None:
+            context.made((self.ranks[worker], number), writer.leaves)
+        self._grant(worker, writer)
+        route = _ROUTE.pack(kind, flags | (GRANTS if writer.notes else 0), number, 0)
+        self._send(worker, route + head, writer.frames)
+
+    def release(self, owner: str, hold: Hold) -> None:
+        """Release a hold, soon, and from any place in a program: a finalizer must not wait for anybody."""
+        self._errands.put((owner, hold))
+
+    def take_back(self, granted: Iterable[tuple[str, Hold]]) -> None:
+        """Release holds that were handed over to somebody who never heard of them."""
+        for owner, hold in granted:
+            self.release(owner, hold)
+
+    def lose(self, worker: str) -> None:
+        """End every call to a worker that is gone."""
+        self._mailbox.forget(worker)
+        for call in list(self._calls.values()):
+            if call.worker == worker:
+                self._give_up(call)
+
+    def close(self) -> None:
+        """End: calls that are in flight come to nothing."""
+        self._errands.put(False)
+        self.pool.close()
+        self._mailbox.close()
+        for call in list(self._calls.values()):
+            if self._calls.pop(call.number, None) is not None:
+                call.give_up(
+                    lambda call=call: RemoteError(  # type: ignore[misc]
+                        f"{call.what} on {call.worker} came to nothing: this worker has left the session."
+                    )
+                )
+
+    def receive(self, sender: str, content: memoryview, frames: Sequence[Buffer]) -> None:
+        """Take a message: complete the call that it answers, or have the request carried out."""
+        kind, flags, number, identity = _ROUTE.unpack_from(content)
+        content = content[_ROUTE.size :]
+        if kind <= FAILURE:
+            call = self._calls.pop(number, None)
+            if call is not None and call.worker == sender:
+                (call.answer if kind == ANSWER else call.fail)(flags, content, frames)
+            elif flags & GRANTS and kind == ANSWER:
+                self.reader(content, frames).value()  # too late: what it hands over is released again
+            return
+        handler = _handlers.get(kind)
+        request = Request(self, sender, (flags, number, identity), content, frames)
+        if handler is None:
+            request.refuse(CallRefusedError(f"there is no request of kind {kind}"))
+            return
+        if request.keeps:  # before the next message: that may pass the value on, or release it
+            self.session.objects.hold(request.number, request.number, sender)
+        if kind in _in_order:
+            _guarded(handler, request)
+        else:
+            self.pool.submit(lambda: _guarded(handler, request))
+
+    def _written(self, worker: str, value: Any, lifts: bool) -> tuple[bytes, Writer]:
+        writer = Writer(self._vocabulary, worker, lifts=lifts)
+        return writer.head(value), writer
+
+    def _grant(self, worker: str, writer: Writer) -> None:
+        """Have the owners of the references in a message count the worker that gets it, before this one lets go of its own."""
+        for owner, (number, token) in writer.notes:
+            if owner == self.session.name:
+                self.session.objects.hold(number, token, worker)
+            else:
+                self.post(owner, HOLD, [*number, *token, worker])
+
+    def _send(self, worker: str, content: bytes, frames: Sequence[memoryview]) -> bool:
+        if worker != self.session.name:
+            return self._mailbox.send(worker, content, frames)
+        self.receive(worker, memoryview(content), [_Local(one) for one in frames])
+        return True
+
+    def _give_up(self, call: Call) -> None:
+        if self._calls.pop(call.number, None) is not None:
+            call.give_up(lambda: gone(call.worker, call.what))
+
+    def _run_errands(self) -> None:
+        """Tell owners what was released, and end calls whose time is over."""
+        while True:
+            try:
+                left = self._due - time.monotonic()
+                found = self._errands.get(timeout=None if left == math.inf else max(0.0, left))
+            except Empty:
+                found = True
+            if found is False:
+                return
+            if found is not True:
+                time.sleep(_GATHER_S)
+                self._tell([found, *(self._errands.get() for _ in range(self._errands.qsize()))])
+            if self._due <= time.monotonic() + _GATHER_S or found is True:
+                self._expire()
+
+    def _tell(self, released: list[tuple[str, Hold] | bool]) -> None:
+        owned: dict[str, list[Hold]] = defaultdict(list)
+        for one in released:
+            if isinstance(one, bool):
+                self._errands.put(one)
+            else:
+                owned[one[0]].append(one[1])
+        for owner, holds in owned.items():
+            if owner == self.session.name:
+                self.session.objects.release(holds).clear()
+            else:
+                self.post(owner, RELEASE, [part for hold in holds for pair in hold for part in pair])
+
+    def _expire(self) -> None:
+        self._due = math.inf  # first: a call that begins from now on asks for another look
+        now, due = time.monotonic(), math.inf
+        for call in list(self._calls.values()):
+            if call.deadline > now:
+                due = min(due, call.deadline)
+            elif self._calls.pop(call.number, None) is not None:
+                call.give_up(lambda call=call: late(call.worker, call.what, call.timeout_s))  # type: ignore[misc]
+        self._due = min(self._due, due)
+
+
+class _Local:
+    """A buffer of a message to this worker itself."""
+
+    def __init__(self, content: memoryview) -> None:
+        self._content, self.size = content, len(content)
+
+    def content(self) -> memoryview:
+        return self._content
+
+
+def _guarded(handler: Handler, request: Request) -> None:
+    """Carry a request out; one that cannot be read is refused."""
+    try:
+        handler(request)
+    except CallRefusedError as error:
+        request.refuse(error)

@@ -1,0 +1,115 @@
+"""A call that is in flight: who waits for it, and what it came to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import CallRefusedError
+from paceline.remote.failures import Failure, unsendable
+
+if TYPE_CHECKING:
+    from paceline.remote.exchange import Exchange
+    from paceline.remote.gradients import Crossing
+    from paceline.transport.values import Buffer
+
+UNSENDABLE, UNREAD, GRANTS = 1, 2, 4
+"""Of a failure: the value had no form on the wire; the request could not be read. Of an answer: references are in it."""
+
+
+class Call:
+    """One request to a worker. Its answer is read by whoever waits for it, so that no other answer waits meanwhile."""
+
+    holds: object = None
+    """What must live until the answer is there."""
+    granted: Sequence[Any] = ()
+    """Holds that the request hands over, taken back where it cannot be read."""
+    crossing: Crossing | None = None
+    """Where gradients go back."""
+    _content: memoryview | None = None
+    _frames: Sequence[Buffer] = ()
+    _error: Callable[[], BaseException] | None = None
+    _value: Any = None
+    _ended = False
+
+    def __init__(self, exchange: Exchange, number: int, worker: str, what: str, timeout_s: float) -> None:
+        self.number, self.worker, self.what, self.timeout_s = number, worker, what, timeout_s
+        self.deadline = time.monotonic() + timeout_s
+        self._exchange = exchange
+        self._done = threading.Lock()
+        self._done.acquire()
+        self._callbacks: list[Callable[[], None]] = []
+
+    def done(self) -> bool:
+        """Return whether it has ended."""
+        return self._ended
+
+    def when_done(self, action: Callable[[], None]) -> None:
+        """Have something done when it has ended: at once, if it has already."""
+        self._callbacks.append(action)
+        if self._ended:
+            self._run_callbacks()
+
+    def wait(self) -> Any:
+        """Return the answer when it is there, or raise what the call came to; its time is kept by the exchange."""
+        with self._done:
+            self._read()
+        if self._error is not None:
+            raise self._error()
+        return self._value
+
+    def answer(self, flags: int, content: memoryview, frames: Sequence[Buffer]) -> None:
+        """Take the answer."""
+        self._content, self._frames = content, frames
+        if flags & GRANTS:
+            self._read()  # nobody may wait for it, and what it hands over is to be released again
+        self._end()
+
+    def fail(self, flags: int, content: memoryview, frames: Sequence[Buffer]) -> None:
+        """Take a failure of the worker's."""
+        told = self._exchange.reader(content, frames).value()
+        if flags & UNSENDABLE:
+            self.give_up(lambda: unsendable(self.worker, self.what, told))
+            return
+        if flags & UNREAD and self.granted:
+            self._exchange.take_back(self.granted)
+        self._error = Failure(*told).exception
+        self._end()
+
+    def give_up(self, error: Callable[[], BaseException]) -> None:
+        """End without word from the worker."""
+        self._error = error
+        self._end()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What it came to, once it has ended, without reading an answer."""
+        return None if self._error is None else self._error()
+
+    def _end(self) -> None:
+        self._ended = True
+        self.holds, self.granted = None, ()
+        self._done.release()
+        self._run_callbacks()
+
+    def _run_callbacks(self) -> None:
+        while self._callbacks:
+            try:
+                action = self._callbacks.pop()
+            except IndexError:
+                return
+            action()
+
+    def _read(self) -> None:
+        content, self._content = self._content, None
+        if content is None:
+            return
+        lift = None if self.crossing is None else self.crossing.lift
+        try:
+            self._value = self._exchange.reader(content, self._frames, lift).value()
+        except CallRefusedError as error:
+            text = str(error)
+            self._error = lambda: CallRefusedError(text)
+        self._frames = ()
