@@ -70,6 +70,7 @@ class LocalWorkerPool:
         """Whether the fork server is listened to: until it is seen to be gone."""
         self._processes: dict[int, Process] = {}
         self._shown = STORE
+        self._said_delayed = False
 
     # Starting and ending.
 
@@ -81,6 +82,7 @@ class LocalWorkerPool:
         with (self._folder / "logs" / "store.log").open("ab") as log, open_pipe() as (_, write):
             ticket = self._server.request(job, [log.fileno(), log.fileno(), write, listening.fileno()])
         self._processes[STORE] = Process(STORE, ticket)
+        self._watch_server()
 
     def start_keeper(
         self, like: Job, rendezvous: Rendezvous, spec: Mapping[str, str], offer: Offer | None, log_name: str
@@ -89,6 +91,7 @@ class LocalWorkerPool:
         log = self._folder / "logs" / log_name
         keeper = RendezvousAgent.start(self._server, like, rendezvous, spec=spec, offer=offer, log=log)
         self._processes[KEEPER] = Process(KEEPER, keeper.ticket)
+        self._watch_server()
         return keeper
 
     def start(self, number: int, job: Job, log_name: str) -> None:
@@ -119,6 +122,7 @@ class LocalWorkerPool:
         process.control = Connection(ours.detach())
         self._selector.register(process.control, selectors.EVENT_READ, lambda: self._on_control(process))
         self._processes[number] = process
+        self._watch_server()
 
     def send(self, number: int, message: bytes) -> None:
         """Send a worker a message; one that is gone does not get it."""
@@ -133,6 +137,7 @@ class LocalWorkerPool:
         process = self._processes.get(number)
         if process is not None and process.pid is not None and process.status is None:
             self._server.signal(process.pid, signal_number)
+            self._watch_server()
 
     def show(self, number: int) -> None:
         """Show what this worker writes: it has rank 0."""
@@ -232,23 +237,39 @@ class LocalWorkerPool:
             self._selector.unregister(self._server)
             self._hears = False
 
+    def _watch_server(self) -> None:
+        """Wait for the fork server to report, and to have room where something is yet to be sent to it."""
+        if self._hears:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._server.backlog else 0)
+            self._selector.modify(self._server, wanted, self._on_report)
+
     # Hearing.
 
     def _on_report(self) -> None:
         try:
-            report = self._server.report()
+            report = self._server.poll()
         except PacelineError as error:
             self._server_gone(str(error))
             return
-        process = self._take(report)
-        if process is None:
+        self._watch_server()
+        process = None if report is None else self._take(report)
+        if report is None or process is None:
             return
-        if process.status is None:
+        if "delayed" in report:
+            self._say_delayed(report["errno"])
+        elif process.status is None:
             self._listener.started(process.number, process.pid or 0)
-            return
-        self._hear_out(process)
-        self._listener.ended(process.number, process.status)
-        self._forget_ended()
+        else:
+            self._hear_out(process)
+            self._listener.ended(process.number, process.status, _why(report))
+            self._forget_ended()
+
+    def _say_delayed(self, number: int) -> None:
+        """Report once that a worker cannot be forked for the moment."""
+        if not self._said_delayed:
+            self._said_delayed = True
+            words = f"a worker cannot be started ({os.strerror(number)}): this machine has no processes or memory to spare."
+            self._audience.output("err", f"note: {words} It is tried again, and the others go on.\n".encode())
 
     def _forget_ended(self) -> None:
         """Close what belonged to workers that are gone: over the days of a run there may be hundreds."""
@@ -265,6 +286,12 @@ class LocalWorkerPool:
             process = next((one for one in everyone if one.ticket == report["started"]), None)
             if process is not None:
                 process.pid = report["pid"]
+        elif "delayed" in report:
+            process = next((one for one in everyone if one.ticket == report["delayed"]), None)
+        elif "failed" in report:
+            process = next((one for one in everyone if one.ticket == report["failed"]), None)
+            if process is not None:
+                process.status = -int(signal.SIGKILL)
         else:
             process = next((one for one in everyone if one.pid == report["ended"]), None)
             if process is not None:
@@ -304,6 +331,11 @@ class LocalWorkerPool:
             process.log.write(chunk)
         if process.number == self._shown:
             self._audience.output(stream, chunk)
+
+
+def _why(report: dict[str, Any]) -> str:
+    """Return what is known of a process's end beyond its status."""
+    return f"it could not be started ({os.strerror(report['errno'])})" if "failed" in report else ""
 
 
 @contextlib.contextmanager
