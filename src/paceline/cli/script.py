@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.launch.nodes.rendezvous import Rendezvous as Meeting
 
 
-@takes(RunOptions, only=("nodes", "rendezvous", "join_timeout", "machine_timeout"))
+@takes(RunOptions, only=("nodes", "rendezvous", "join_timeout", "machine_timeout", "grace"))
 def run(
     context: typer.Context,
     given: Given,
@@ -96,6 +96,7 @@ def run(
         arguments=[target, *context.args],
         record=facts,
         policy=Policy(workers=count, shards=count, elastic=False),
+        grace=asked.grace,
         rendezvous=where,
         agreed=machines.program_facts({**facts, "script": Path(target).name}, target) if where else {},
         **({} if named is None else _told(named, interface, where)),

@@ -136,6 +136,7 @@ def plan(
                 rebalance=options.rebalance,
                 choice=options.choice,
             ),
+            grace=options.grace,
             rendezvous=rendezvous,
             agreed=machines.agreed(function, options, record or {}) if rendezvous is not None else {},
         )

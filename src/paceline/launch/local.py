@@ -88,6 +88,7 @@ class LocalLauncher:
             out=spec.out,
             record=spec.record,
             policy=policy,
+            grace=spec.grace,
             rendezvous=spec.rendezvous,
             agreed=spec.agreed,
         )

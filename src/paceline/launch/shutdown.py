@@ -33,6 +33,11 @@ class Shutdown:
         """The signal that asked for an end behind the next step, with a checkpoint, if one did."""
         self.remind_at: float | None = None
         """When to say that the end takes long, and how to leave at once."""
+        self.grace_s = TERMINATE_WAIT_S
+        """How long workers have that are ended because the launcher got SIGTERM: they may have something to save."""
+        self._patience_s = TERMINATE_WAIT_S
+        self.saves_wanted = 0
+        """How many signals asked for a checkpoint that has not been ordered yet."""
         self._failures: list[Failure] = []
         self._next = signal.SIGTERM
 
@@ -66,12 +71,14 @@ class Shutdown:
     def signals(self) -> tuple[signal.Signals, signal.Signals]:
         """Return the signal that is due for a worker and for one in training; the next is stronger."""
         plain, self._next = self._next, signal.SIGKILL
-        self.deadline = time.monotonic() + TERMINATE_WAIT_S
+        self.deadline = time.monotonic() + self._patience_s
         # In training SIGTERM is a notice; these are to go now.
-        return plain, signal.SIGUSR1 if plain == signal.SIGTERM else plain
+        return plain, signal.SIGRTMIN if plain == signal.SIGTERM else plain
 
     def interrupt(self, number: int) -> None:
         """End the launch at once, because a signal asks for it."""
+        first = self.interrupted is None and number == signal.SIGTERM
+        self._patience_s = self.grace_s if first else TERMINATE_WAIT_S
         self.interrupted = self.interrupted or number
         self.deadline = time.monotonic()
 
@@ -79,7 +86,10 @@ class Shutdown:
     def on_signals(
         self, selector: selectors.BaseSelector, notices: Collection[signal.Signals] = ()
     ) -> Iterator[None]:
-        """Turn SIGINT and SIGTERM into an orderly end, for as long as the workers run; the first of `notices` into a notice."""
+        """Turn SIGINT and SIGTERM into an orderly end, for as long as the workers run; the first of `notices` into a notice.
+
+        SIGUSR1 asks for a checkpoint on the way.
+        """
 
         def interrupt(number: int, _: object) -> None:
             if number in notices and self.notice is None and not self.in_progress:
@@ -87,8 +97,12 @@ class Shutdown:
             else:
                 self.interrupt(number)
 
+        def ask_for_save(*_: object) -> None:
+            self.saves_wanted += 1
+
+        taken = {signal.SIGINT: interrupt, signal.SIGTERM: interrupt, signal.SIGUSR1: ask_for_save}
         try:
-            before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+            before = {number: signal.signal(number, taker) for number, taker in taken.items()}
         except ValueError:  # not the main thread: whoever owns it decides
             yield
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ class ServeStore:
         """Serve until killed."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+        # A batch system may signal all processes of a job: this one serves until the launcher ends it.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         listening = worker.extra
         if listening is None:
             raise RuntimeError("the store needs the socket that it listens on")

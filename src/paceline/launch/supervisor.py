@@ -36,7 +36,7 @@ from paceline.launch.membership import Membership, State
 from paceline.launch.nodes.inventory import LEADER, Node, Nodes
 from paceline.launch.nodes.leading import Follower, Leading
 from paceline.launch.nodes.remote_worker_pool import RemoteWorkerPool
-from paceline.launch.shutdown import ECHO_WAIT_S, STOP_WAIT_S, Shutdown
+from paceline.launch.shutdown import ECHO_WAIT_S, STOP_WAIT_S, TERMINATE_WAIT_S, Shutdown
 from paceline.launch.workers.pool import STORE, LocalWorkerPool
 from paceline.launch.workers.roster import Entry, Roster
 from paceline.launch.workers.scheduler import WorkerScheduler
@@ -47,8 +47,10 @@ from paceline.recovery.membership import Standing
 from paceline.training import folder as run_folder
 from paceline.world import env
 
-NOTICES = (signal.SIGINT,)
+NOTICES = (signal.SIGINT, signal.SIGTERM)
 """The signals whose first one lets the run end behind a step, with a checkpoint."""
+END_S = 2.0
+"""Of --grace, what is left for the end of workers that did not come to one."""
 
 
 class Supervisor:
@@ -70,6 +72,10 @@ class Supervisor:
         self._verdicts: dict[int, str] = {}
         """Why a worker that was ended here was: it made no progress."""
         self._said_unsaved = False
+        self._leave_by: float | None = None
+        """When the time is over that SIGTERM leaves for a checkpoint."""
+        if plan.out is not None and isinstance(plan.jobs[0].call, ScriptCall):
+            self._shutdown.grace_s = max(TERMINATE_WAIT_S, plan.grace - TERMINATE_WAIT_S)
         self._cause_by: float | None = None
         """Until when the cause of a start that failed is waited for, if it is."""
         self._leading = Leading(plan, self._selector, self, console) if plan.rendezvous is not None else None
@@ -138,7 +144,10 @@ class Supervisor:
         ending = self._shutdown
         look_at = None if ending.in_progress else self._health.due
         far = None if self._leading is None else time.monotonic() + self._leading.tick()
-        moments = (ending.deadline, look_at, far, self._announcements.due, ending.remind_at, self._cause_by)
+        moments = (
+            *(ending.deadline, look_at, far, self._announcements.due, ending.remind_at),
+            *(self._cause_by, self._leave_by),
+        )
         times = [moment for moment in moments if moment is not None]
         wait = max(0.0, min(times) - time.monotonic()) if times else None
         for key, _ in self._selector.select(wait):
@@ -153,6 +162,7 @@ class Supervisor:
                 self._cause_by = None
                 self._do(self._membership.unexplained())
             self._heed_notice()
+            self._save_on_the_way()
         if ending.due:
             self._say_unsaved()
             if ending.interrupted is not None and self._pool.unstarted:
@@ -194,20 +204,51 @@ class Supervisor:
             if not any(one.trains for one in self._roster.running()):
                 ending.interrupt(ending.notice)  # there is nothing to save yet
                 return
+            terminated, grace = ending.notice == signal.SIGTERM, self._plan.grace
+            who, again = ("SIGTERM", "A second one") if terminated else ("interrupted", "Ctrl-C again")
             self._say(
-                "interrupted: finishing the step and saving a checkpoint. Ctrl-C again leaves at once, without."
+                f"{who}: finishing the step and saving a checkpoint"
+                + (f", in {grace:g} s at most (--grace)" if terminated else "")
+                + f". {again} leaves at once, without."
                 if self._has_steps
-                else "interrupted: no step has been finished yet. Ending before the first, with nothing to save, or with a "
-                "checkpoint behind it where it is being taken. Ctrl-C again leaves at once."
+                else f"{who}: no step has been finished yet. Ending before the first, with nothing to save, or with a "
+                f"checkpoint behind it where it is being taken. {again} leaves at once."
             )
-            ending.remind_at = now + STOP_WAIT_S
+            if terminated:
+                self._leave_by = now + max(grace / 2, grace - END_S)
+            else:
+                ending.remind_at = now + STOP_WAIT_S
             self._do(self._membership.stop())
+        elif self._leave_by is not None and now >= self._leave_by:
+            self._leave_by = None
+            self._say(
+                f"SIGTERM: the step or its checkpoint was not done within --grace {self._plan.grace:g}. Leaving at once."
+            )
+            ending.interrupt(signal.SIGTERM)
         elif ending.remind_at is not None and now >= ending.remind_at:
             ending.remind_at = None
             self._say(
                 f"the workers are still at it after {STOP_WAIT_S:g} s (a long step, an evaluation or a slow disk). "
                 "Ctrl-C again leaves at once, without a checkpoint."
             )
+
+    def _save_on_the_way(self) -> None:
+        """Have a checkpoint saved behind the next step where SIGUSR1 asks for one, or report why none can be."""
+        if not self._shutdown.saves_wanted:
+            return
+        self._shutdown.saves_wanted = 0
+        if not self._can_stop or not any(one.trains for one in self._roster.running()):
+            self._say(
+                "SIGUSR1: no checkpoint can be saved: "
+                + (
+                    "training has not begun."
+                    if self._can_stop
+                    else "that needs a run folder (--out) and workers that can regroup."
+                )
+            )
+            return
+        self._say("SIGUSR1: saving a checkpoint behind this step.")
+        self._do(self._membership.save())
 
     def _end_all(self) -> None:
         plain, training = self._shutdown.signals()

@@ -39,6 +39,9 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     # The terminal's Ctrl-C is for the launcher; it decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # So are those that a batch system sends to all processes of a job. Workers take SIGTERM as they are told to.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     wake_read, wake_write = socket.socketpair()
     wake_read.setblocking(False)
     wake_write.setblocking(False)

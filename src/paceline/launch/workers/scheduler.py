@@ -141,7 +141,7 @@ class WorkerScheduler:
             )
             seated[host] += 1
             order = {"do": "place", "identity": asdict(identity), "generation": place.generation}
-            order |= {"shares": place.shares, "reason": place.reason, "stop": place.stop}
+            order |= {"shares": place.shares, "reason": place.reason, "stop": place.stop, "save": place.save}
             self.send(place.member, order)
 
     def send(self, number: int, order: dict[str, Any]) -> None:
