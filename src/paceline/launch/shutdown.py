@@ -7,7 +7,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from paceline.launch import failures
 from paceline.launch.failures import Failure
@@ -97,10 +97,14 @@ class Shutdown:
             else:
                 self.interrupt(number)
 
-        def ask_for_save(*_: object) -> None:
+        def ask_for_save(_: int, __: object) -> None:
             self.saves_wanted += 1
 
-        taken = {signal.SIGINT: interrupt, signal.SIGTERM: interrupt, signal.SIGUSR1: ask_for_save}
+        taken: dict[signal.Signals, Callable[[int, object], None]] = {
+            signal.SIGINT: interrupt,
+            signal.SIGTERM: interrupt,
+            signal.SIGUSR1: ask_for_save,
+        }
         try:
             before = {number: signal.signal(number, taker) for number, taker in taken.items()}
         except ValueError:  # not the main thread: whoever owns it decides

@@ -40,8 +40,7 @@ from paceline.launch.shutdown import ECHO_WAIT_S, STOP_WAIT_S, TERMINATE_WAIT_S,
 from paceline.launch.workers.pool import STORE, LocalWorkerPool
 from paceline.launch.workers.roster import Entry, Roster
 from paceline.launch.workers.scheduler import WorkerScheduler
-from paceline.observe.events import Event, Note, WorkerLost
-from paceline.observe.sinks import append_event
+from paceline.observe.events import Event, Note, WorkerLost, to_json
 from paceline.observe.verdict import Verdict
 from paceline.recovery.membership import Standing
 from paceline.training import folder as run_folder
@@ -79,10 +78,15 @@ class Supervisor:
         self._cause_by: float | None = None
         """Until when the cause of a start that failed is waited for, if it is."""
         self._leading = Leading(plan, self._selector, self, console) if plan.rendezvous is not None else None
+        if console.wake is not None:
+            self._selector.register(console.wake, selectors.EVENT_READ, console.check)
         self._control: ControlSocket | None = None
         if plan.out is not None and plan.policy.elastic:
-            self._control = ControlSocket(plan.out, self._on_order)
-            self._selector.register(self._control, selectors.EVENT_READ, self._control.serve)
+            try:
+                self._control = ControlSocket(plan.out, self._on_order)
+                self._selector.register(self._control, selectors.EVENT_READ, self._control.serve)
+            except OSError as error:
+                self._say(f"note: {error.strerror}: this run takes no orders (paceline resize).")
 
     # The life of a launch.
 
@@ -285,7 +289,7 @@ class Supervisor:
 
     def started(self, number: int, pid: int) -> None:  # noqa: ARG002
         """Write down who runs where."""
-        self._scheduler.write_roster(self._folder)
+        self._scheduler.write_roster(self._folder, self._pool.files)
 
     def said(self, number: int, kind: str, value: Any) -> None:
         """Take a worker's message."""
@@ -426,7 +430,7 @@ class Supervisor:
                 case Assign() if action is places[0]:
                     self._scheduler.assign(places)
                     self._health.regrouped()
-                    self._scheduler.write_roster(self._folder)
+                    self._scheduler.write_roster(self._folder, self._pool.files)
                 case Release():
                     self._roster[action.member].rank = -1
                     self._scheduler.send(action.member, {"do": "release"})
@@ -484,7 +488,8 @@ class Supervisor:
         """Report something about the run that no worker can say."""
         self._console.event(event)
         if self._plan.out is not None:
-            append_event(self._plan.out / run_folder.EVENTS, event)
+            line = to_json(event).encode(errors="backslashreplace") + b"\n"
+            self._pool.files.append(self._plan.out / run_folder.EVENTS, line)
 
 
 def _order(action: Break | Begin | Tell) -> dict[str, Any]:

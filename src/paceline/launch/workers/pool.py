@@ -12,9 +12,10 @@ import socket
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from paceline.errors import PacelineError
+from paceline.launch.file_writer import FileWriter
 from paceline.launch.health.diagnosis import HangWatch, Member, look, process_state
 from paceline.launch.job import Job
 from paceline.launch.nodes.rendezvous import Offer, Rendezvous
@@ -71,6 +72,10 @@ class LocalWorkerPool:
         self._processes: dict[int, Process] = {}
         self._shown = STORE
         self._said_delayed = False
+        self._failed_starts: list[tuple[Process, str]] = []
+        """Workers that could not even be asked for, and why."""
+        self.files = FileWriter()
+        """Writes what the launcher writes into the run folder."""
 
     # Starting and ending.
 
@@ -79,7 +84,7 @@ class LocalWorkerPool:
         self._renew()
         host, port = listening.getsockname()[:2]
         job = dataclasses.replace(like, call=ServeStore(host, port), threads=1)
-        with (self._folder / "logs" / "store.log").open("ab") as log, open_pipe() as (_, write):
+        with _open_log(self._folder / "logs" / "store.log") as log, open_pipe() as (_, write):
             ticket = self._server.request(job, [log.fileno(), log.fileno(), write, listening.fileno()])
         self._processes[STORE] = Process(STORE, ticket)
         self._watch_server()
@@ -97,32 +102,44 @@ class LocalWorkerPool:
     def start(self, number: int, job: Job, log_name: str) -> None:
         """Ask for one worker and listen to it."""
         self._renew()
-        log = (self._folder / "logs" / log_name).open("ab", buffering=0)
-        process = Process(number, ticket=-1, log=log)
+        try:
+            self._start(number, job, log_name)
+        except OSError as error:
+            # Told from the loop, like any other end: whoever asks for a worker is in the middle of deciding.
+            failed = self._processes[number] = Process(number, ticket=-1)
+            self._failed_starts.append((failed, error.strerror or str(error)))
+        self._watch_server()
+
+    def _start(self, number: int, job: Job, log_name: str) -> None:
+        process = Process(number, ticket=-1, log=self._folder / "logs" / log_name)
+        self.files.append(self._folder / "logs" / log_name, b"")
         ours, theirs = socket.socketpair()
-        out, err, events = (
-            process.pipe(self._selector, receive)
+        opened: list[int] = []
+        try:
             for receive in (
                 lambda chunk: self._on_output(process, "out", chunk),
                 lambda chunk: self._on_output(process, "err", chunk),
                 lambda chunk: self._audience.events(chunk, source=number),
-            )
-        )
-        try:
-            page, process.stacks = StatusPage.create(), stacks.create()
+            ):
+                opened.append(process.pipe(self._selector, receive))  # noqa: PERF401  (those made before one fails are closed)
+            out, err, events = opened
+            opened.append(page := StatusPage.create())
+            process.stacks = stacks.create()
             process.status_page = StatusPageReader(page)
             process.ticket = self._server.request(
                 job, [out, err, theirs.fileno(), events, page, process.stacks], job.modules
             )
-            os.close(page)
+        except OSError:
+            process.release(self._selector)
+            ours.close()
+            raise
         finally:
-            for descriptor in (out, err, events):
+            for descriptor in opened:
                 os.close(descriptor)
             theirs.close()
         process.control = Connection(ours.detach())
         self._selector.register(process.control, selectors.EVENT_READ, lambda: self._on_control(process))
         self._processes[number] = process
-        self._watch_server()
 
     def send(self, number: int, message: bytes) -> None:
         """Send a worker a message; one that is gone does not get it."""
@@ -178,7 +195,7 @@ class LocalWorkerPool:
         process = self._processes.get(number)
         log = None if process is None else process.log
         if log is not None:
-            log.write(text.encode(errors="backslashreplace"))
+            self.files.append(log, text.encode(errors="backslashreplace"))
 
     @property
     def unstarted(self) -> bool:
@@ -223,6 +240,8 @@ class LocalWorkerPool:
         """End what still runs, and let go of every descriptor."""
         self.kill()
         self._stop_hearing()
+        self.files.close()
+        self._say_complaint()
 
     def _renew(self) -> None:
         """Have a fork server again, where the one there was is gone; what it took with it is told first."""
@@ -240,12 +259,20 @@ class LocalWorkerPool:
     def _watch_server(self) -> None:
         """Wait for the fork server to report, and to have room where something is yet to be sent to it."""
         if self._hears:
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._server.backlog else 0)
+            more = self._server.backlog or self._failed_starts
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if more else 0)
             self._selector.modify(self._server, wanted, self._on_report)
 
     # Hearing.
 
     def _on_report(self) -> None:
+        failed, self._failed_starts = self._failed_starts, []
+        for unstarted, why in failed:
+            if (
+                self._processes.pop(unstarted.number, None) is unstarted
+            ):  # else all have started over meanwhile
+                words = f"it could not be started ({why})"
+                self._listener.ended(unstarted.number, -int(signal.SIGKILL), words)
         try:
             report = self._server.poll()
         except PacelineError as error:
@@ -263,6 +290,11 @@ class LocalWorkerPool:
             self._hear_out(process)
             self._listener.ended(process.number, process.status, _why(report))
             self._forget_ended()
+
+    def _say_complaint(self) -> None:
+        complaint = self.files.take_complaint()
+        if complaint is not None:
+            self._audience.output("err", f"note: {complaint}\n".encode())
 
     def _say_delayed(self, number: int) -> None:
         """Report once that a worker cannot be forked for the moment."""
@@ -328,9 +360,18 @@ class LocalWorkerPool:
 
     def _on_output(self, process: Process, stream: str, chunk: bytes) -> None:
         if process.log is not None:
-            process.log.write(chunk)
+            self.files.append(process.log, chunk)
+            self._say_complaint()
         if process.number == self._shown:
             self._audience.output(stream, chunk)
+
+
+def _open_log(path: Path) -> BinaryIO:
+    """Open a log for a process that writes it by itself; where the disk has no room for one, nothing is kept of it."""
+    try:
+        return path.open("ab")
+    except OSError:
+        return Path(os.devnull).open("ab")
 
 
 def _why(report: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.launch.failures import Failure
+from paceline.launch.file_writer import FileWriter
 
 NAME = "workers.json"
 
@@ -81,7 +82,11 @@ class Roster:
         return tuple(self[number].result for _, number in returned)
 
     def write(
-        self, folder: Path, generation: int, where: Callable[[Entry], tuple[int | None, str] | None]
+        self,
+        folder: Path,
+        files: FileWriter,
+        generation: int,
+        where: Callable[[Entry], tuple[int | None, str] | None],
     ) -> None:
         """Rewrite workers.json; `where` gives a worker's process id and host, None for one that is not in the group."""
         rows = []
@@ -90,6 +95,4 @@ class Roster:
             if found is not None and found[0] is not None:
                 pid, host = found
                 rows.append({"rank": entry.rank, "pid": pid, "host": host, "generation": generation})
-        partial = folder / f".{NAME}.partial"
-        partial.write_text(json.dumps(rows, indent=1) + "\n")
-        partial.replace(folder / NAME)
+        files.replace(folder / NAME, (json.dumps(rows, indent=1) + "\n").encode())

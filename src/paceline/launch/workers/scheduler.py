@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.launch.actions import Assign
 from paceline.launch.base import LaunchPlan
+from paceline.launch.file_writer import FileWriter
 from paceline.launch.job import FunctionCall
 from paceline.launch.membership import Membership
 from paceline.launch.nodes.inventory import Node, Nodes
@@ -150,7 +151,7 @@ class WorkerScheduler:
         if node is not None:
             node.pool.send(number, json.dumps(order).encode())
 
-    def write_roster(self, folder: Path) -> None:
+    def write_roster(self, folder: Path, files: FileWriter) -> None:
         """Write down who runs where."""
         members = self._membership.members
 
@@ -160,7 +161,7 @@ class WorkerScheduler:
                 return None
             return node.pool.pid(entry.number), node.host
 
-        self._roster.write(folder, self._membership.generation, where)
+        self._roster.write(folder, files, self._membership.generation, where)
 
     def _address_for(self, host: int) -> str:
         """Return where a machine's workers reach the store; one that is gone will not."""
