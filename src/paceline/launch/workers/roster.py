@@ -27,6 +27,8 @@ class Entry:
     """In its group; -1 as long as it is in none."""
     slot: int
     """Names its log; the next worker in its place goes on with it."""
+    local_rank: int = 0
+    """Which of its machine's places it has, and so which GPU: for all its life."""
     trains: bool = False
     running: bool = True
     result: Any = None
@@ -51,11 +53,11 @@ class Roster:
         return number in self._entries
 
     def add(self, node: int, rank: int | None, slot: int | None = None) -> Entry:
-        """Enter a worker that is being started; without a slot it gets the first that is free."""
+        """Enter a worker that is being started; without a slot it gets the first that is free, as of its machine's places."""
         if slot is None:
-            taken = {one.slot for one in self.running()}
-            slot = next(free for free in range(len(taken) + 1) if free not in taken)
-        entry = Entry(self._numbers, node, -1 if rank is None else rank, slot)
+            slot = _first_free({one.slot for one in self.running()})
+        local_rank = _first_free({one.local_rank for one in self.on(node)})
+        entry = Entry(self._numbers, node, -1 if rank is None else rank, slot, local_rank)
         self._entries[entry.number] = entry
         self._numbers += 1
         return entry
@@ -96,3 +98,7 @@ class Roster:
                 pid, host = found
                 rows.append({"rank": entry.rank, "pid": pid, "host": host, "generation": generation})
         files.replace(folder / NAME, (json.dumps(rows, indent=1) + "\n").encode())
+
+
+def _first_free(taken: set[int]) -> int:
+    return next(free for free in range(len(taken) + 1) if free not in taken)

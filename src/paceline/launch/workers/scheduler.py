@@ -93,18 +93,19 @@ class WorkerScheduler:
 
     def start_newcomer(self, node: Node | None = None) -> None:
         """Start a worker that will join; without a machine, where one is missing."""
-        there = self._roster.counts()
         members = self._membership.members
         staying = Counter(one.node for one in self._roster.running() if not members[one.number].leaving)
         node = node or self._nodes.place(staying)
-        local = there[node.index]
         identity = Identity(
-            rank=0, size=1, local_rank=local, local_size=local + 1, master_address=node.store_address
-        )
+            rank=0, size=1, local_rank=0, local_size=1, master_address=node.store_address
+        )  # its place on the machine is filled in when it is entered
         self._start(node, identity, rank=None)
 
     def _start(self, node: Node, identity: Identity, rank: int | None) -> None:
         entry = self._roster.add(node.index, rank, slot=rank)
+        # A GPU that somebody's death has set free, not that of a worker which is still there.
+        local_size = max(identity.local_size, entry.local_rank + 1)
+        identity = dataclasses.replace(identity, local_rank=entry.local_rank, local_size=local_size)
         self._membership.add(entry.number, rank=rank, host=node.index)
         job = self._plan.jobs[0]
         call = job.call
@@ -124,8 +125,15 @@ class WorkerScheduler:
     def assign(self, places: list[Assign]) -> None:
         """Assign workers their places in the next group: the ranks of one machine follow each other."""
         hosts = [self._roster[one.member].node for one in places]
-        sizes, nodes = Counter(hosts), list(dict.fromkeys(hosts))
-        seated: Counter[int] = Counter()
+        nodes = list(dict.fromkeys(hosts))
+        # Those that are left keep their GPUs, so places in between may be empty.
+        sizes = {
+            host: 1
+            + max(
+                self._roster[one.member].local_rank for one in places if self._roster[one.member].node == host
+            )
+            for host in nodes
+        }
         for place, host in zip(places, hosts, strict=True):
             self._roster[place.member].rank = place.rank
             if place.rank == 0:
@@ -133,14 +141,13 @@ class WorkerScheduler:
             identity = Identity(
                 rank=place.rank,
                 size=place.size,
-                local_rank=seated[host],
+                local_rank=self._roster[place.member].local_rank,
                 local_size=sizes[host],
                 node_rank=nodes.index(host),
                 nodes=len(nodes),
                 master_address=self._address_for(host),
                 master_port=self.store_port,
             )
-            seated[host] += 1
             order = {"do": "place", "identity": asdict(identity), "generation": place.generation}
             order |= {"shares": place.shares, "reason": place.reason, "stop": place.stop, "save": place.save}
             self.send(place.member, order)
