@@ -88,6 +88,7 @@ class Mark:
     def __init__(self, number): self.number = number
     def __reduce__(self): return Path.touch, (Path(f"worker-{self.number}"),)
 
+os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
 server = ForkServer()
 nowhere, (ours, theirs) = os.open(os.devnull, os.O_RDWR), socket.socketpair()
 for number in range(24):

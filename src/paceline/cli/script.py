@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from paceline.launch.nodes.rendezvous import Rendezvous as Meeting
 
 
-@takes(RunOptions, only=("nodes", "rendezvous", "lead", "secret_file", "join_timeout", "machine_timeout"))
+@takes(
+    RunOptions,
+    only=("nodes", "rendezvous", "lead", "secret_file", "join_timeout", "machine_timeout", "grace"),
+)
 def run(
     context: typer.Context,
     given: Given,
@@ -97,6 +100,7 @@ def run(
         arguments=[target, *context.args],
         record=facts,
         policy=Policy(workers=count, shards=count, elastic=False),
+        grace=asked.grace,
         rendezvous=where,
         secret_file=asked.secret_file,
         agreed=machines.program_facts({**facts, "script": Path(target).name}, target) if where else {},

@@ -30,6 +30,8 @@ class Assign:
     shares: tuple[int, ...] | None = None
     stop: bool = False
     """Whether the group only forms to save a checkpoint together, and to end."""
+    save: bool = False
+    """Whether it saves a checkpoint before its next step."""
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,7 @@ def plan(
                 rebalance=options.rebalance,
                 choice=options.choice,
             ),
+            grace=options.grace,
             rendezvous=rendezvous,
             secret_file=options.secret_file,
             agreed=machines.agreed(function, options, record or {}) if rendezvous is not None else {},

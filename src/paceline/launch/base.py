@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from paceline.launch.membership import Policy
 from paceline.launch.nodes.rendezvous import Rendezvous
 from paceline.launch.workers.process_limit import check_process_limit
 from paceline.option_fields import Options, ranged, required
-from paceline.ranges import THREADS, WORKERS
+from paceline.ranges import SECONDS, THREADS, WORKERS
 from paceline.training.options import RunOptions
 from paceline.transport.secret import Secret
 
@@ -42,6 +43,8 @@ class LaunchSpec(Options):
     """What goes into the run folder's spec.json."""
     policy: Policy | None = None
     """What may be done about a lost worker; None ends the launch with the first."""
+    grace: float = ranged(RunOptions.grace, SECONDS)
+    """Seconds from SIGTERM to the end."""
     rendezvous: Rendezvous | None = None
     """Where this machine meets others; None keeps to this machine."""
     agreed: Mapping[str, str] = field(default_factory=dict)
@@ -63,6 +66,7 @@ class LaunchPlan:
     out: Path | None
     policy: Policy
     record: Mapping[str, Any] = field(default_factory=dict)
+    grace: float = RunOptions.grace
     rendezvous: Rendezvous | None = None
     agreed: Mapping[str, str] = field(default_factory=dict)
     secret: Secret | None = None
@@ -120,7 +124,9 @@ class Outcome:
         return self.failure.status if self.failure else 0
 
     def value(self) -> tuple[Any, ...]:
-        """Return the results, or raise what went wrong."""
+        """Return the results, or raise what went wrong; SIGTERM ends this process, with the status of the commands."""
+        if self.interrupted == signal.SIGTERM:
+            raise SystemExit(self.status)
         if self.interrupted is not None:
             raise KeyboardInterrupt
         if self.failure is None:

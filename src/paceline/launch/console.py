@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import codecs
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from functools import partial
+from typing import Any, TextIO
 
-from paceline.observe.events import CheckpointDamaged, Event, Note, RunFinished, WorkerLost, from_json
+from paceline.launch.background_output import PIECE, BackgroundOutput
+from paceline.observe.events import (
+    CheckpointDamaged,
+    Event,
+    Note,
+    RunFinished,
+    StepFinished,
+    WorkerLost,
+    from_json,
+)
 from paceline.observe.pace import Pace
 from paceline.observe.progress import Progress
 from paceline.observe.sentences import describe
@@ -26,20 +37,45 @@ class Console:
         self._decoders = {
             name: codecs.getincrementaldecoder("utf-8")(errors="replace") for name in ("out", "err")
         }
+        self._background: BackgroundOutput | None = None
+        self._broken: BrokenPipeError | None = None
+        self.wake: int | None = None
+        """Becomes readable when `check` has something to raise; only while output is shown in the background."""
         self._told = False
         """Whether it was printed, or raised, that standard output cannot be written."""
         self.result: dict[str, Any] | None = None
 
+    def open(self) -> None:
+        """Show what comes from now on in the background, until `close`: whoever reads it may pause."""
+        self._background = BackgroundOutput(self._say_dropped)
+        self.wake = os.eventfd(0, os.EFD_NONBLOCK)
+
+    def check(self) -> None:
+        """Raise, once, that the reader of standard output or error went away."""
+        error, self._broken = self._broken, None
+        if error is not None:
+            raise error
+
     def output(self, stream: str, chunk: bytes) -> None:
         """Show bytes that rank 0 wrote to its standard output ("out") or error ("err")."""
-        text = self._decoders[stream].decode(chunk)
-        with self._surviving(stream):
-            if self._progress is not None:
-                self._progress.print(text, error=stream == "err")
-                return
-            target = sys.stdout if stream == "out" else sys.stderr
-            target.write(text)
-            target.flush()
+        self._write(stream, self._decoders[stream].decode(chunk))
+
+    def line(self, text: str) -> None:
+        """Show a line of the launcher's own on standard error."""
+        self._write("err", f"{text}\n")
+
+    def _write(self, stream: str, text: str) -> None:
+        target = sys.stdout if stream == "out" else sys.stderr
+        for piece in _pieces(text, target):
+            self._show(stream, partial(self._put, stream, piece), piece.count("\n"), len(piece))
+
+    def _put(self, stream: str, text: str) -> None:
+        if self._progress is not None:
+            self._progress.print(text, error=stream == "err")
+            return
+        target = sys.stdout if stream == "out" else sys.stderr
+        target.write(text)
+        target.flush()
 
     def events(self, chunk: bytes, source: int = 0) -> None:
         """Take bytes of JSON lines, one event each; `source` tells apart who sends them."""
@@ -51,17 +87,50 @@ class Console:
         """Show one event."""
         if isinstance(event, RunFinished):
             self.result = event.result
-        with self._surviving("err"):
-            if self._progress is not None:
-                self._progress.emit(event)
-            elif (isinstance(event, WorkerLost) and event.trace) or isinstance(event, self._warnings):
-                sys.stderr.write(f"{describe(event, Pace())}\n")
+        if self._progress is not None:
+            lines = 0 if isinstance(event, StepFinished) else 1
+            self._show("err", partial(self._progress.emit, event), lines)
+        elif (isinstance(event, WorkerLost) and event.trace) or isinstance(event, self._warnings):
+            self.line(str(describe(event, Pace())))
 
     def close(self) -> None:
-        """Take the progress line away."""
+        """Show what waits, for a while at most, and take the progress line away."""
+        if self._background is not None and self.wake is not None:
+            dropped = self._background.close()
+            os.close(self.wake)
+            self._background = self.wake = None
+            if dropped:
+                return  # nobody reads: what is written now would wait for ever
         with self._surviving("err"):
             if self._progress is not None:
                 self._progress.close()
+
+    def _show(self, stream: str, action: Callable[[], None], lines: int, characters: int = 100) -> None:
+        """Show something: in the background while that is open, here and now otherwise."""
+        background = self._background
+        if background is None:
+            with self._surviving(stream):
+                action()
+            return
+        self.check()
+
+        def show() -> None:
+            if background.wait_for_room(sys.stdout if stream == "out" else sys.stderr):
+                try:
+                    with self._surviving(stream):
+                        action()
+                except BrokenPipeError as error:
+                    self._broken = error
+                    if self.wake is not None:
+                        os.eventfd_write(self.wake, 1)
+
+        background.put(show, lines, characters)
+
+    def _say_dropped(self, lines: int) -> None:
+        if lines and self._background is not None and self._background.wait_for_room(sys.stderr):
+            text = f"note: {lines} lines of output were dropped: whoever reads them did not keep up. The logs have them.\n"
+            with suppress(BrokenPipeError), self._surviving("err"):
+                self._put("err", text)
 
     @contextmanager
     def _surviving(self, stream: str) -> Iterator[None]:
@@ -82,3 +151,10 @@ class Console:
                     sys.stderr.write(
                         f"note: standard output cannot be written ({error.strerror}). The run goes on; its logs have it.\n"
                     )
+
+
+def _pieces(text: str, target: TextIO) -> list[str]:
+    """Cut a text into pieces that a pipe takes without waiting; a terminal gets it whole, for its live line."""
+    if not text or target.isatty():
+        return [text] if text else []
+    return [text[start : start + PIECE] for start in range(0, len(text), PIECE)]

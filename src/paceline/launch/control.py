@@ -29,11 +29,22 @@ class ControlSocket:
     def __init__(self, folder: Path, answer: Answer) -> None:
         # Not in the run folder itself: the path of a socket is at most 107 characters long.
         self._home = Path(tempfile.mkdtemp(prefix="paceline-control-"))
+        self._spare = os.open(os.devnull, os.O_RDONLY)
+        """Given up for a moment to turn somebody away where no more files may be opened."""
         self._record = folder / NAME
         self._answer = answer
+        self._text = ""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._announce(folder)
+        except OSError:
+            self.close()
+            raise
+
+    def _announce(self, folder: Path) -> None:
         self._socket.bind(str(self._home / "socket"))
         self._socket.listen()
+        self._socket.setblocking(False)
         partial = folder / f".{NAME}.partial"
         self._text = (
             json.dumps({"pid": os.getpid(), "host": env.host(), "socket": str(self._home / "socket")}) + "\n"
@@ -47,7 +58,9 @@ class ControlSocket:
 
     def serve(self) -> None:
         """Take one order."""
-        connection, _ = self._socket.accept()
+        connection = self._accept()
+        if connection is None:
+            return
         with connection:
             connection.settimeout(1.0)
             try:
@@ -60,8 +73,21 @@ class ControlSocket:
             with contextlib.suppress(OSError):  # whoever asked may be gone
                 connection.sendall(json.dumps(reply).encode() + b"\n")
 
+    def _accept(self) -> socket.socket | None:
+        """Return the next connection; where no more files may be opened it is turned away, or it would wait here for ever."""
+        with contextlib.suppress(OSError):
+            return self._socket.accept()[0]
+        with contextlib.suppress(OSError):
+            os.close(self._spare)
+            self._socket.accept()[0].close()
+        with contextlib.suppress(OSError):
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+        return None
+
     def close(self) -> None:
         """Take no more orders."""
+        with contextlib.suppress(OSError):
+            os.close(self._spare)
         self._socket.close()
         shutil.rmtree(self._home, ignore_errors=True)
         with contextlib.suppress(OSError):

@@ -42,6 +42,7 @@ class LaunchOptions(TypedDict, total=False):
     min_workers: int
     max_restarts: int
     hang_timeout: float
+    grace: float
     rebalance: bool
     nodes: int | str
     rendezvous: str | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ class LocalLauncher:
             out=spec.out,
             record=spec.record,
             policy=policy,
+            grace=spec.grace,
             rendezvous=spec.rendezvous,
             agreed=spec.agreed,
             secret=secret,
@@ -109,11 +111,11 @@ class LocalLauncher:
             return self._follow(plan)
         self._say_crowded(plan)
         with RunFolder(plan.out, plan.record) as folder:
-            supervisor = Supervisor(plan, folder.path, self._console)
+            self._console.open()
             try:
-                outcome = supervisor.run()
+                with closing(Supervisor(plan, folder.path, self._console)) as supervisor:
+                    outcome = supervisor.run()
             finally:
-                supervisor.close()
                 self._console.close()
             folder.finish(outcome)
             if plan.out is not None and outcome.failure is not None and outcome.failure.kind != "input":
@@ -124,11 +126,11 @@ class LocalLauncher:
         """Lend the workers of this machine to the one that leads; the run folder may be that one's too."""
         self._say_crowded(plan)
         with RunFolder(plan.out, plan.record, shared=True) as folder:
-            follower = Follower(plan, folder.path, self._console)
+            self._console.open()
             try:
-                return follower.run()
+                with closing(Follower(plan, folder.path, self._console)) as follower:
+                    return follower.run()
             finally:
-                follower.close()
                 self._console.close()
 
     def _say_crowded(self, plan: LaunchPlan) -> None:

@@ -33,7 +33,7 @@ from paceline.launch.code_errors import CodeError, CodeErrors
 from paceline.launch.deadly_steps import DeadlySteps
 from paceline.launch.failures import Failure
 from paceline.observe import formats
-from paceline.recovery.membership import BODY, STATE_LOST, STEP, Standing
+from paceline.recovery.membership import BODY, SAVE_ASKED, STATE_LOST, STEP, Standing
 from paceline.strategies import Choice
 from paceline.world.mesh import DATA, Mesh
 from paceline.world.status_page import PATIENCE
@@ -173,6 +173,8 @@ class Membership:
         self._changing = False
         self._stopping = False
         """Whether the next group is the last: it saves a checkpoint and ends."""
+        self._saving = False
+        """Whether the next group saves a checkpoint before it goes on."""
         self._complete = False
         self._reasons: list[str] = []
         self._shares: tuple[int, ...] | None = None
@@ -350,6 +352,14 @@ class Membership:
         """End the run after the next step that all have finished, with a checkpoint; nobody joins any more."""
         self._stopping = True
         self._reasons.append("the run is interrupted")
+        return [] if self._changing else self._tell(at_once=False)
+
+    def save(self) -> list[Action]:
+        """Save a checkpoint behind the next step that all have finished, and go on."""
+        if self._stopping or self._saving or not self._in_group():
+            return []
+        self._saving = True
+        self._reasons.append(SAVE_ASKED)
         return [] if self._changing else self._tell(at_once=False)
 
     def reshare(self, shares: Sequence[int]) -> list[Action]:
@@ -695,9 +705,17 @@ class Membership:
             member.rank, member.state, member.newcomer, member.standing = rank, State.TRAINING, False, None
             actions.append(
                 Assign(
-                    member.number, rank, len(members), self.generation, reason, shares, stop=self._stopping
+                    member.number,
+                    rank,
+                    len(members),
+                    self.generation,
+                    reason,
+                    shares,
+                    stop=self._stopping,
+                    save=self._saving,
                 )
             )
+        self._saving = False
         for member in leaving:
             member.state, member.since = State.RELEASED, self._clock()
             actions.append(Release(member.number))

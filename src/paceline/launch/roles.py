@@ -6,7 +6,6 @@ paceline.launch_roles({"trainers": Role(train, workers=2), "servers": 1})
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -133,7 +132,7 @@ class RoleConsole(Console):
         if isinstance(event, WorkerLost):
             name = self._roles.names[event.rank]
             where = f"rank {event.rank} on {event.host}"
-            sys.stderr.write(f"paceline: {name} ({where}) {event.reason}; the others go on without it.\n")
+            self.line(f"paceline: {name} ({where}) {event.reason}; the others go on without it.")
 
 
 def _role(name: str, given: Role | int) -> Role:

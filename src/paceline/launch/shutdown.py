@@ -7,7 +7,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from paceline.launch import failures
 from paceline.launch.failures import Failure
@@ -35,6 +35,11 @@ class Shutdown:
         """The signal that asked for an end after the next step, with a checkpoint, if one did."""
         self.remind_at: float | None = None
         """When to say that the end takes long, and how to leave at once."""
+        self.grace_s = TERMINATE_WAIT_S
+        """How long workers have that are ended because the launcher got SIGTERM: they may have something to save."""
+        self._patience_s = TERMINATE_WAIT_S
+        self.saves_wanted = 0
+        """How many signals asked for a checkpoint that has not been ordered yet."""
         self._failures: list[Failure] = []
         self._next = signal.SIGTERM
         self._killed_at: float | None = None
@@ -74,14 +79,16 @@ class Shutdown:
     def signals(self) -> tuple[signal.Signals, signal.Signals]:
         """Return the signal that is due for a worker and for one in training; the next is stronger."""
         plain, self._next = self._next, signal.SIGKILL
-        self.deadline = time.monotonic() + TERMINATE_WAIT_S
+        self.deadline = time.monotonic() + self._patience_s
         if plain is signal.SIGKILL and self._killed_at is None:
             self._killed_at = time.monotonic()
         # In training SIGTERM is a notice; these are to go now.
-        return plain, signal.SIGUSR1 if plain == signal.SIGTERM else plain
+        return plain, signal.SIGRTMIN if plain == signal.SIGTERM else plain
 
     def interrupt(self, number: int) -> None:
         """End the launch at once, because a signal asks for it."""
+        first = self.interrupted is None and number == signal.SIGTERM
+        self._patience_s = self.grace_s if first else TERMINATE_WAIT_S
         self.interrupted = self.interrupted or number
         self.deadline = time.monotonic()
 
@@ -89,7 +96,10 @@ class Shutdown:
     def on_signals(
         self, selector: selectors.BaseSelector, notices: Collection[signal.Signals] = ()
     ) -> Iterator[None]:
-        """Turn SIGINT and SIGTERM into an orderly end, for as long as the workers run; the first of `notices` into a notice."""
+        """Turn SIGINT and SIGTERM into an orderly end, for as long as the workers run; the first of `notices` into a notice.
+
+        SIGUSR1 asks for a checkpoint on the way.
+        """
 
         def interrupt(number: int, _: object) -> None:
             if number in notices and self.notice is None and not self.in_progress:
@@ -97,8 +107,16 @@ class Shutdown:
             else:
                 self.interrupt(number)
 
+        def ask_for_save(_: int, __: object) -> None:
+            self.saves_wanted += 1
+
+        taken: dict[signal.Signals, Callable[[int, object], None]] = {
+            signal.SIGINT: interrupt,
+            signal.SIGTERM: interrupt,
+            signal.SIGUSR1: ask_for_save,
+        }
         try:
-            before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+            before = {number: signal.signal(number, taker) for number, taker in taken.items()}
         except ValueError:  # not the main thread: whoever owns it decides
             yield
             return

@@ -40,19 +40,20 @@ from paceline.launch.nodes.inventory import LEADER, Node, Nodes
 from paceline.launch.nodes.leading import Leading
 from paceline.launch.nodes.probation import Probation
 from paceline.launch.nodes.remote_worker_pool import RemoteWorkerPool
-from paceline.launch.shutdown import ECHO_WAIT_S, STOP_WAIT_S, Shutdown
+from paceline.launch.shutdown import ECHO_WAIT_S, STOP_WAIT_S, TERMINATE_WAIT_S, Shutdown
 from paceline.launch.workers.pool import LocalWorkerPool
 from paceline.launch.workers.roster import Entry, Roster
 from paceline.launch.workers.scheduler import WorkerScheduler
-from paceline.observe.events import Event, Note, WorkerLost
-from paceline.observe.sinks import append_event
+from paceline.observe.events import Event, Note, WorkerLost, to_json
 from paceline.observe.verdict import Verdict
 from paceline.recovery.membership import Standing
 from paceline.training import folder as run_folder
 from paceline.world import env
 
-NOTICES = (signal.SIGINT,)
+NOTICES = (signal.SIGINT, signal.SIGTERM)
 """The signals whose first one lets the run end after a step, with a checkpoint."""
+END_S = 2.0
+"""Of --grace, what is left for the end of workers that did not come to one."""
 
 
 class Supervisor:
@@ -72,16 +73,25 @@ class Supervisor:
         self._without: list[int] = []
         """The ranks that were lost and that the others do without."""
         self._said_unsaved = False
+        self._leave_by: float | None = None
+        """When the time is over that SIGTERM leaves for a checkpoint."""
+        if plan.out is not None and isinstance(plan.jobs[0].call, ScriptCall):
+            self._shutdown.grace_s = max(TERMINATE_WAIT_S, plan.grace - TERMINATE_WAIT_S)
         self._cause_by: float | None = None
         """Until when the cause of a start that failed is waited for, if it is."""
         self._probation = Probation()
         self._told_to_break = -1
         """The latest generation whose group was told to break."""
         self._leading = Leading(plan, self._selector, self, console) if plan.rendezvous is not None else None
+        if console.wake is not None:
+            self._selector.register(console.wake, selectors.EVENT_READ, console.check)
         self._control: ControlSocket | None = None
         if plan.out is not None and plan.policy.elastic:
-            self._control = ControlSocket(plan.out, self._on_order)
-            self._selector.register(self._control, selectors.EVENT_READ, self._control.serve)
+            try:
+                self._control = ControlSocket(plan.out, self._on_order)
+                self._selector.register(self._control, selectors.EVENT_READ, self._control.serve)
+            except OSError as error:
+                self._say(f"note: {error.strerror}: this run takes no orders (paceline resize).")
 
     # The life of a launch.
 
@@ -147,8 +157,10 @@ class Supervisor:
         look_at = None if ending.in_progress else self._health.due
         far = None if self._leading is None else time.monotonic() + self._leading.tick()
         decide_at = None if ending.in_progress else self._membership.due
-        moments = [ending.deadline, look_at, far, self._announcements.due, ending.remind_at, self._cause_by]
-        moments.append(decide_at)
+        moments = (
+            *(ending.deadline, look_at, far, self._announcements.due, ending.remind_at),
+            *(self._cause_by, self._leave_by, decide_at),
+        )
         times = [moment for moment in moments if moment is not None]
         wait = max(0.0, min(times) - time.monotonic()) if times else None
         for key, _ in self._selector.select(wait):
@@ -166,6 +178,7 @@ class Supervisor:
             if (due := self._membership.due) is not None and time.monotonic() >= due:
                 self._do(self._membership.tick())
             self._heed_notice()
+            self._save_on_the_way()
         if ending.due:
             self._say_unsaved()
             if ending.interrupted is not None and self._pool.unstarted:
@@ -207,20 +220,51 @@ class Supervisor:
             if not any(one.trains for one in self._roster.running()):
                 ending.interrupt(ending.notice)  # there is nothing to save yet
                 return
+            terminated, grace = ending.notice == signal.SIGTERM, self._plan.grace
+            who, again = ("SIGTERM", "A second one") if terminated else ("interrupted", "Ctrl-C again")
             self._say(
-                "interrupted: finishing the step and saving a checkpoint. Ctrl-C again leaves at once, without."
+                f"{who}: finishing the step and saving a checkpoint"
+                + (f", in {grace:g} s at most (--grace)" if terminated else "")
+                + f". {again} leaves at once, without."
                 if self._has_steps
-                else "interrupted: no step has been finished yet. Ending before the first, with nothing to save, or with a "
-                "checkpoint after it where it is being taken. Ctrl-C again leaves at once."
+                else f"{who}: no step has been finished yet. Ending before the first, with nothing to save, or with a "
+                f"checkpoint after it where it is being taken. {again} leaves at once."
             )
-            ending.remind_at = now + STOP_WAIT_S
+            if terminated:
+                self._leave_by = now + max(grace / 2, grace - END_S)
+            else:
+                ending.remind_at = now + STOP_WAIT_S
             self._do(self._membership.stop())
+        elif self._leave_by is not None and now >= self._leave_by:
+            self._leave_by = None
+            self._say(
+                f"SIGTERM: the step or its checkpoint was not done within --grace {self._plan.grace:g}. Leaving at once."
+            )
+            ending.interrupt(signal.SIGTERM)
         elif ending.remind_at is not None and now >= ending.remind_at:
             ending.remind_at = None
             self._say(
                 f"the workers are still at it after {STOP_WAIT_S:g} s (a long step, an evaluation or a slow disk). "
                 "Ctrl-C again leaves at once, without a checkpoint."
             )
+
+    def _save_on_the_way(self) -> None:
+        """Have a checkpoint saved behind the next step where SIGUSR1 asks for one, or report why none can be."""
+        if not self._shutdown.saves_wanted:
+            return
+        self._shutdown.saves_wanted = 0
+        if not self._can_stop or not any(one.trains for one in self._roster.running()):
+            self._say(
+                "SIGUSR1: no checkpoint can be saved: "
+                + (
+                    "training has not begun."
+                    if self._can_stop
+                    else "that needs a run folder (--out) and workers that can regroup."
+                )
+            )
+            return
+        self._say("SIGUSR1: saving a checkpoint behind this step.")
+        self._do(self._membership.save())
 
     def _end_all(self) -> None:
         plain, training = self._shutdown.signals()
@@ -274,7 +318,7 @@ class Supervisor:
 
     def started(self, number: int, pid: int) -> None:  # noqa: ARG002
         """Write down who runs where."""
-        self._scheduler.write_roster(self._folder)
+        self._scheduler.write_roster(self._folder, self._pool.files)
 
     def said(self, number: int, kind: str, value: Any) -> None:
         """Take a worker's message."""
@@ -445,7 +489,7 @@ class Supervisor:
                 case Assign() if action is places[0]:
                     self._scheduler.assign(places)
                     self._health.regrouped()
-                    self._scheduler.write_roster(self._folder)
+                    self._scheduler.write_roster(self._folder, self._pool.files)
                 case Release():
                     self._roster[action.member].rank = -1
                     self._scheduler.send(action.member, {"do": "release"})
@@ -518,7 +562,8 @@ class Supervisor:
         """Report something about the run that no worker can say."""
         self._console.event(event)
         if self._plan.out is not None:
-            append_event(self._plan.out / run_folder.EVENTS, event)
+            line = to_json(event).encode(errors="backslashreplace") + b"\n"
+            self._pool.files.append(self._plan.out / run_folder.EVENTS, line)
 
 
 def _order(action: Break | Begin | Tell) -> dict[str, Any]:

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import threading
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from paceline.observe.events import Event, StepFinished, to_json
+
+UNWRITTEN = 1 << 20
+"""Bytes of events that are kept for a disk that does not take them."""
 
 
 class Sink(Protocol):
@@ -40,7 +44,10 @@ class JsonlSink:
         self._written = 0.0
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: BinaryIO = path.open("ab")
+        self._file = path.open("ab", buffering=0)
+        self._unwritten = b""
+        """Lines that the disk did not take."""
+        self._said = False
         _drop_torn_line(path)
 
     def emit(self, event: Event) -> None:
@@ -60,9 +67,25 @@ class JsonlSink:
     def _write(self) -> None:
         lines = [to_json(event) + "\n" for event in self._waiting]
         self._waiting.clear()
-        self._file.write("".join(lines).encode(errors="backslashreplace"))
-        self._file.flush()
+        self._unwritten += "".join(lines).encode(errors="backslashreplace")
         self._written = time.monotonic()
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+        except OSError as error:
+            self._keep_for_later(error)
+
+    def _keep_for_later(self, error: OSError) -> None:
+        """Keep, up to a bound, what the disk does not take: a run goes on without its events."""
+        if len(self._unwritten) > UNWRITTEN:
+            end = self._unwritten.find(b"\n", len(self._unwritten) - UNWRITTEN) + 1
+            self._unwritten = self._unwritten[end:]
+        if not self._said:
+            self._said = True
+            print(  # noqa: T201
+                f"note: {self._file.name} cannot be written ({error.strerror}). The run goes on without its newest events.",
+                file=sys.stderr,
+            )
 
 
 class RelaySink:
@@ -149,12 +172,6 @@ class Fanout:
         with ExitStack() as stack:
             for sink in reversed(sinks):
                 stack.callback(sink.close)
-
-
-def append_event(path: Path, event: Event) -> None:
-    """Add one event to a file that somebody else may be writing too: one whole line at once."""
-    with path.open("ab", buffering=0) as file:
-        file.write(to_json(event).encode() + b"\n")
 
 
 def _drop_torn_line(path: Path) -> None:

@@ -45,6 +45,8 @@ class GroupState:
     """The attempt at a step in whose body some are, to no effect: all go through it before they take a step together."""
     stopping: bool = False
     """Whether the group has formed only to save a checkpoint and to end."""
+    save_asked: bool = False
+    """Whether the group is to save a checkpoint before its next step."""
     broken_at: float | None = None
     """When the last group broke, until a step has been finished after that."""
     recoveries: list[dict[str, Any]] = field(default_factory=list)

@@ -20,6 +20,8 @@ BODY = "body"
 """In a step, in the body of a loop of the user's own that evaluates or saves at times, and may do so behind `apply`."""
 EVALUATE = "evaluate"
 SAVE = "save"
+SAVE_ASKED = "a checkpoint is asked for"
+"""Why a group forms in which nobody has come or gone."""
 STATE_LOST = "a worker took its part of the state with it"
 """How the error begins of those who cannot go on without another one: what became of that one is the cause."""
 
@@ -53,6 +55,8 @@ class Place:
     """Why there is a new group, in a few words."""
     stop: bool = False
     """Whether the group only forms to save a checkpoint together, and to end."""
+    save: bool = False
+    """Whether it saves a checkpoint before its next step."""
 
 
 class ElasticMembership(Protocol):

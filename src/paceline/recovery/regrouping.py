@@ -27,7 +27,7 @@ from paceline.recovery.agreement import (
 from paceline.recovery.group_state import GroupState
 from paceline.recovery.handover import WORKERS, StateInventory, StateSource, choose
 from paceline.recovery.hooks import RunHooks
-from paceline.recovery.membership import BODY, STEP, ElasticMembership, Place, Standing
+from paceline.recovery.membership import BODY, SAVE_ASKED, STEP, ElasticMembership, Place, Standing
 from paceline.recovery.options import RecoveryOptions
 from paceline.recovery.position import Position
 from paceline.recovery.sharded_recovery import ShardedRecovery
@@ -119,8 +119,10 @@ class Regrouping:
                 if isinstance(error, RolledBackError) or not broken:
                     raise
                 continue
-            group.stopping = place.stop
-            if not place.stop:
+            group.stopping, group.save_asked = place.stop, place.save
+            if place.reason == SAVE_ASKED:
+                group.broken_at = None  # nobody was lost, and nothing to be made up for
+            elif not place.stop:
                 self._note(place, started)
             missed, group.missed = group.missed, False
             return missed

@@ -164,6 +164,12 @@ class RunOptions(Options):
         SECONDS,
         shown="60, or 10 long steps",
     )
+    grace: float = option(
+        30.0,
+        "Seconds from SIGTERM to the end, in which the step is finished and a checkpoint saved; then all is left at once.",
+        ELASTICITY,
+        SECONDS,
+    )
     rebalance: bool = option(False, "Give slower workers fewer shards; the bits stay.", ELASTICITY)
     nodes: int | str = option(
         "1", "Machines: how many, or from how many to how many (1:4).", MACHINES, Range(1, 9999)

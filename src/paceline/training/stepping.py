@@ -121,9 +121,7 @@ class Stepping:
                 if (body := state.broken_body) is not None:  # also where the run has gone back since
                     yield self._make(data, body.number, broken=body)
                     break
-                if state.stopping:
-                    self.saving.at_the_end()
-                    raise LeaveRunError
+                self._save_as_asked()
                 if state.world.generation == generation:
                     step = self._make(data, state.position.number)
                     # Before any of it can reach others, who may finish it while this one is killed.
@@ -139,6 +137,16 @@ class Stepping:
                     return
                 empty = StepData(state.position.epoch, state.position.step, 0, ())
                 yield self._make(empty, body.number, broken=body)
+
+    def _save_as_asked(self) -> None:
+        """Write the checkpoint that a signal to the launcher asked for; raise where the run ends with it."""
+        state = self.core.state
+        if state.stopping:
+            self.saving.at_the_end()
+            raise LeaveRunError
+        if state.save_asked:
+            state.save_asked = False
+            self.saving.after_body(again=False, due=True, last=False)
 
     def _reads_again(self, data: StepData) -> bool:
         """Compare the beginning of a stream's epoch with what it was before; raise where it is another.

@@ -17,6 +17,7 @@ OTHER = {
     "shards": 8, "exact": "numeric", "device": "cpu", "compile": True, "transport": "gloo", "backend": "gloo",
     "check_collectives": True, "save_every": "7", "keep": 5, "save_async": True, "peer_snapshots": 1, "snapshot_every": 3,
     "tensorboard": True, "elastic": False, "min_workers": 2, "max_restarts": 4, "hang_timeout": 33.0, "rebalance": True,
+    "grace": 45.0,
     "nodes": "1:2", "rendezvous": "localhost:29500", "join_timeout": 44.0, "machine_timeout": 21, "sync_batchnorm": True,
 }  # fmt: skip
 """A value of its own for every option that a resumed run keeps."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.errors import PacelineError
+from paceline.launch.file_writer import FileWriter
 from paceline.launch.health.diagnosis import HangWatch, Member, look, process_state
 from paceline.launch.job import Job
 from paceline.launch.workers import fork_server as forkserver
@@ -66,32 +67,50 @@ class LocalWorkerPool:
         """Whether the fork server is listened to: until it is seen to be gone."""
         self._processes: dict[int, Process] = {}
         self._shown = -1
+        self._said_delayed = False
+        self._failed_starts: list[tuple[Process, str]] = []
+        """Workers that could not even be asked for, and why."""
+        self.files = FileWriter()
+        """Writes what the launcher writes into the run folder."""
 
     # Starting and ending.
 
     def start(self, number: int, job: Job, log_name: str) -> None:
         """Ask the fork server for one worker, and listen to the worker."""
         self._renew()
-        log = (self._folder / "logs" / log_name).open("ab", buffering=0)
-        process = Process(number, ticket=-1, log=log)
+        try:
+            self._start(number, job, log_name)
+        except OSError as error:
+            # Told from the loop, like any other end: whoever asks for a worker is in the middle of deciding.
+            failed = self._processes[number] = Process(number, ticket=-1)
+            self._failed_starts.append((failed, error.strerror or str(error)))
+        self._watch_server()
+
+    def _start(self, number: int, job: Job, log_name: str) -> None:
+        process = Process(number, ticket=-1, log=self._folder / "logs" / log_name)
+        self.files.append(self._folder / "logs" / log_name, b"")
         ours, theirs = socket.socketpair()
-        out, err, events = (
-            process.pipe(self._selector, receive)
+        opened: list[int] = []
+        try:
             for receive in (
                 lambda chunk: self._on_output(process, "out", chunk),
                 lambda chunk: self._on_output(process, "err", chunk),
                 lambda chunk: self._audience.events(chunk, source=number),
-            )
-        )
-        try:
-            page, process.stacks = StatusPage.create(), stacks.create()
+            ):
+                opened.append(process.pipe(self._selector, receive))  # noqa: PERF401  (those made before one fails are closed)
+            out, err, events = opened
+            opened.append(page := StatusPage.create())
+            process.stacks = stacks.create()
             process.status_page = StatusPageReader(page)
             process.ticket = self._server.request(
                 job, [out, err, theirs.fileno(), events, page, process.stacks], job.modules
             )
-            os.close(page)
+        except OSError:
+            process.release(self._selector)
+            ours.close()
+            raise
         finally:
-            for descriptor in (out, err, events):
+            for descriptor in opened:
                 os.close(descriptor)
             theirs.close()
         process.control = Connection(ours.detach())
@@ -111,6 +130,7 @@ class LocalWorkerPool:
         process = self._processes.get(number)
         if process is not None and process.pid is not None and process.status is None:
             self._server.signal(process.pid, signal_number)
+            self._watch_server()
 
     def show(self, number: int) -> None:
         """Show what this worker writes: it has rank 0."""
@@ -160,7 +180,7 @@ class LocalWorkerPool:
         process = self._processes.get(number)
         log = None if process is None else process.log
         if log is not None:
-            log.write(text.encode(errors="backslashreplace"))
+            self.files.append(log, text.encode(errors="backslashreplace"))
 
     @property
     def unstarted(self) -> bool:
@@ -190,8 +210,9 @@ class LocalWorkerPool:
                 for process in running:  # again each time: one that was asked for may only now be there
                     if process.pid is not None:
                         self._server.signal(process.pid, signal.SIGKILL)
-                if self._server.await_report(left):
-                    self._take(self._server.report())
+                report = self._server.await_report(left)
+                if report is not None:
+                    self._take(report)
         for process in doomed.values():
             process.status = process.status if process.status is not None else -int(signal.SIGKILL)
             process.release(self._selector)
@@ -209,6 +230,8 @@ class LocalWorkerPool:
         """End what still runs, and close every descriptor."""
         self.kill()
         self._stop_hearing()
+        self.files.close()
+        self._say_complaint()
 
     def _renew(self) -> None:
         """Start a fork server again if the last one is gone, after reporting the workers that ended with it."""
@@ -223,23 +246,52 @@ class LocalWorkerPool:
             self._selector.unregister(self._server)
             self._hears = False
 
+    def _watch_server(self) -> None:
+        """Wait for the fork server to report, and to have room where something is yet to be sent to it."""
+        if self._hears:
+            more = self._server.backlog or self._failed_starts
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if more else 0)
+            self._selector.modify(self._server, wanted, self._on_report)
+
     # Hearing.
 
     def _on_report(self) -> None:
+        failed, self._failed_starts = self._failed_starts, []
+        for unstarted, why in failed:
+            if (
+                self._processes.pop(unstarted.number, None) is unstarted
+            ):  # else all have started over meanwhile
+                words = f"it could not be started ({why})"
+                self._listener.ended(unstarted.number, -int(signal.SIGKILL), words)
         try:
-            report = self._server.report()
+            report = self._server.poll()
         except PacelineError as error:
             self._server_gone(str(error))
             return
-        process = self._take(report)
-        if process is None:
+        self._watch_server()
+        process = None if report is None else self._take(report)
+        if report is None or process is None:
             return
-        if process.status is None:
+        if "delayed" in report:
+            self._say_delayed(report["errno"])
+        elif process.status is None:
             self._listener.started(process.number, process.pid or 0)
-            return
-        self._hear_out(process)
-        self._listener.ended(process.number, process.status)
-        self._forget_ended()
+        else:
+            self._hear_out(process)
+            self._listener.ended(process.number, process.status, _why(report))
+            self._forget_ended()
+
+    def _say_complaint(self) -> None:
+        complaint = self.files.take_complaint()
+        if complaint is not None:
+            self._audience.output("err", f"note: {complaint}\n".encode())
+
+    def _say_delayed(self, number: int) -> None:
+        """Report once that a worker cannot be forked for the moment."""
+        if not self._said_delayed:
+            self._said_delayed = True
+            words = f"a worker cannot be started ({os.strerror(number)}): this machine has no processes or memory to spare."
+            self._audience.output("err", f"note: {words} It is tried again, and the others go on.\n".encode())
 
     def _forget_ended(self) -> None:
         """Close what belonged to workers that are gone: over the days of a run there may be hundreds."""
@@ -256,6 +308,12 @@ class LocalWorkerPool:
             process = next((one for one in everyone if one.ticket == report["started"]), None)
             if process is not None:
                 process.pid = report["pid"]
+        elif "delayed" in report:
+            process = next((one for one in everyone if one.ticket == report["delayed"]), None)
+        elif "failed" in report:
+            process = next((one for one in everyone if one.ticket == report["failed"]), None)
+            if process is not None:
+                process.status = -int(signal.SIGKILL)
         else:
             process = next((one for one in everyone if one.pid == report["ended"]), None)
             if process is not None:
@@ -291,6 +349,12 @@ class LocalWorkerPool:
 
     def _on_output(self, process: Process, stream: str, chunk: bytes) -> None:
         if process.log is not None:
-            process.log.write(chunk)
+            self.files.append(process.log, chunk)
+            self._say_complaint()
         if process.number == self._shown:
             self._audience.output(stream, chunk)
+
+
+def _why(report: dict[str, Any]) -> str:
+    """Return what is known of a process's end beyond its status."""
+    return f"it could not be started ({os.strerror(report['errno'])})" if "failed" in report else ""

@@ -8,7 +8,7 @@ import selectors
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import BinaryIO
+from pathlib import Path
 
 from paceline.world.status_page import StatusPageReader
 
@@ -25,7 +25,7 @@ class Process:
     pid: int | None = None
     status: int | None = None
     control: Connection | None = field(default=None, repr=False)
-    log: BinaryIO | None = field(default=None, repr=False)
+    log: Path | None = None
     open_pipes: int = 0
     status_page: StatusPageReader | None = field(default=None, repr=False)
     stacks: int = -1
@@ -62,9 +62,6 @@ class Process:
             selector.unregister(self.control)
             self.control.close()
             self.control = None
-        if self.log is not None:
-            self.log.close()
-            self.log = None
         if self.status_page is not None:
             self.status_page.close()
             os.close(self.stacks)

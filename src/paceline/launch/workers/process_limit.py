@@ -17,8 +17,18 @@ SHARE = 0.5
 """How much of the machine's limit one run may take; others need some."""
 
 
+OWN_FILES, WORKER_FILES = 24, 6
+"""How many files a launcher has open by itself, and for each worker: its pipes, its control, its status page."""
+
+
 def check_process_limit(workers: int, threads: int, loaders: int = 0) -> None:
-    """Raise InputError where the workers, their threads and loading processes need more process ids than can be spared."""
+    """Raise InputError where the workers, their threads and loading processes need more process ids or files than there are."""
+    files, allowed = OWN_FILES + WORKER_FILES * workers, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if allowed != resource.RLIM_INFINITY and files > allowed:
+        raise InputError(
+            f"{workers} workers need about {files} open files, and a process may have {allowed} here. Raise it: ulimit -n "
+            f"{max(1024, 2 * files)}."
+        )
     needed = workers * (threads + OWN_THREADS + loaders * (1 + OWN_THREADS))
     most = int(limit() * SHARE)
     if needed > most:

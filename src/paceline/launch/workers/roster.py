@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.launch.failures import Failure
+from paceline.launch.file_writer import FileWriter
 
 NAME = "workers.json"
 
@@ -26,6 +27,8 @@ class Entry:
     """In its group; -1 as long as it is in none."""
     slot: int
     """Names its log; the next worker in its place goes on with it."""
+    local_rank: int = 0
+    """Which of its machine's places it has, and so which GPU: for all its life."""
     trains: bool = False
     running: bool = True
     result: Any = None
@@ -50,11 +53,11 @@ class Roster:
         return number in self._entries
 
     def add(self, node: int, rank: int | None, slot: int | None = None) -> Entry:
-        """Enter a worker that is being started; without a slot it gets the first that is free."""
+        """Enter a worker that is being started; without a slot it gets the first that is free, as of its machine's places."""
         if slot is None:
-            taken = {one.slot for one in self.running()}
-            slot = next(free for free in range(len(taken) + 1) if free not in taken)
-        entry = Entry(self._numbers, node, -1 if rank is None else rank, slot)
+            slot = _first_free({one.slot for one in self.running()})
+        local_rank = _first_free({one.local_rank for one in self.on(node)})
+        entry = Entry(self._numbers, node, -1 if rank is None else rank, slot, local_rank)
         self._entries[entry.number] = entry
         self._numbers += 1
         return entry
@@ -81,7 +84,11 @@ class Roster:
         return tuple(self[number].result for _, number in returned)
 
     def write(
-        self, folder: Path, generation: int, where: Callable[[Entry], tuple[int | None, str] | None]
+        self,
+        folder: Path,
+        files: FileWriter,
+        generation: int,
+        where: Callable[[Entry], tuple[int | None, str] | None],
     ) -> None:
         """Rewrite workers.json; `where` gives a worker's process id and host, None for one that is not in the group."""
         rows = []
@@ -90,6 +97,8 @@ class Roster:
             if found is not None and found[0] is not None:
                 pid, host = found
                 rows.append({"rank": entry.rank, "pid": pid, "host": host, "generation": generation})
-        partial = folder / f".{NAME}.partial"
-        partial.write_text(json.dumps(rows, indent=1) + "\n")
-        partial.replace(folder / NAME)
+        files.replace(folder / NAME, (json.dumps(rows, indent=1) + "\n").encode())
+
+
+def _first_free(taken: set[int]) -> int:
+    return next(free for free in range(len(taken) + 1) if free not in taken)

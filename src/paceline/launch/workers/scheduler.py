@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.launch.actions import Assign
 from paceline.launch.base import LaunchPlan
+from paceline.launch.file_writer import FileWriter
 from paceline.launch.job import FunctionCall
 from paceline.launch.membership import Membership
 from paceline.launch.nodes.inventory import Node, Nodes
@@ -109,18 +110,19 @@ class WorkerScheduler:
 
     def start_newcomer(self, node: Node | None = None) -> None:
         """Start a worker that will join; without a machine, where one is missing."""
-        there = self._roster.counts()
         members = self._membership.members
         staying = Counter(one.node for one in self._roster.running() if not members[one.number].leaving)
         node = node or self._nodes.place(staying)
-        local = there[node.index]
         identity = Identity(
-            rank=0, size=1, local_rank=local, local_size=local + 1, **self._where(node.store_address)
-        )
+            rank=0, size=1, local_rank=0, local_size=1, **self._where(node.store_address)
+        )  # its place on the machine is filled in when it is entered
         self._start(node, identity, rank=None)
 
     def _start(self, node: Node, identity: Identity, rank: int | None) -> None:
         entry = self._roster.add(node.index, rank, slot=rank)
+        # A GPU that somebody's death has set free, not that of a worker which is still there.
+        local_size = max(identity.local_size, entry.local_rank + 1)
+        identity = dataclasses.replace(identity, local_rank=entry.local_rank, local_size=local_size)
         self._membership.add(entry.number, rank=rank, host=node.index)
         job = self._plan.jobs[0]
         call = job.call
@@ -140,8 +142,15 @@ class WorkerScheduler:
     def assign(self, places: list[Assign]) -> None:
         """Assign workers their places in the next group: the ranks of one machine follow each other."""
         hosts = [self._roster[one.member].node for one in places]
-        sizes, nodes = Counter(hosts), list(dict.fromkeys(hosts))
-        seated: Counter[int] = Counter()
+        nodes = list(dict.fromkeys(hosts))
+        # Those that are left keep their GPUs, so places in between may be empty.
+        sizes = {
+            host: 1
+            + max(
+                self._roster[one.member].local_rank for one in places if self._roster[one.member].node == host
+            )
+            for host in nodes
+        }
         for place, host in zip(places, hosts, strict=True):
             self._roster[place.member].rank = place.rank
             if place.rank == 0:
@@ -149,15 +158,14 @@ class WorkerScheduler:
             identity = Identity(
                 rank=place.rank,
                 size=place.size,
-                local_rank=seated[host],
+                local_rank=self._roster[place.member].local_rank,
                 local_size=sizes[host],
                 node_rank=nodes.index(host),
                 nodes=len(nodes),
                 **self._where(self._address_for(host)),
             )
-            seated[host] += 1
             order = {"do": "place", "identity": asdict(identity), "generation": place.generation}
-            order |= {"shares": place.shares, "reason": place.reason, "stop": place.stop}
+            order |= {"shares": place.shares, "reason": place.reason, "stop": place.stop, "save": place.save}
             self.send(place.member, order)
 
     def send(self, number: int, order: dict[str, Any]) -> None:
@@ -166,7 +174,7 @@ class WorkerScheduler:
         if node is not None:
             node.pool.send(number, json.dumps(order).encode())
 
-    def write_roster(self, folder: Path) -> None:
+    def write_roster(self, folder: Path, files: FileWriter) -> None:
         """Write down who runs where."""
         members = self._membership.members
 
@@ -176,7 +184,7 @@ class WorkerScheduler:
                 return None
             return node.pool.pid(entry.number), node.host
 
-        self._roster.write(folder, self._membership.generation, where)
+        self._roster.write(folder, files, self._membership.generation, where)
 
     def _address_for(self, host: int) -> str:
         """Return where a machine's workers reach the store; one that is gone will not."""

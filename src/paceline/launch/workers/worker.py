@@ -22,6 +22,8 @@ from paceline.recovery.membership import LeaveRunError
 from paceline.world import env, stacks
 from paceline.world.status_page import NoStatusPage, StatusPage
 
+END_NOW = signal.SIGRTMIN
+"""By which a launcher ends a worker that takes SIGTERM for a notice: no signal that a user or a batch system sends."""
 HOLD_S = 0.5
 """How long a worker that is to join keeps still first: the others are just forming their group, and need the cores."""
 
@@ -42,7 +44,7 @@ def run(
     """
     die_with_parent(parent)
     signal.signal(signal.SIGTERM, _end_quietly)
-    signal.signal(signal.SIGUSR1, _end_quietly)
+    signal.signal(END_NOW, _end_quietly)
     for source, target in ((out, 1), (err, 2)):
         os.dup2(source, target)
         os.close(source)
