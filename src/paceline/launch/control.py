@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -29,7 +30,7 @@ class ControlSocket:
     def __init__(self, folder: Path, answer: Answer) -> None:
         # Not in the run folder itself: the path of a socket is at most 107 characters long.
         self._home = Path(tempfile.mkdtemp(prefix="paceline-control-"))
-        self._spare = os.open(os.devnull, os.O_RDONLY)
+        self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
         """Given up for a moment to turn somebody away where no more files may be opened."""
         self._record = folder / NAME
         self._answer = answer
@@ -75,19 +76,26 @@ class ControlSocket:
 
     def _accept(self) -> socket.socket | None:
         """Return the next connection; where no more files may be opened it is turned away, or it would wait here for ever."""
-        with contextlib.suppress(OSError):
+        try:
             return self._socket.accept()[0]
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                return None  # whoever called has gone again
+        self._give_up_spare()
         with contextlib.suppress(OSError):
-            os.close(self._spare)
             self._socket.accept()[0].close()
         with contextlib.suppress(OSError):
             self._spare = os.open(os.devnull, os.O_RDONLY)
         return None
 
+    def _give_up_spare(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            os.close(spare)
+
     def close(self) -> None:
         """Take no more orders."""
-        with contextlib.suppress(OSError):
-            os.close(self._spare)
+        self._give_up_spare()
         self._socket.close()
         shutil.rmtree(self._home, ignore_errors=True)
         with contextlib.suppress(OSError):

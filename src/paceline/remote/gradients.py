@@ -44,7 +44,7 @@ class Context:
         self.gradients: dict[Tensor, Tensor] = {}
         """Of this worker's own parameters."""
         self.called: set[str] = set()
-        self._session = session
+        self.session = session
         self._tensors: dict[tuple[int, Number], list[Tensor]] = {}
         self._arrived: dict[int, tuple[Tensor, str, Number, int]] = {}
         self._lock = threading.Lock()
@@ -53,7 +53,7 @@ class Context:
         """Note which tensors go to a worker in a call; returns what takes its answer."""
         self.called.add(worker)
         if leaves:
-            self._tensors[_SENT, (self._session.rank, count)] = leaves
+            self._tensors[_SENT, (self.session.rank, count)] = leaves
         return Crossing(self, worker, count, leaves)
 
     def arrival(self, request: Request, received: list[Tensor], devices: list[str | None]) -> list[Tensor]:
@@ -114,9 +114,7 @@ class Context:
     ) -> list[Tensor | None]:
         """Have a worker go back from tensors of a call; returns the gradients of its arguments."""
         value = [self.identity, side, *number, gradients]
-        asked = self._session.exchange.request(
-            worker, BACKWARD, value, what="backward", timeout_s=_PATIENCE_S
-        )
+        asked = self.session.exchange.request(worker, BACKWARD, value, what="backward", timeout_s=_PATIENCE_S)
         found: list[Tensor | None] = asked.wait()
         return found
 
@@ -125,7 +123,7 @@ class Context:
         found = self._tensors.get((side, number))
         if found is None:
             raise RemoteError(
-                f"{self._session.name} knows nothing of what gradients came for: the pass has ended there."
+                f"{self.session.name} knows nothing of what gradients came for: the pass has ended there."
             )
         return found
 
@@ -156,7 +154,7 @@ class Crossing:
 
     def back(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of the arguments."""
-        number = (self._context._session.rank, self._count)  # noqa: SLF001
+        number = (self._context.session.rank, self._count)
         found = self._context.send_back(self._worker, _ANSWERED, number, list(gradients))
         found += [None] * (len(self._inputs) - len(found))
         return [
@@ -183,7 +181,7 @@ class Passes:
     """The passes that this worker takes part in."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self.session = session
         self._open: dict[int, Context] = {}
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._counts = itertools.count(1)
@@ -191,7 +189,7 @@ class Passes:
 
     def begin(self) -> Context:
         """Open a pass."""
-        found = self.find((self._session.rank << _RANK_BITS) + next(self._counts))
+        found = self.find((self.session.rank << _RANK_BITS) + next(self._counts))
         assert found is not None  # noqa: S101  (nobody has ended it yet)
         return found
 
@@ -202,7 +200,7 @@ class Passes:
         with self._lock:
             if identity in self._ended:
                 return None
-            return self._open.setdefault(identity, Context(identity, self._session))
+            return self._open.setdefault(identity, Context(identity, self.session))
 
     def end(self, identity: int) -> None:
         """Forget a pass, here and on every worker that was called in it."""
@@ -212,15 +210,15 @@ class Passes:
             if len(self._ended) > _REMEMBERED:
                 self._ended.popitem(last=False)
         for worker in sorted(context.called) if context is not None else ():
-            self._session.exchange.post(worker, END_PASS, identity)
+            self.session.exchange.post(worker, END_PASS, identity)
         if context is not None:
-            self._session.exchange.pool.submit(
+            self.session.exchange.pool.submit(
                 context.clear
             )  # with its graphs goes much, which others need not wait for
 
     def end_of(self, worker: str) -> None:
         """Forget the passes of a worker that is lost."""
-        rank = self._session.roles.names.index(worker)
+        rank = self.session.roles.names.index(worker)
         for identity in [one for one in list(self._open) if one >> _RANK_BITS == rank]:
             self.end(identity)
 

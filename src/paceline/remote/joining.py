@@ -75,9 +75,11 @@ def enter(
     met = meet(identity, timedelta(seconds=JOIN_S))
     store: Store = PrefixStore("roles", met)
     given = secret.encode() if isinstance(secret, str) else secret
-    return Session.open(
+    session = Session.open(
         store, identity.rank, roles, given or _told(told or ""), interface=interface, timeout_s=timeout_s
     )
+    session.keeps.append(met)  # torch's half of a store does not keep Python's
+    return session
 
 
 def _told(text: str) -> bytes:

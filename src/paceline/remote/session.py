@@ -50,6 +50,8 @@ class Session:
         self._lost: dict[str, float] = {}
         self._lock = threading.Lock()
         self._open = True
+        self.keeps: list[object] = []
+        """What is to live as long as the session."""
         self._on_close: list[Callable[[], None]] = []
         self._on_loss: list[Callable[[str], None]] = []
 

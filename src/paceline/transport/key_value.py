@@ -41,15 +41,28 @@ class KeyValueTable:
     _by_peer: defaultdict[bytes, list[_Wait]] = field(default_factory=lambda: defaultdict(list))
     _size: int = 0
 
+    def __post_init__(self) -> None:
+        self._actions = {
+            b"set": self._set,
+            b"append": self._append,
+            b"add": self._add,
+            b"compare_set": self._compare_set,
+            b"check": self._check,
+            b"delete": self._delete,
+            b"count": self._count,
+            b"get": self._get,
+            b"wait": self._wait,
+        }
+
     def take(self, asker: Asker, request: Sequence[bytes]) -> list[Answer]:
         """Carry out one request, and return the answers that are due now, perhaps to several askers."""
         try:
-            action = _ACTIONS.get(request[0]) if request else None
+            action = self._actions.get(request[0]) if request else None
             if action is None:
                 raise _MalformedError(
                     f"no such request: {bytes(request[0][:20])!r}" if request else "an empty request"
                 )
-            return action(self, asker, list(request[1:]))
+            return action(asker, list(request[1:]))
         except _MalformedError as error:
             return [(asker, [ERROR, str(error).encode()])]
 
@@ -143,19 +156,6 @@ class KeyValueTable:
 
     def _answer(self, wait: _Wait) -> Answer:
         return wait.asker, [OK, *(self._values[key] for key in wait.keys)] if wait.values else [OK]
-
-
-_ACTIONS = {
-    b"set": KeyValueTable._set,  # noqa: SLF001
-    b"append": KeyValueTable._append,  # noqa: SLF001
-    b"add": KeyValueTable._add,  # noqa: SLF001
-    b"compare_set": KeyValueTable._compare_set,  # noqa: SLF001
-    b"check": KeyValueTable._check,  # noqa: SLF001
-    b"delete": KeyValueTable._delete,  # noqa: SLF001
-    b"count": KeyValueTable._count,  # noqa: SLF001
-    b"get": KeyValueTable._get,  # noqa: SLF001
-    b"wait": KeyValueTable._wait,  # noqa: SLF001
-}
 
 
 def _exactly(parts: list[bytes], count: int) -> list[bytes]:

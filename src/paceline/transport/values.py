@@ -204,7 +204,7 @@ class Reader:
         """`lift` makes of the tensors that were noted, and their devices, those that stand in the values."""
         size = int.from_bytes(content[:4], "little")
         self._text, self._small = content[4 : 4 + size], content[4 + size :]
-        self._frames, self._vocabulary, self._lift = frames, vocabulary, lift
+        self._frames, self.vocabulary, self._lift = frames, vocabulary, lift
         if lift is not None:
             self._noted: list[Tensor] = []
             self._devices: list[str | None] = []
@@ -227,7 +227,7 @@ class Reader:
             raise ValueError("a value has one tag")
         ((tag, payload),) = given.items()
         read = _READ.get(tag)
-        return self._vocabulary.read(tag, payload) if read is None else read(self, payload)
+        return self.vocabulary.read(tag, payload) if read is None else read(self, payload)
 
     def fill(self, size: int, place: int, make: Callable[[], memoryview]) -> None:
         """Copy a large buffer into memory of its size, which is made when the message is known to bring so much."""
@@ -301,7 +301,7 @@ class Reader:
     def made(self, payload: list[Any]) -> Any:
         """Make a value of a registered class."""
         address, anew, args, state, items, pairs = payload
-        made_by = self._vocabulary.find(address)
+        made_by = self.vocabulary.find(address)
         value = made_by(*args) if anew else made_by.__new__(made_by, *args)
         if state is not None:
             if hasattr(value, "__setstate__"):
@@ -324,11 +324,11 @@ class _Decoder:
     _idle: ClassVar[deque[_Decoder]] = deque()
 
     def __init__(self) -> None:
-        self._hook: Callable[[dict[str, Any]], Any] = dict
-        self._decode = json.JSONDecoder(object_hook=self._made).decode
+        self.hook: Callable[[dict[str, Any]], Any] = dict
+        self.decode = json.JSONDecoder(object_hook=self._made).decode
 
     def _made(self, given: dict[str, Any]) -> Any:
-        return self._hook(given)
+        return self.hook(given)
 
     @classmethod
     def read(cls, text: str, hook: Callable[[dict[str, Any]], Any]) -> Any:
@@ -337,11 +337,11 @@ class _Decoder:
             decoder = cls._idle.pop()
         except IndexError:
             decoder = cls()  # of as many threads as read at once, and of calls within a hook
-        decoder._hook = hook
+        decoder.hook = hook
         try:
-            return decoder._decode(text)
+            return decoder.decode(text)
         finally:
-            decoder._hook = dict
+            decoder.hook = dict
             cls._idle.append(decoder)
 
 
@@ -409,8 +409,9 @@ def _sparse_parts(value: Tensor) -> tuple[Any, ...]:
 
 
 def _sparse(indices: Tensor, values: Tensor, shape: list[int], coalesced: bool) -> Tensor:
-    made = torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
-    return made.coalesce() if coalesced else made
+    with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
+        made = torch.sparse_coo_tensor(indices, values, shape)
+        return made.coalesce() if coalesced else made
 
 
 def _pairs(writer: Writer, value: dict[Any, Any]) -> list[Any]:
@@ -491,6 +492,6 @@ _READ: dict[str, Callable[[Reader, Any], Any]] = {
     "dtype": lambda _, payload: _DTYPES[payload],
     "device": lambda _, payload: _device(payload),
     "path": lambda _, payload: _PATHS[payload[0]](payload[1]),
-    "c": lambda reader, payload: reader._vocabulary.find(payload),  # noqa: SLF001
+    "c": lambda reader, payload: reader.vocabulary.find(payload),
     "o": Reader.made,
 }

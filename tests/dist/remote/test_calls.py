@@ -179,7 +179,7 @@ def test_workers_of_one_machine_listen_on_no_network(found):
 def test_nothing_that_is_written_holds_the_secret_and_the_end_is_quiet(launched):
     _, out = launched
     assert json.loads((out / "spec.json").read_text()) == {"roles": {"trainers": 2, "servers": 2}}
-    assert len(list((out / "logs").iterdir())) == 5
+    assert len(list((out / "logs").iterdir())) == 4
     for path in out.rglob("*"):
         if path.is_file():
             content = path.read_bytes()

@@ -1,8 +1,12 @@
 """Orders to a run in progress: whoever asks badly, or goes away, harms nothing."""
 
 import json
+import os
+import resource
+import select
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -26,10 +30,38 @@ def connect(folder):
 
 
 def test_an_order_is_answered(control, tmp_path):
-    server = threading.Thread(target=control.serve)
+    control.serve()  # nobody is there yet, or any more
+
+    def serve():
+        select.select([control], [], [])
+        control.serve()
+
+    server = threading.Thread(target=serve)
     server.start()
     assert order(tmp_path, {"do": "resize", "workers": 3}) == "3 workers"
     server.join()
+
+
+def test_whoever_finds_no_more_files_open_is_turned_away_and_the_next_is_served(control, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with connect(tmp_path) as first:
+        used = max(int(one.name) for one in Path("/proc/self/fd").iterdir())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, limits[1]))
+        held = []
+        try:
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            control.serve()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            for one in held:
+                os.close(one)
+        assert first.recv(100) == b""
+    with connect(tmp_path) as second:
+        second.sendall(b'{"workers": 2}')
+        control.serve()
+        assert b"2 workers" in second.recv(100)
 
 
 @pytest.mark.parametrize("sent", [b"", b"nonsense", b"[1, 2]", b"{}", b'{"workers": {}}'])

@@ -23,12 +23,6 @@ OWN_FILES, WORKER_FILES = 24, 6
 
 def check_process_limit(workers: int, threads: int, loaders: int = 0) -> None:
     """Raise InputError where the workers, their threads and loading processes need more process ids or files than there are."""
-    files, allowed = OWN_FILES + WORKER_FILES * workers, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if allowed != resource.RLIM_INFINITY and files > allowed:
-        raise InputError(
-            f"{workers} workers need about {files} open files, and a process may have {allowed} here. Raise it: ulimit -n "
-            f"{max(1024, 2 * files)}."
-        )
     needed = workers * (threads + OWN_THREADS + loaders * (1 + OWN_THREADS))
     most = int(limit() * SHARE)
     if needed > most:
@@ -36,6 +30,12 @@ def check_process_limit(workers: int, threads: int, loaders: int = 0) -> None:
         raise InputError(
             f"{workers} workers with {threads} threads{loading} each need about {needed} process ids, and this machine has "
             f"{most} to spare. Use fewer --workers or --threads."
+        )
+    files, allowed = OWN_FILES + WORKER_FILES * workers, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if allowed != resource.RLIM_INFINITY and files > allowed:
+        raise InputError(
+            f"{workers} workers need about {files} open files, and a process may have {allowed} here. Raise it: ulimit -n "
+            f"{max(1024, 2 * files)}."
         )
 
 
