@@ -82,9 +82,11 @@ class Method(Generic[Parameters, Result]):
         return self._once(args, kwargs)
 
     def _once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result:
-        return cast("Result", self._send(args, kwargs).wait())
+        return cast("Result", self._send(args, kwargs, waits=True).wait())
 
-    def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps: bool = False) -> Call:
+    def _send(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps: bool = False, waits: bool = False
+    ) -> Call:
         session = current()
         context = active() if self._stays else None  # what is batched is computed for several at once
         session.check(self._worker, self._name)
@@ -97,6 +99,7 @@ class Method(Generic[Parameters, Result]):
             keeps=keeps,
             holds=self._holds,
             context=context,
+            waits=waits,
         )
 
     def future(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Future[Result]:

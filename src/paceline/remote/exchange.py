@@ -136,8 +136,13 @@ class Exchange:
         keeps: bool = False,
         holds: object = None,
         context: Context | None = None,
+        waits: bool = False,
     ) -> Call:
-        """Ask a worker for something; the answer comes to the call that is returned."""
+        """Ask a worker for something; the answer comes to the call that is returned.
+
+        A caller that waits for it at once leaves its tensors as they are meanwhile, so they are sent from where they are; all
+        others may write to them as soon as this returns.
+        """
         call = Call(self, next(self.session.numbers), worker, what, timeout_s)
         call.holds = holds
         try:
@@ -156,7 +161,7 @@ class Exchange:
         self._grant(worker, writer)
         identity = 0 if context is None else context.identity
         route = _ROUTE.pack(kind, KEEPS if keeps else 0, call.number, identity)
-        if not self._send(worker, route + head, writer.frames):
+        if not self._send(worker, route + head, writer.frames, copies=not waits):
             self._give_up(call)
         return call
 
@@ -242,9 +247,11 @@ class Exchange:
             else:
                 self.post(owner, HOLD, [*number, *token, worker])
 
-    def _send(self, worker: str, content: bytes, frames: Sequence[memoryview]) -> bool:
+    def _send(
+        self, worker: str, content: bytes, frames: Sequence[memoryview], *, copies: bool = True
+    ) -> bool:
         if worker != self.session.name:
-            return self._mailbox.send(worker, content, frames)
+            return self._mailbox.send(worker, content, frames, copies=copies)
         self.receive(worker, memoryview(content), [_Local(one) for one in frames])
         return True
 

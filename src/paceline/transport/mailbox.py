@@ -98,7 +98,7 @@ class _Peer:
         self._out = Seal(secret, boot, entry.boot) if entry.sealed else None
         self.incoming = Seal(secret, entry.boot, boot) if entry.sealed else None
 
-    def send(self, content: bytes, frames: Sequence[memoryview]) -> None:
+    def send(self, content: bytes, frames: Sequence[memoryview], *, copies: bool) -> None:
         """Send a message; the caller has the lock, which keeps messages in the order of their count."""
         if self.push is None:
             return
@@ -111,7 +111,9 @@ class _Peer:
         last = len(frames)
         for place, frame in enumerate(frames, 1):
             sent = frame if seal is None else seal.close(head, place, frame)
-            send(sent, zmq.SNDMORE if place < last else 0, copy=len(sent) < _NO_COPY)
+            # What is sealed is a copy already.
+            copy = len(sent) < _NO_COPY or (copies and seal is None)
+            send(sent, zmq.SNDMORE if place < last else 0, copy=copy)
 
 
 class Mailbox:
@@ -170,15 +172,15 @@ class Mailbox:
         self._start(lambda: self._take(receive), "paceline-inbox", self._inbox)
         self._start(lambda: self._watch(lose), "paceline-connections", self._woken)
 
-    def send(self, name: str, content: bytes, frames: Sequence[memoryview]) -> bool:
-        """Send a message, from any thread; False where the peer is gone. Memory of large frames is read later."""
+    def send(self, name: str, content: bytes, frames: Sequence[memoryview], *, copies: bool = True) -> bool:
+        """Send a message, from any thread; False where the peer is gone. Without `copies` large frames are read later."""
         peer = self._peers[name]
         with peer.lock:
             if peer.push is None:
                 if peer.gone or self._closing:
                     return False
                 peer.push = self._connected(peer)
-            peer.send(content, frames)
+            peer.send(content, frames, copies=copies)
         return True
 
     def forget(self, name: str) -> None:
