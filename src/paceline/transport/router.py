@@ -89,6 +89,7 @@ class Router:
             socket.bind(address)
         except zmq.ZMQError as error:
             self._end()
+            os.close(self._wake)
             raise OSError(error.errno, error.strerror) from None
         self.address = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         """Where it listens, with the port that was chosen."""
@@ -104,9 +105,9 @@ class Router:
         """Send a peer a message; one that is gone does not get it."""
         if threading.current_thread() is self._thread:
             self._put(peer, frames)
-            return
-        self._outgoing.put((peer, frames))
-        os.eventfd_write(self._wake, 1)
+        elif self._thread.is_alive():
+            self._outgoing.put((peer, frames))
+            os.eventfd_write(self._wake, 1)
 
     def close(self) -> bool:
         """Send what waits as far as the network takes it at once, and stop listening; False where that was done before."""
@@ -115,6 +116,7 @@ class Router:
         self._outgoing.put(None)
         os.eventfd_write(self._wake, 1)
         self._thread.join()
+        os.close(self._wake)  # not by the thread: it may end before it is woken
         return True
 
     def _serve(self) -> None:
@@ -218,7 +220,6 @@ class Router:
         if self._door is not None:
             self._door.socket.close()
         self._context.term()
-        os.close(self._wake)
 
 
 _REFUSED_OR_CHANGED = (

@@ -37,7 +37,9 @@ class Sockets:
         for number, one in opened.items():
             if one.kind is not _Kind.EPOLL:
                 continue
-            watched = [there for there in _watched(number) if there in opened]
+            watched = [
+                there for there in _watched(number) if there in opened and opened[there].kind is _Kind.SOCKET
+            ]
             if any(_listens(there) for there in watched):
                 self._held |= {there: opened[there].inode for there in watched}
 

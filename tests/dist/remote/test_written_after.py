@@ -26,8 +26,7 @@ def write_behind_calls(session):
         found.append(looker.first_and_last.future(mine))
         wanted.append((float(number), float(number), float(number) * VALUES))
         mine.fill_(-1.0)
-    seen = [one.wait() == other for one, other in zip(found, wanted, strict=True)]
-    return seen
+    return [one.wait() == other for one, other in zip(found, wanted, strict=True)]
 
 
 def test_tensors_may_be_written_to_as_soon_as_a_call_is_on_its_way():

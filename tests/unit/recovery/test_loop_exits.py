@@ -22,7 +22,7 @@ _servers: list[StoreServer] = []
 
 
 @pytest.fixture(autouse=True)
-def _serving() -> Iterator[None]:
+def serving() -> Iterator[None]:
     yield
     while _servers:
         _servers.pop().close()

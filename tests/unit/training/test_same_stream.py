@@ -12,7 +12,7 @@ from paceline.data import ShardedLoader
 from paceline.errors import InputError
 from paceline.training.checks.same_stream import EVALUATION, TRAINING, read_alike
 from paceline.world import World
-from tests.unit.recovery.test_loop_exits import group
+from tests.unit.recovery.test_loop_exits import group, serving  # noqa: F401  (which closes what `group` opens)
 
 
 class Items:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from pathlib import Path
 
 from torch.distributed import HashStore, ProcessGroupGloo
 
@@ -32,3 +33,20 @@ def test_sockets_of_others_that_are_opened_meanwhile_stay_open() -> None:
             sender.sendall(b"still here")
             assert receiver.recv(20) == b"still here"
     assert sockets._held  # gloo's own were found
+
+
+def test_looking_for_them_leaves_nothing_open() -> None:
+    counts = []
+    for _ in range(3):
+        made: dict[int, ProcessGroupGloo] = {}
+        store, sockets = HashStore(), Sockets()
+        with sockets.opened_here():
+            other = threading.Thread(target=group, args=(store, 1, made))
+            other.start()
+            group(store, 0, made)
+            other.join()
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        sockets.shut()
+        counts.append(len(list(Path("/proc/self/fd").iterdir())) - before)
+        made.clear()
+    assert counts == [0, 0, 0]
