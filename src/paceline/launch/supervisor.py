@@ -158,8 +158,8 @@ class Supervisor:
         far = None if self._leading is None else time.monotonic() + self._leading.tick()
         decide_at = None if ending.in_progress else self._membership.due
         moments = (
-            *(ending.deadline, look_at, far, self._announcements.due, ending.remind_at),
-            *(self._cause_by, self._leave_by, decide_at),
+            *(ending.deadline, look_at, far, decide_at),
+            *(() if ending.in_progress else self._later),
         )
         times = [moment for moment in moments if moment is not None]
         wait = max(0.0, min(times) - time.monotonic()) if times else None
@@ -187,6 +187,11 @@ class Supervisor:
             self._end_all()
         elif not ending.in_progress and look_at is not None and time.monotonic() >= look_at:
             self._look()
+
+    @property
+    def _later(self) -> tuple[float | None, ...]:
+        """When something is due that an end makes needless."""
+        return self._announcements.due, self._shutdown.remind_at, self._cause_by, self._leave_by
 
     @property
     def _has_steps(self) -> bool:

@@ -7,6 +7,7 @@ import math
 import struct
 import sys
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
@@ -217,8 +218,8 @@ class Exchange:
         kind, flags, number, identity = _ROUTE.unpack_from(content)
         content = content[_ROUTE.size :]
         if kind <= FAILURE:
-            call = self._calls.pop(number, None)
-            if call is not None and call.worker == sender:
+            call = self._calls.get(number)
+            if call is not None and call.worker == sender and self._calls.pop(number, None) is not None:
                 (call.answer if kind == ANSWER else call.fail)(flags, content, frames)
             elif flags & GRANTS and kind == ANSWER:
                 self.reader(content, frames).value()  # too late: what it hands over is released again
@@ -252,7 +253,7 @@ class Exchange:
     ) -> bool:
         if worker != self.session.name:
             return self._mailbox.send(worker, content, frames, copies=copies)
-        self.receive(worker, memoryview(content), [_Local(one) for one in frames])
+        self.receive(worker, memoryview(content), [_Local(memoryview(bytearray(one))) for one in frames])
         return True
 
     def _give_up(self, call: Call) -> None:
@@ -260,7 +261,16 @@ class Exchange:
             call.give_up(lambda: gone(call.worker, call.what))
 
     def _run_errands(self) -> None:
-        """Tell owners what was released, and end calls whose time is over."""
+        """Tell owners what was released, and end calls whose time is over, until the end."""
+        while True:
+            try:
+                self._run_errands_once()
+            except _EndedError:
+                return
+            except Exception:  # noqa: BLE001  (a destructor of the user's: no call would end by its time any more)
+                traceback.print_exc(file=sys.stderr)
+
+    def _run_errands_once(self) -> None:
         while True:
             try:
                 left = self._due - time.monotonic()
@@ -268,7 +278,7 @@ class Exchange:
             except Empty:
                 found = True
             if found is False:
-                return
+                raise _EndedError
             if found is not True:
                 time.sleep(_GATHER_S)
                 self._tell([found, *(self._errands.get() for _ in range(self._errands.qsize()))])
@@ -297,6 +307,10 @@ class Exchange:
             elif self._calls.pop(call.number, None) is not None:
                 call.give_up(lambda call=call: late(call.worker, call.what, call.timeout_s))  # type: ignore[misc]
         self._due = min(self._due, due)
+
+
+class _EndedError(Exception):
+    """The session is over."""
 
 
 class _Local:

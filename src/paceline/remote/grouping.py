@@ -12,6 +12,7 @@ from paceline.remote import served  # noqa: F401  (what a message may ask for is
 from paceline.remote.names import Roles
 from paceline.remote.reach import of_group
 from paceline.remote.session import Session
+from paceline.transport.secret import Secret
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -39,8 +40,7 @@ def open_group(world: World) -> Session:
     if _open is not None and _open[0] is world.store and _open[1].is_open:
         return _open[1]
     mesh = world.mesh
-    drawn = torch.frombuffer(bytearray(secrets.token_bytes(SECRET_BYTES)), dtype=torch.uint8)
-    secret = bytes(world.comm.broadcast(drawn.to(world.device)).cpu().numpy().tobytes())
+    secret = _group_secret(world)
     session = Session.open(
         world.store,
         world.rank,
@@ -52,6 +52,15 @@ def open_group(world: World) -> Session:
     world.closing.append(lambda: _part(world, session))
     _open = world.store, session
     return session
+
+
+def _group_secret(world: World) -> bytes:
+    """Return what the workers of this group share: made of the run's secret where there is one, so that nothing is sent."""
+    of_run = Secret.from_environment()
+    if of_run is not None:
+        return of_run.key("group", str(world.generation))
+    drawn = torch.frombuffer(bytearray(secrets.token_bytes(SECRET_BYTES)), dtype=torch.uint8)
+    return bytes(world.comm.broadcast(drawn.to(world.device)).cpu().numpy().tobytes())
 
 
 def _part(world: World, session: Session) -> None:

@@ -56,7 +56,7 @@ def meet(
             )
         boot, its_machine, its_local, its_far = json.loads(entry)
         near = its_machine == machine and Path(its_local.removeprefix("ipc://")).exists()
-        found[name] = Entry(bytes.fromhex(boot), its_local if near else its_far, asks=bool(its_far))
+        found[name] = Entry(bytes.fromhex(boot), its_local if near else its_far)
     return found
 
 

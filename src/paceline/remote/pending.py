@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +71,12 @@ class Call:
 
     def fail(self, flags: int, content: memoryview, frames: Sequence[Buffer]) -> None:
         """Take a failure of the worker's."""
-        told = self._exchange.reader(content, frames).value()
+        try:
+            told = self._exchange.reader(content, frames).value()
+        except CallRefusedError as error:
+            text = str(error)
+            self.give_up(lambda: CallRefusedError(text))
+            return
         if flags & UNSENDABLE:
             self.give_up(lambda: unsendable(self.worker, self.what, told))
             return
@@ -100,7 +107,10 @@ class Call:
                 action = self._callbacks.pop()
             except IndexError:
                 return
-            action()
+            try:
+                action()
+            except Exception:  # noqa: BLE001  (of the user's: this thread takes the answers of all other calls, too)
+                traceback.print_exc(file=sys.stderr)
 
     def _read(self) -> None:
         content, self._content = self._content, None

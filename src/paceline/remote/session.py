@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 60.0
 JOIN_S = 120.0
 """How long workers that start together wait for each other."""
-_PAUSE_S = 0.02
+_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.25
 _current: Session | None = None
 
 
@@ -139,14 +139,14 @@ class Session:
         self._store.set(f"closed/{self.rank}", "")
         others = [rank for rank in range(self.roles.size) if rank != self.rank]
         limit = time.monotonic() + patience_s
+        pause = _PAUSE_S
         while others and self._open and time.monotonic() < limit:
-            others = [
-                rank
-                for rank in others
-                if self.roles.names[rank] not in self._lost and not self._store.check([f"closed/{rank}"])
-            ]
-            if others:
-                time.sleep(_PAUSE_S)
+            # One question for all: a worker that only serves asks from its first moment to the end of the run.
+            if self._store.check([f"closed/{rank}" for rank in others]):
+                return
+            time.sleep(pause)
+            pause = min(1.2 * pause, _LONGEST_PAUSE_S)
+            others = [rank for rank in others if self.roles.names[rank] not in self._lost]
 
     def close(self) -> None:
         """Wait for the others, and part from them; one that is lost is not waited for."""

@@ -40,17 +40,29 @@ class ThreadPool:
                 return
         thread.job = job
         if fresh:
-            threading.Thread(target=thread.run, daemon=True, name="paceline-calls").start()
+            self._start(thread)
         else:
             thread.wake.release()
 
-    def next_job(self, thread: _Thread) -> Job | None:
-        """Return a job that waits, or note that the thread is idle; None where it is."""
-        with self._lock:
+    def _start(self, thread: _Thread) -> None:
+        try:
+            threading.Thread(target=thread.run, daemon=True, name="paceline-calls").start()
+        except RuntimeError:  # no more threads here: one that is busy takes it, where there is one
+            with self._lock:
+                self._count -= 1
+                if self._count == 0 or thread.job is None:
+                    raise
+                self._waiting.append(thread.job)
+
+    def next_job(self, thread: _Thread) -> bool:
+        """Give the thread a job that waits, or note that it is idle, and return which: True for a job."""
+        with self._lock:  # both under it: whoever takes an idle thread gives it a job at once
             if self._waiting:
-                return self._waiting.popleft()
+                thread.job = self._waiting.popleft()
+                return True
+            thread.job = None
             self._idle.append(thread)
-            return None
+            return False
 
     def close(self) -> None:
         """Let idle threads end; the others end after what they are at."""
@@ -88,6 +100,5 @@ class _Thread:
             self.job = None  # what the call held is not to live until the next one
             if not self._pool.is_open:
                 return
-            self.job = self._pool.next_job(self)
-            if self.job is None:
+            if not self._pool.next_job(self):
                 self.wake.acquire()

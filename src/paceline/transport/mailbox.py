@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +60,6 @@ class Entry:
 
     boot: bytes
     address: str
-    asks: bool = False
-    """Whether whoever connects gives a password, on this machine too: its inbox listens on a network."""
 
     @property
     def sealed(self) -> bool:
@@ -123,7 +122,9 @@ class Mailbox:
         self.boot = secrets.token_bytes(BOOT_BYTES)
         self._secret = secret
         self._context = zmq.Context()
-        self._inbox: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
+        self._inbox = self._listening()
+        self._far: zmq.Socket[bytes] | None = None
+        """The inbox for other machines. What comes in there is sealed; what comes from this machine never goes that way."""
         self._peers: dict[str, _Peer] = {}
         self._senders: dict[bytes, _Peer] = {}
         self._folder: Path | None = None
@@ -141,17 +142,6 @@ class Mailbox:
 
         Without a folder one is made, and removed at the end.
         """
-        if host is not None:
-            self._inbox.plain_server = True
-            self._inbox.zap_domain = b"paceline"
-            asked = self._context.socket(zmq.REP)
-            asked.bind("inproc://zeromq.zap.01")
-            self._start(lambda: self._admit(asked), "paceline-admission", asked)
-        self._inbox.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-        self._inbox.setsockopt(zmq.MAXMSGSIZE, _LARGEST)
-        self._inbox.setsockopt(zmq.BACKLOG, _BACKLOG)
-        self._inbox.setsockopt(zmq.RCVHWM, 0)
-        self._inbox.setsockopt(zmq.IPV6, 1 if host is not None and ":" in host else 0)
         if folder is None or len(folder) > _LONGEST_PATH - 32:
             near = tempfile.gettempdir()
             place = near if len(near) < _LONGEST_PATH // 2 else "/tmp"  # noqa: S108  (mkdtemp makes it safe)
@@ -161,15 +151,32 @@ class Mailbox:
         self._inbox.bind(local)
         if host is None:
             return local, ""
-        port = self._inbox.bind_to_random_port(f"tcp://[{host}]" if ":" in host else f"tcp://{host}")
+        asked = self._context.socket(zmq.REP)
+        asked.bind("inproc://zeromq.zap.01")
+        self._start(lambda: self._admit(asked), "paceline-admission", asked)
+        self._far = self._listening()
+        self._far.plain_server = True
+        self._far.zap_domain = b"paceline"
+        self._far.setsockopt(zmq.IPV6, 1 if ":" in host else 0)
+        port = self._far.bind_to_random_port(f"tcp://[{host}]" if ":" in host else f"tcp://{host}")
         return local, f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+    def _listening(self) -> zmq.Socket[bytes]:
+        inbox: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
+        inbox.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        inbox.setsockopt(zmq.MAXMSGSIZE, _LARGEST)
+        inbox.setsockopt(zmq.BACKLOG, _BACKLOG)
+        inbox.setsockopt(zmq.RCVHWM, 0)
+        return inbox
 
     def start(self, peers: dict[str, Entry], receive: Receive, lose: Callable[[str], None]) -> None:
         """Take messages of these peers, each given to `receive` with its sender's name; `lose` hears who is gone."""
         for name, entry in peers.items():
             self._peers[name] = self._senders[entry.boot] = _Peer(name, entry, self._secret, self.boot)
         self._started = True
-        self._start(lambda: self._take(receive), "paceline-inbox", self._inbox)
+        for inbox in (self._inbox, self._far):
+            if inbox is not None:
+                self._start(functools.partial(self._take, inbox, receive), "paceline-inbox", inbox)
         self._start(lambda: self._watch(lose), "paceline-connections", self._woken)
 
     def send(self, name: str, content: bytes, frames: Sequence[memoryview], *, copies: bool = True) -> bool:
@@ -204,6 +211,8 @@ class Mailbox:
             self._wake.close(linger=0)
         if not self._started:
             self._inbox.close(linger=0)
+            if self._far is not None:
+                self._far.close(linger=0)
             self._woken.close(linger=0)
         # Ends what waits in our threads, each of which closes its own sockets. Not in this thread: one of them may be giving
         # a message on to somebody who takes his time.
@@ -228,9 +237,8 @@ class Mailbox:
         push: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
         push.setsockopt(zmq.SNDHWM, 0)
         push.setsockopt(zmq.LINGER, 0)
-        if peer.entry.asks:
-            push.plain_username, push.plain_password = _USER, _password(self._secret)
         if peer.entry.sealed:
+            push.plain_username, push.plain_password = _USER, _password(self._secret)
             push.setsockopt(zmq.IPV6, 1 if "[" in peer.entry.address else 0)
         monitor = push.get_monitor_socket(_EVENTS)
         push.connect(peer.entry.address)
@@ -240,9 +248,9 @@ class Mailbox:
                 self._wake.send(b"")
         return push
 
-    def _take(self, receive: Receive) -> None:
+    def _take(self, inbox: zmq.Socket[bytes], receive: Receive) -> None:
         """Read the first frame of every message, and give it on."""
-        recv, senders = self._inbox.recv, self._senders
+        recv, senders, far = inbox.recv, self._senders, inbox is self._far
         while True:
             frames = [recv(copy=False)]
             while frames[-1].more:
@@ -253,6 +261,8 @@ class Mailbox:
                 peer = senders.get(boot)
                 if peer is None or number != len(frames) - 1:
                     raise SealError("it names no worker of this run")
+                if peer.entry.sealed != far:
+                    raise SealError("it did not come the way that its sender's messages come")
                 seal, content = peer.incoming, first[HEADER_BYTES:]
                 if seal is None:
                     rest = [Received(one, None) for one in frames[1:]]
@@ -267,7 +277,10 @@ class Mailbox:
             except SealError as error:
                 self._refuse(error)
                 continue
-            receive(peer.name, content, rest)
+            try:
+                receive(peer.name, content, rest)
+            except Exception:  # noqa: BLE001  (one message costs at most itself: all others come through this thread)
+                traceback.print_exc(file=sys.stderr)
 
     def _refuse(self, error: SealError) -> None:
         """Write into the log that there are strangers: once, since they may send as many messages as they like."""
@@ -310,7 +323,10 @@ class Mailbox:
                     self._unwatch(poller, peer, monitor)
                 elif peer.there and not self._closing and (event & _BROKEN or _refuses(peer.entry.address)):
                     peer.there = False
-                    lose(peer.name)
+                    try:
+                        lose(peer.name)
+                    except Exception:  # noqa: BLE001  (what is done about one must not hide the loss of the next)
+                        traceback.print_exc(file=sys.stderr)
 
     def _unwatch(self, poller: zmq.Poller, peer: _Peer, monitor: zmq.Socket[bytes]) -> None:
         poller.unregister(monitor)

@@ -21,7 +21,7 @@ class RuntimeFolder:
     """Made on construction; what launchers that were killed have left behind is deleted then, too."""
 
     def __init__(self) -> None:
-        base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+        base = Path(tempfile.gettempdir())  # not XDG_RUNTIME_DIR, which goes when the user logs out
         if len(str(base)) > _LONGEST - 24 or not os.access(base, os.W_OK | os.X_OK):
             base = Path("/tmp")  # noqa: S108  (what is made in it is 0700 and of a random name)
         _sweep(base)

@@ -11,7 +11,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -21,9 +21,14 @@ from torch.distributed.distributed_c10d import Store
 from paceline.errors import PacelineError
 from paceline.transport import curve
 from paceline.transport.key_value import OK
+from paceline.transport.router import LARGEST_MESSAGE, keep_alive
 from paceline.transport.secret import Secret
+from paceline.transport.store_server import SILENCE_S
 
 TIMEOUT_S = 300.0
+AGAIN_S = 5.0
+"""How often to ask again, where asking twice does no harm."""
+_REPEATABLE = (b"get", b"wait", b"check", b"set")
 _numbers = itertools.count()
 
 
@@ -65,6 +70,9 @@ class _Connections:
         socket = self._context.socket(zmq.DEALER)
         if self._secret is not None:
             curve.call(socket, self._secret)
+            keep_alive(
+                socket, SILENCE_S
+            )  # a firewall may forget a connection on which nothing is said for hours
         socket.linger, socket.sndhwm, socket.rcvhwm = 1000, 0, 0
         socket.ipv6 = "[" in self._address
         socket.connect(self._address)
@@ -89,6 +97,7 @@ class RunStore(Store):
         self._address = address
         self._limit_s = timeout_s
         self._together = 0
+        self._clones: list[RunStore] = []
         self._fetched: dict[str, bytes] = {}
         self._interrupted: Callable[[], BaseException] | None = None
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -162,6 +171,12 @@ class RunStore(Store):
         """Store several values."""
         self._request(b"set", *itertools.chain.from_iterable(zip(keys, values, strict=True)))
 
+    def clone(self) -> RunStore:
+        """Return another handle on the same store."""
+        made = self.for_group(timeout_s=self._limit_s, timed_out=self._timed_out)
+        self._clones.append(made)  # torch's half of a store does not keep Python's
+        return made
+
     def num_keys(self) -> int:
         """Return how many keys there are."""
         return int(self._request(b"count")[0])
@@ -202,7 +217,9 @@ class RunStore(Store):
 
     def _request(self, what: bytes, *parts: str | bytes) -> list[bytes]:
         number = next(_numbers).to_bytes(8)
-        frames: Iterable[bytes] = (one.encode() if isinstance(one, str) else bytes(one) for one in parts)
+        frames = [one.encode() if isinstance(one, str) else bytes(one) for one in parts]
+        if sum(map(len, frames)) > LARGEST_MESSAGE:
+            raise PacelineError(f"the run's store takes requests of {LARGEST_MESSAGE} bytes at most")
         waits = what in (b"get", b"wait")
         limit = time.monotonic() + self._limit_s
         with self._connections.one() as socket:
@@ -212,9 +229,14 @@ class RunStore(Store):
                 poller.register(self._bell, zmq.POLLIN)
                 self._check_interrupted()
             socket.send_multipart([number, what, *frames])
+            ask_again = time.monotonic() + AGAIN_S
             while True:
                 left = limit - time.monotonic()
-                ready = dict(poller.poll(max(0, int(1000 * left) + 1)))
+                ready = dict(poller.poll(max(0, int(1000 * min(left, AGAIN_S)) + 1)))
+                if not ready and what in _REPEATABLE and time.monotonic() >= ask_again:
+                    # What was asked on a connection that broke is lost with it; a second answer is passed over.
+                    socket.send_multipart([number, what, *frames])
+                    ask_again = time.monotonic() + AGAIN_S
                 if socket in ready:
                     answered, status, *values = socket.recv_multipart()
                     if answered != number:

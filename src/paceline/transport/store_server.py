@@ -8,6 +8,9 @@ from paceline.transport.key_value import KeyValueTable
 from paceline.transport.router import Handlers, Peer, Router
 from paceline.transport.secret import Secret
 
+SILENCE_S = 60.0
+"""A peer on another machine of which nothing is heard for so long is gone."""
+
 
 class StoreServer:
     """One store, served by a thread of its own until it is closed. A request is its number, what to do, keys and values."""
@@ -17,8 +20,10 @@ class StoreServer:
     ) -> None:
         """Listen on `ipc://PATH`, or on `tcp://HOST:*` with the run's secret."""
         self._table = KeyValueTable()
+        handlers = Handlers(message=self._take, gone=self._forget, refused=refused)
+        # Over a network a peer may go without a word.
         self._router = Router(
-            address, Handlers(message=self._take, gone=self._forget, refused=refused), secret=secret
+            address, handlers, secret=secret, silence_s=None if secret is None else SILENCE_S
         )
         self.address = self._router.address
         """Where it listens, with the port that was chosen."""

@@ -26,8 +26,8 @@ class End:
     def __init__(self, host=None, secret=SECRET):
         self.mailbox = Mailbox(secret)
         local, far = self.mailbox.bind(None, host)
-        self.entry = Entry(self.mailbox.boot, far or local, asks=bool(far))
-        self.near = Entry(self.mailbox.boot, local, asks=bool(far))
+        self.entry = Entry(self.mailbox.boot, far or local)
+        self.near = Entry(self.mailbox.boot, local)
         self.got, self.lost = [], []
         self.changed = threading.Condition()
 
@@ -183,6 +183,46 @@ def test_a_stranger_who_has_read_the_password_on_the_wire_has_no_key(far, capfd)
     undisturbed(one, other, capfd)
     context.destroy(linger=0)
     assert len(other.got) == 1
+
+
+def test_a_stranger_on_the_network_cannot_speak_as_a_worker_of_the_same_machine(capfd):
+    """Those send without a seal, through the file system; over the network nothing is taken without one."""
+    from paceline.transport.mailbox import _password
+
+    near, far_away, listening = End("127.0.0.1"), End("127.0.0.1"), End("127.0.0.1")
+    entries = {"near": near.near, "far": far_away.entry}
+    listening.mailbox.start(entries, listening.take, listening.lose)
+    context, push = push_to(listening, plain_username=b"paceline", plain_password=_password(SECRET))
+    push.send(header(near.entry.boot, 1, 0) + b"do as I say")
+    time.sleep(0.3)
+    assert listening.got == []
+    assert "did not come the way" in capfd.readouterr().err
+    near.mailbox.start({"listening": listening.near}, near.take, near.lose)
+    near.mailbox.send("listening", b"hello", [])
+    listening.wait(lambda: listening.got == [("near", b"hello", [])])
+    context.destroy(linger=0)
+    for end in (near, far_away, listening):
+        end.mailbox.close()
+
+
+def test_an_exception_in_what_takes_a_message_costs_that_message_alone(capfd):
+    one, other = End(), End()
+    failed = []
+
+    def fail_once(*message):
+        if not failed:
+            failed.append(message)
+            raise ValueError("a callback of the user's")
+        other.take(*message)
+
+    one.start(other=other)
+    other.mailbox.start({"one": one.entry}, fail_once, other.lose)
+    for word in (b"first", b"second"):
+        one.mailbox.send("other", word, [])
+    other.wait(lambda: [content for _, content, _ in other.got] == [b"second"])
+    assert "a callback of the user's" in capfd.readouterr().err
+    for end in (one, other):
+        end.mailbox.close()
 
 
 def test_what_was_recorded_cannot_be_sent_again_cut_short_or_put_together_anew(far, capfd):

@@ -46,6 +46,17 @@ def test_as_torchs_own(store):
     assert store.multi_get(["m", "k"]) == [b"\x00\xff", b"texts"]
 
 
+def test_a_clone_is_the_same_store(store):
+    store.set("group/a", "1")
+    assert PrefixStore("group", store).clone().get("a") == b"1"
+
+
+def test_a_request_that_is_too_large_is_refused_here(store):
+    with pytest.raises(PacelineError, match="at most"):
+        store.set("a", b"x" * (65 << 20))
+    store.set("a", "1")
+
+
 def test_a_wait_ends_when_the_last_key_is_there(store):
     store.set("a", "1")
     later(lambda: store.set("b", "2"))

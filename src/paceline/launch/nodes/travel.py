@@ -103,6 +103,8 @@ def unpack_said(kind: str, value: Any) -> Any:
         made(Standing, value)
     if kind not in ("failure", "raised"):
         return value
+    if isinstance(value, dict) and isinstance(value.get("shards"), list):
+        value = value | {"shards": tuple(value["shards"])}  # JSON has no tuples
     failure = made(Failure, value)
     if failure.kind not in _FAILURES:
         raise MalformedError(f"a worker failed by {failure.kind!r}")
