@@ -341,8 +341,9 @@ class Supervisor:
                 entry.trains = True
                 self._do(membership.ready(number))
             case "broken":
-                self._note_unformed()
-                self._do(membership.broken(number, Standing(**value)))
+                standing = Standing(**value)
+                self._note_unformed(standing)
+                self._do(membership.broken(number, standing))
             case "leaving":
                 self._do(membership.wants_to_leave(number))
             case "raised":
@@ -458,10 +459,14 @@ class Supervisor:
         self._count_unformed(entry.node, attempt, f"its workers failed to join, twice: {first}")
         return dataclasses.replace(failure, kind="signal", message=fate)
 
-    def _note_unformed(self) -> None:
-        """Hold it against the newest machine when a group breaks that its workers are new in, and nobody has told it to."""
+    def _note_unformed(self, standing: Standing) -> None:
+        """Hold it against the newest machine when a group breaks that its workers are new in: it never came about, or nobody
+        has told it to break.
+        """
         generation = self._membership.generation
-        if self._told_to_break >= generation or self._membership.changing or self._shutdown.in_progress:
+        if self._membership.changing or self._shutdown.in_progress:
+            return
+        if self._told_to_break >= generation and not standing.error:
             return
         members = self._membership.members
         for index in reversed(self._probation.indices()):
