@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from paceline.remote.names import Roles
 
-RUNTIME_DIR = "PACELINE_RUNTIME_DIR"
-"""A folder that only this user may enter, where a launcher has made one: it is removed with the run."""
-
 
 def this_machine() -> str:
     """Return what workers that can share a folder have in common; a launcher may have several nodes on one machine."""
@@ -71,7 +68,7 @@ def address_of(interface: str) -> str:
 
 
 def _folder() -> str | None:
-    given = env.read(RUNTIME_DIR)
+    given = env.read(env.RUNTIME_DIR)
     return given if given and os.access(given, os.W_OK) else None
 
 

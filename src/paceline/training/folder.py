@@ -20,7 +20,7 @@ SPEC = "spec.json"
 EVENTS = "events.jsonl"
 FILES: Mapping[str, tuple[str, ...]] = {
     ".": (SPEC, EVENTS, "receipt.json", "workers.json"),
-    "logs": ("rank-*.log", "store.log"),
+    "logs": ("rank-*.log",),
     "ledger": ("rank-*-from-*.bin",),
     "tensorboard": ("events.out.tfevents.*",),
     CHECKPOINTS: (),

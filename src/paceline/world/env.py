@@ -10,13 +10,14 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from paceline.errors import InputError
 
 _OWN_RUN = "paceline"
-STORE = "PACELINE_STORE"
-"""The variable that says where the launcher serves the run's store."""
 """The run id that paceline's own launcher sets, by which it is told apart from torchrun."""
+STORE, RUNTIME_DIR = "PACELINE_STORE", "PACELINE_RUNTIME_DIR"
+"""The variables that say where the launcher serves the run's store, and in which folder workers may open their sockets."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +61,8 @@ class Identity:
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
             **({STORE: self.store} if self.store else {}),
+            # The launcher removes the folder, however its workers end.
+            **({RUNTIME_DIR: str(Path(self.store[6:]).parent)} if self.store.startswith("ipc://") else {}),
         }
 
 
