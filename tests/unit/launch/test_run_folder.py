@@ -14,7 +14,6 @@ from paceline.launch.run_folder import RunFolder
 REFUSED = Outcome(results=(), failure=Failure(rank=0, host="here", kind="input", message="no"))
 WRITTEN = (
     "logs/rank-0.log",
-    "logs/store.log",
     "ledger/rank-0-from-0.bin",
     "tensorboard/events.out.tfevents.1.here",
     "events.jsonl",
