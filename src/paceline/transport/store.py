@@ -36,19 +36,31 @@ class StoreTimeoutError(RuntimeError):
     """Keys were not there in time, or nobody answered."""
 
 
+_sockets: set[zmq.Socket[bytes]] = set()
+"""All that are open: held here, so that the garbage collector never comes to one before the store that it belongs to."""
+
+
+def _close(socket: zmq.Socket[bytes]) -> None:
+    socket.close(0)
+    _sockets.discard(socket)
+
+
 class _Connections:
     """Connections to the server that no thread uses at the moment: one that waits keeps its own."""
 
     def __init__(self, address: str, secret: Secret | None) -> None:
         self._address, self._secret = address, secret
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        # The process's own, which is never ended: one that the garbage collector ends waits for ever for sockets that it has not
+        # come to yet.
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._free: list[zmq.Socket[bytes]] = []
         self._process = os.getpid()
 
     def __del__(self) -> None:
         """Close them: every request has its answer, or nobody waits for it any more."""
         if os.getpid() == self._process:
-            self._context.destroy(linger=0)
+            for socket in self._free:
+                _close(socket)
 
     @contextlib.contextmanager
     def one(self) -> Iterator[zmq.Socket[bytes]]:
@@ -62,7 +74,7 @@ class _Connections:
         try:
             yield socket
         except BaseException:
-            socket.close(0)
+            _close(socket)
             raise
         self._free.append(socket)
 
@@ -76,6 +88,7 @@ class _Connections:
         socket.linger, socket.sndhwm, socket.rcvhwm = 1000, 0, 0
         socket.ipv6 = "[" in self._address
         socket.connect(self._address)
+        _sockets.add(socket)
         return socket
 
 

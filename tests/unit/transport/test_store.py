@@ -1,5 +1,6 @@
 """The run's store: what it answers, and to whom."""
 
+import gc
 import threading
 import time
 
@@ -84,6 +85,17 @@ def test_an_interruption_ends_this_groups_waits_alone(store):
     with pytest.raises(RuntimeError, match="broken"):
         group.get("a")
     assert other.get("a") == b"1"
+
+
+def test_a_store_that_the_garbage_collector_finds_in_a_circle_keeps_nobody_waiting(server):
+    for _ in range(3):
+        store = RunStore(server.address, secret=server.secret)
+        store.set("a", "1")
+        circle = [store, store._connections, store._connections._free, store._connections._context]
+        circle.append(circle)
+        store._connections.circle = circle
+        del store, circle
+        gc.collect()
 
 
 def test_what_is_refused(store):
