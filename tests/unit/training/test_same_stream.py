@@ -109,7 +109,7 @@ def test_the_same_stream_is_read_in_silence_wherever_reading_begins_and_leaves_l
             assert sizes(loader, world, epoch, 1) == [4, 4, 4, 4, 2]
             assert sizes(loader, world, 0, 0, EVALUATION) == [4, 4, 4, 4, 4, 2]
     assert worlds[0].store is not None
-    assert worlds[0].store._store.num_keys() < 20
+    assert worlds[0].store.num_keys() < 20
 
 
 def test_a_group_that_has_formed_anew_compares_again() -> None:

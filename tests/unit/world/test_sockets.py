@@ -36,7 +36,6 @@ def test_sockets_of_others_that_are_opened_meanwhile_stay_open() -> None:
 
 
 def test_looking_for_them_leaves_nothing_open() -> None:
-    counts = []
     for _ in range(3):
         made: dict[int, ProcessGroupGloo] = {}
         store, sockets = HashStore(), Sockets()
@@ -45,8 +44,7 @@ def test_looking_for_them_leaves_nothing_open() -> None:
             other.start()
             group(store, 0, made)
             other.join()
-        before = len(list(Path("/proc/self/fd").iterdir()))
+        before = {one.name for one in Path("/proc/self/fd").iterdir()}
         sockets.shut()
-        counts.append(len(list(Path("/proc/self/fd").iterdir())) - before)
+        assert {one.name for one in Path("/proc/self/fd").iterdir()} <= before  # gloo may have closed some already
         made.clear()
-    assert counts == [0, 0, 0]
