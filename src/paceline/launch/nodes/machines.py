@@ -14,6 +14,7 @@ from typing import Any
 from paceline.errors import InputError
 from paceline.launch import job
 from paceline.launch.nodes.rendezvous import Rendezvous
+from paceline.option_fields import PER_MACHINE, marked
 from paceline.ranges import MACHINE_SECONDS, SECONDS
 from paceline.remote import reach
 from paceline.training.options import RunOptions
@@ -21,18 +22,7 @@ from paceline.transport.secret import VARIABLE, Secret
 from paceline.version import __version__
 from paceline.world import interfaces
 
-_EACH_HAS_ITS_OWN = (
-    "out",
-    "rendezvous",
-    "lead",
-    "secret_file",
-    "join_timeout",
-    "machine_timeout",
-    "nodes",
-    "tensorboard",
-    "shards_from",
-)
-"""Options that may differ between machines, or that the rendezvous itself compares."""
+_NOT_AGREED = (*marked(RunOptions, PER_MACHINE), "shards_from")
 
 
 def meeting(
@@ -117,7 +107,7 @@ def agreed(
     facts: dict[str, Any] = {
         name: value for name, value in record.items() if name not in ("options", "overrides")
     }
-    facts |= {name: value for name, value in asdict(options).items() if name not in _EACH_HAS_ITS_OWN}
+    facts |= {name: value for name, value in asdict(options).items() if name not in _NOT_AGREED}
     facts |= {f"--set {name}": value for name, value in facts.pop("settings", {}).items()}
     facts["program"] = facts.pop("name", None) or job.name_of(function)
     source, _, _ = str(facts.pop("task", "")).partition(":")
