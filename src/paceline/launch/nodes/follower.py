@@ -98,7 +98,7 @@ class Follower:
         return self._outcome
 
     def close(self) -> None:
-        """End what still runs here, and let go of every descriptor."""
+        """End what still runs here, and close every descriptor."""
         for attempt in self._attempts.values():
             attempt.close()
         self._port.close()
