@@ -7,9 +7,11 @@ from dataclasses import asdict, replace
 from typing import Any, Unpack
 
 from paceline import ranges, strategies
+from paceline.compat import python
 from paceline.errors import InputError, WorkerFailedError
 from paceline.launch import job
 from paceline.launch.base import Launcher, LaunchPlan, LaunchSpec, Outcome
+from paceline.launch.clean_up import check_call
 from paceline.launch.clusters.joined import JoinedLauncher
 from paceline.launch.console import Console
 from paceline.launch.in_python import errors_in_keywords, in_keywords, run_options, signature
@@ -52,6 +54,8 @@ def launch(
         folder.check_resumed(made)
         threads = threads if threads is not None else before.get("threads")
         console, identity = Console(notes=True), env.identity()
+        if identity is None and job.is_in_script(function):
+            check_call(python.frame(1))
         for text in notes if identity is None or identity.rank == 0 else ():
             console.event(Note(in_keywords(text)))
         return start(

@@ -165,6 +165,11 @@ def function_call(
     return FunctionCall(module=module, name=name, main_path=main_path, payload=payload, options=dict(options))
 
 
+def is_in_script(function: Callable[..., Any]) -> bool:
+    """Return whether workers import the script that was started to find a function."""
+    return getattr(_unbound(function, {})[0], "__module__", None) == "__main__"
+
+
 def name_of(function: Callable[..., Any] | str) -> str:
     """Return the name of a function, the same on every machine."""
     return (

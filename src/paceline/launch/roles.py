@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.compat import python
 from paceline.errors import InputError, WorkerFailedError
 from paceline.launch import job
 from paceline.launch.base import LaunchSpec, Outcome
+from paceline.launch.clean_up import check_call
 from paceline.launch.clusters.joined import JoinedLauncher
 from paceline.launch.console import Console
 from paceline.launch.local import LocalLauncher
@@ -72,6 +74,8 @@ def launch_roles(
         rendezvous, str(nodes), join_timeout=join_timeout, machine_timeout=machine_timeout, lead=lead
     )
     calls = _calls(made)
+    if not is_joined and any(call is not None and call.main_path is not None for call in calls):
+        check_call(python.frame(1))
     spec = LaunchSpec(
         call=RoleCall(
             roles=named,

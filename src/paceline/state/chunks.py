@@ -260,11 +260,6 @@ def collect(
     world: World, chunks: Mapping[str, TensorChunk], found: ChunkIndex
 ) -> Iterator[tuple[str, Tensor]]:
     """Return every tensor whole, one after the other, to everybody; no more than `TOGETHER` bytes of them at a time."""
-    return collect_from(world, lambda key, _: chunks[key].values, found)
-
-
-def collect_from(world: World, read: Read, found: ChunkIndex) -> Iterator[tuple[str, Tensor]]:
-    """Do the same for workers that hold several chunks of a tensor: `read` returns the chunk that is asked for."""
     for keys in _batches(found):
         whole = {
             key: torch.empty(found.metas[key].shape, dtype=found.metas[key].dtype, device=world.device)
@@ -277,7 +272,7 @@ def collect_from(world: World, read: Read, found: ChunkIndex) -> Iterator[tuple[
                 for bounds, holder in found.holders[key].items()
                 if holder == rank
             ]
-            _spread(world, rank, sent, whole, read, found)
+            _spread(world, rank, sent, whole, chunks, found)
         yield from whole.items()
 
 
@@ -299,7 +294,7 @@ def _spread(
     rank: int,
     sent: list[tuple[str, ChunkBounds]],
     whole: dict[str, Tensor],
-    read: Read,
+    chunks: Mapping[str, TensorChunk],
     found: ChunkIndex,
 ) -> None:
     """Bring one worker's chunks of some tensors to everybody, as one message of bytes."""
@@ -312,8 +307,8 @@ def _spread(
         views.append(buffer[start : start + bounds.numel * dtype.itemsize].view(dtype).view(bounds.shape))
         start += length
     if world.rank == rank:
-        for (key, bounds), view in zip(sent, views, strict=True):
-            view.copy_(read(key, bounds))
+        for (key, _), view in zip(sent, views, strict=True):
+            view.copy_(chunks[key].values)
     got = buffer if world.size == 1 else world.comm.broadcast(buffer, rank)
     start = 0
     for (key, bounds), length in zip(sent, lengths, strict=True):

@@ -48,8 +48,6 @@ class Placement(ABC):
     """The user's own module, bare, as it is saved."""
     whole = False
     """Whether this worker holds all of the state; else it is sharded among the workers."""
-    reads_whole = False
-    """Whether `load_local_state` reads whole tensors although it keeps a part of them."""
     adapts = False
     """Whether it goes on where other parameters begin to train."""
     holds_unsaved = False
@@ -94,6 +92,10 @@ class Placement(ABC):
     @abstractmethod
     def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Load this worker's part of a state of which all tensors are known and can be read in parts."""
+
+    def wanted(self, catalogue: Catalogue) -> dict[str, ChunkBounds]:
+        """Return which part of each tensor `load_local_state` will read, by key: it is sent what it lacks of that."""
+        return {key: ChunkBounds.whole(meta.shape) for key, meta in catalogue.items()}
 
     def gathered(self, held: LocalState, world: World) -> dict[str, Any]:
         """Put a whole state together of what everybody holds; all workers ask together."""

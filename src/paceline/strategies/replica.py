@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.compat.optim import ensure_hooks
 from paceline.data import to_device
 from paceline.errors import InputError, NonFiniteLossError
-from paceline.state.chunks import Catalogue, LocalState, Read, split
+from paceline.state.chunks import Catalogue, ChunkBounds, LocalState, Read, split
 from paceline.state.optimizer_state import check_own_entries, plain
 from paceline.strategies import gradients
 from paceline.strategies.base import (
@@ -122,11 +122,6 @@ class Replica:
     def whole(self) -> bool:
         """Whether this worker holds all of the state; else it is sharded among the workers."""
         return self.placement.whole
-
-    @property
-    def reads_whole(self) -> bool:
-        """Whether `load_local_state` reads whole tensors although it keeps a part of them."""
-        return self.placement.reads_whole
 
     @property
     def notes(self) -> list[str]:
@@ -309,6 +304,10 @@ class Replica:
                 "scaler": None if self.scaler is None else plain(self.scaler.state_dict()),
             },
         )
+
+    def wanted(self, catalogue: Catalogue) -> dict[str, ChunkBounds]:
+        """Return which part of each tensor `load_local_state` will read, by key."""
+        return self.placement.wanted(catalogue)
 
     def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Take over this worker's part of a state of which all tensors are known and can be read in parts."""

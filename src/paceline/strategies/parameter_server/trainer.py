@@ -17,7 +17,7 @@ from paceline.data import owned_shards
 from paceline.errors import InputError, PacelineError
 from paceline.reduce.combination import Combination
 from paceline.reduce.tree import Gradients, add
-from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, LocalState, Read
+from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read
 from paceline.state.optimizer_state import load_optimizer_state, options_to_tell
 from paceline.strategies import gradients
 from paceline.strategies.base import StepWork, StrategyInputs
@@ -108,6 +108,10 @@ class ServedPlacement(Placement):
         state = whole_state(self.model, self.optimizer)
         rest = {key: value for key, value in state.items() if key != MODEL}
         return LocalState({}, {**rest, OPTIMIZER: {**state[OPTIMIZER], "state": {}}})
+
+    def wanted(self, catalogue: Catalogue) -> dict[str, ChunkBounds]:  # noqa: ARG002
+        """Return nothing: the servers hold the tensors."""
+        return {}
 
     def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Take over the optimizer's groups; the weights come from the servers."""

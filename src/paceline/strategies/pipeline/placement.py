@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.errors import InputError
-from paceline.state.chunks import OPTIMIZER, Catalogue, LocalState, Read
+from paceline.state.chunks import OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read
+from paceline.state.redistribution import own_bounds
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.buffers.buffers import Buffers, Rule
 from paceline.strategies.guards.absent import StageParameters, present
@@ -195,6 +196,10 @@ class StagePlacement(Placement):
         if self.is_cut:
             self._places.check()
         return self._state.local_state(self.optimizer, {})
+
+    def wanted(self, catalogue: Catalogue) -> dict[str, ChunkBounds]:
+        """Return the bounds of what this worker's stages hold."""
+        return own_bounds(self.local_state().chunks, catalogue)
 
     def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
         """Load this worker's part of a whole state."""
