@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import socket
 from datetime import timedelta
@@ -24,7 +23,7 @@ from paceline.world.env import Identity
 from paceline.world.interfaces import is_loopback
 from paceline.world.interruption import InterruptedWaitError, Interruption, broken
 from paceline.world.local import LocalComm
-from paceline.world.process_group import Patience, ProcessGroupComm
+from paceline.world.process_group import Patience, ProcessGroupComm, reading_together
 from paceline.world.sockets import Sockets
 from paceline.world.status_page import NoStatusPage
 from paceline.world.world import World
@@ -116,10 +115,8 @@ def _join_group(
     process_groups.count_groups_anew()
     try:
         # Only gloo's ranks all write an address, which each of them reads.
-        at_once = contextlib.ExitStack()
-        if isinstance(meeting, RunStore) and backend == "gloo":
-            at_once.enter_context(meeting.gathering(identity.size))
-        with sockets.opened_here(), at_once:
+        together = reading_together(meeting if backend == "gloo" else None, identity.size)
+        with together, sockets.opened_here():
             dist.init_process_group(
                 backend,
                 store=PrefixStore(f"generation-{generation}", meeting),

@@ -3,6 +3,7 @@
 import gc
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 from torch.distributed import PrefixStore, ProcessGroupGloo
@@ -156,3 +157,45 @@ def test_who_is_gone_is_not_answered():
     assert table.take(asker, [b"get", b"a"]) == []
     table.forget(b"peer")
     assert table.take((b"other", b"2"), [b"set", b"a", b"1"]) == [((b"other", b"2"), [OK])]
+
+
+def test_a_time_out_that_is_set_through_torchs_prefix_counts(store):
+    group = PrefixStore("group", store)
+    group.set_timeout(timedelta(seconds=0.2))
+    assert (store.timeout, group.timeout) == (timedelta(seconds=0.2), timedelta(seconds=0.2))
+    began = time.monotonic()
+    with pytest.raises(StoreTimeoutError, match="timed out waiting for group/never"):
+        group.get("never")
+    assert time.monotonic() - began < 4
+
+
+def test_a_wait_lasts_as_long_as_it_was_given(server):
+    store = RunStore(server.address, secret=server.secret, timeout_s=0.2)
+    group = PrefixStore("group", store)
+    began = time.monotonic()
+    with pytest.raises(StoreTimeoutError, match="timed out waiting for group/never"):
+        group.wait(["never"], timedelta(seconds=0.5))
+    assert 0.5 <= time.monotonic() - began
+    store.set_timeout(timedelta(seconds=60))
+    began = time.monotonic()
+    with pytest.raises(StoreTimeoutError):
+        group.wait(["never"], timedelta(seconds=0.2))
+    assert time.monotonic() - began < 30
+
+
+def test_those_who_come_late_are_awaited_longer_than_a_connection(store):
+    """Gloo hands the store the time that it has for connecting, which is short where a group forms once more."""
+    groups = []
+
+    def join(rank):
+        mine = store.for_group(timeout_s=10.0, timed_out=StoreTimeoutError)
+        with mine.gathering(2):
+            groups.append(ProcessGroupGloo(PrefixStore("late", mine), rank, 2, timedelta(seconds=0.5)))
+        groups.append(mine)
+
+    first = threading.Thread(target=join, args=(0,))
+    first.start()
+    time.sleep(1.0)
+    join(1)
+    first.join()
+    assert len(groups) == 4
