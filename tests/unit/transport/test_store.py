@@ -9,6 +9,7 @@ import pytest
 from torch.distributed import PrefixStore, ProcessGroupGloo
 
 from paceline.errors import PacelineError
+from paceline.transport import key_value
 from paceline.transport.key_value import ERROR, OK, KeyValueTable
 from paceline.transport.secret import Secret
 from paceline.transport.store import RunStore, StoreTimeoutError
@@ -199,3 +200,18 @@ def test_those_who_come_late_are_awaited_longer_than_a_connection(store):
     join(1)
     first.join()
     assert len(groups) == 4
+
+
+def test_several_values_that_do_not_fit_together_are_not_stored_in_part(monkeypatch):
+    """Else who waits for the first of them would never be answered."""
+    monkeypatch.setattr(key_value, "LARGEST_TABLE", 20)
+    table, asker, waiting = KeyValueTable(), (b"peer", b"1"), (b"other", b"2")
+    assert table.take(waiting, [b"get", b"a"]) == []
+    ((who, (status, words)),) = table.take(asker, [b"set", b"a", b"1", b"b", b"x" * 30])
+    assert (who, status, words) == (asker, ERROR, b"the store is full: it holds 0 bytes")
+    assert table.take(asker, [b"count"]) == [(asker, [OK, b"0"])]
+    fits = [b"set", b"a", b"x" * 30, b"b", b"2", b"a", b"1"]  # the last of a key's values counts
+    assert table.take(asker, fits) == [(waiting, [OK, b"1"]), (asker, [OK])]
+    assert table.take(asker, [b"set", b"a", b"y" * 17]) == [(asker, [OK])]
+    ((_, (status, _)),) = table.take(asker, [b"set", b"a", b"y" * 18])
+    assert status == ERROR
