@@ -18,9 +18,12 @@ class MeetingPoint:
         self._reserved = _reserve(host)
         self.port = int(self._reserved.getsockname()[1])
         """Nobody listens there: rank 0 of a script that calls `init_process_group` does."""
-        self._server = StoreServer(
-            folder.address("store") if secret is None else f"tcp://{_bracketed(host)}:*", secret=secret
-        )
+        address = folder.address("store") if secret is None else f"tcp://{_bracketed(host)}:*"
+        try:
+            self._server = StoreServer(address, secret=secret)
+        except OSError:
+            self._reserved.close()
+            raise
         self._remote_port = None if secret is None else self._server.address.rpartition(":")[2]
 
     def address(self, host: str) -> str:
@@ -40,8 +43,12 @@ class MeetingPoint:
 def _reserve(host: str) -> socket.socket:
     """Bind a free port without listening: Linux lets another socket that says SO_REUSEADDR, as torch's does, bind it too."""
     reserved = socket.socket(family(host), socket.SOCK_STREAM)
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind((host, 0))
+    try:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((host, 0))
+    except OSError:
+        reserved.close()
+        raise
     return reserved
 
 

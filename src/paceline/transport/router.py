@@ -73,20 +73,6 @@ class Router:
         A peer of which nothing is heard for `silence_s` is gone; None leaves that to the operating system.
         """
         self._handlers = handlers
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._context.max_sockets = 65_000
-        self._socket = socket = self._context.socket(zmq.ROUTER)
-        self._door = None if secret is None else curve.Doorkeeper(self._context, secret)
-        if secret is not None:
-            curve.serve(socket, secret)
-        socket.linger = 0
-        socket.router_mandatory = True
-        socket.sndhwm = _WAITING
-        socket.maxmsgsize = LARGEST_MESSAGE
-        socket.backlog = 4096
-        keep_alive(socket, silence_s)
-        socket.ipv6 = address.startswith("tcp://[")
-        self._monitor = socket.get_monitor_socket(_REFUSED_OR_CHANGED)
         self._open: dict[int, _Connection] = {}
         """The connections that stand, by descriptor."""
         self._ended: list[Peer] = []
@@ -98,16 +84,34 @@ class Router:
         """Who was given up and disconnected: what it said before is passed over."""
         self._outgoing: queue.SimpleQueue[tuple[Peer, Sequence[bytes]] | None] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.max_sockets = 65_000
         try:
-            socket.bind(address)
+            self._socket = self._context.socket(zmq.ROUTER)
+            self._door = None if secret is None else curve.Doorkeeper(self._context, secret)
+            if secret is not None:
+                curve.serve(self._socket, secret)
+            keep_alive(self._socket, silence_s)
+            self._monitor = self._socket.get_monitor_socket(_REFUSED_OR_CHANGED)
+            self._bind(address)
         except zmq.ZMQError as error:
-            self._end()
+            self._context.destroy(linger=0)
             os.close(self._wake)
             raise OSError(error.errno, error.strerror) from None
-        self.address = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+        self.address = bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         """Where it listens, with the port that was chosen."""
         self._thread = threading.Thread(target=self._serve, name="paceline-router", daemon=True)
         self._thread.start()
+
+    def _bind(self, address: str) -> None:
+        socket = self._socket
+        socket.linger = 0
+        socket.router_mandatory = True
+        socket.sndhwm = _WAITING
+        socket.maxmsgsize = LARGEST_MESSAGE
+        socket.backlog = 4096
+        socket.ipv6 = address.startswith("tcp://[")
+        socket.bind(address)
 
     @property
     def port(self) -> int:

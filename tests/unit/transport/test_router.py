@@ -77,9 +77,7 @@ def test_a_message_that_raises_costs_that_message_alone(router, owner, capfd):
         owner.may_go_on.set()
         assert [owner.heard.get(timeout=HANG_S)[1] for _ in range(2)] == [b"wait", b"good"]
         assert owner.gone.get(timeout=HANG_S)[0] == gone
-    assert capfd.readouterr().err == (
-        "paceline: a message was dropped: ValueError: what cannot be read\n"
-    )
+    assert capfd.readouterr().err == ("paceline: a message was dropped: ValueError: what cannot be read\n")
 
 
 def test_what_cannot_be_sent_keeps_nothing_else_from_being_sent_nor_the_end(router, owner, capfd):
