@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 
+from paceline.transport.addresses import at
 from paceline.transport.runtime_folder import RuntimeFolder
 from paceline.transport.secret import Secret
 from paceline.transport.store_server import StoreServer
@@ -18,7 +19,7 @@ class MeetingPoint:
         self._reserved = _reserve(host)
         self.port = int(self._reserved.getsockname()[1])
         """Nobody listens there: rank 0 of a script that calls `init_process_group` does."""
-        address = folder.address("store") if secret is None else f"tcp://{_bracketed(host)}:*"
+        address = folder.address("store") if secret is None else f"tcp://{at(host, '*')}"
         try:
             self._server = StoreServer(address, secret=secret)
         except OSError:
@@ -28,11 +29,7 @@ class MeetingPoint:
 
     def address(self, host: str) -> str:
         """Return where workers reach the store that reach this machine as `host`."""
-        return (
-            self._server.address
-            if self._remote_port is None
-            else f"tcp://{_bracketed(host)}:{self._remote_port}"
-        )
+        return self._server.address if self._remote_port is None else f"tcp://{at(host, self._remote_port)}"
 
     def close(self) -> None:
         """Stop serving, and release the port."""
@@ -50,7 +47,3 @@ def _reserve(host: str) -> socket.socket:
         reserved.close()
         raise
     return reserved
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

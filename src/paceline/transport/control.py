@@ -21,6 +21,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from paceline.transport import curve
+from paceline.transport.addresses import at
 from paceline.transport.router import LARGEST_MESSAGE, Handlers, Peer, Router, keep_alive
 from paceline.transport.secret import Secret
 
@@ -113,7 +114,7 @@ class ControlServer:
             gone=lambda peer, reason: self._events.add(Gone(peer, reason)),
             refused=lambda count: self._events.add(Refused(count)),
         )
-        address = f"tcp://{bracketed(host)}:{port or '*'}"
+        address = f"tcp://{at(host, port or '*')}"
         try:
             self._router = Router(address, handlers, secret=secret, silence_s=silence_s)
         except OSError:
@@ -150,7 +151,7 @@ class ControlClient:
         join_s: float,
         bind_to: str | None = None,
     ) -> None:
-        self._address = f"tcp://{bind_to + ';' if bind_to else ''}{bracketed(host)}:{port}"
+        self._address = f"tcp://{bind_to + ';' if bind_to else ''}{at(host, port)}"
         self._host, self._port = host, port
         self._secret, self._silence_s, self._join_s = secret, silence_s, join_s
         self._events = _Events()
@@ -243,7 +244,7 @@ class _Conversation:
         outgoing: queue.SimpleQueue[bytes | None],
         deadline: float,
     ) -> str | None:
-        """Talk until it is over and return why; NOBODY or NO_LEADER where it may be tried again, None where time was too short."""
+        """Talk until it is over and return why; NOBODY or NO_LEADER where it may be tried again, None where time is up."""
         is_open, unmet = False, NOBODY
         while True:
             left = None if is_open else max(0, int(1000 * (deadline - time.monotonic())) + 1)
@@ -297,11 +298,6 @@ class _Conversation:
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close()
-
-
-def bracketed(host: str) -> str:
-    """Write a host as an address has it: IPv6 in brackets."""
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def encode(message: Message) -> bytes:

@@ -95,6 +95,9 @@ class _Connections:
 class RunStore(Store):
     """The store that the workers of a run meet at."""
 
+    timeout: timedelta
+    """How long a wait may take: torch's own property, which its stubs leave out."""
+
     def __init__(
         self,
         address: str,

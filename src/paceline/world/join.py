@@ -13,7 +13,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from paceline.compat import process_groups
 from paceline.errors import InputError
-from paceline.transport.secret import Secret
+from paceline.transport.addresses import at
 from paceline.transport.store import RunStore
 from paceline.world import env
 from paceline.world.backends import choose_backend, choose_device
@@ -24,6 +24,7 @@ from paceline.world.interfaces import is_loopback
 from paceline.world.interruption import InterruptedWaitError, Interruption, broken
 from paceline.world.local import LocalComm
 from paceline.world.process_group import Patience, ProcessGroupComm, reading_together
+from paceline.world.run_secret import run_secret
 from paceline.world.sockets import Sockets
 from paceline.world.status_page import NoStatusPage
 from paceline.world.world import World
@@ -150,10 +151,7 @@ def meet(identity: Identity, timeout: timedelta) -> Store:
         raise InputError(
             "MASTER_PORT is not set, so the workers cannot meet. Launch with torchrun or paceline, or set it."
         )
-    address = identity.master_address
-    if ":" in address and not address.startswith("["):
-        address = f"[{address}]"
-    url = f"tcp://{address}:{identity.master_port}"
+    url = f"tcp://{at(identity.master_address, identity.master_port)}"
     store: Store
     store, _, _ = next(rendezvous(url, identity.rank, identity.size, timeout=timeout))
     return store
@@ -162,7 +160,7 @@ def meet(identity: Identity, timeout: timedelta) -> Store:
 @functools.lru_cache(maxsize=1)
 def run_store(address: str) -> RunStore:
     """Return this process's connection to the store of the run."""
-    return RunStore(address, secret=Secret.from_environment() if address.startswith("tcp:") else None)
+    return RunStore(address, secret=run_secret() if address.startswith("tcp:") else None)
 
 
 def _keep_to_loopback(address: str) -> None:
