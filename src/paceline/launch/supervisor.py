@@ -35,7 +35,7 @@ from paceline.launch.health.monitor import HealthMonitor
 from paceline.launch.health.watch import Watch
 from paceline.launch.job import ScriptCall
 from paceline.launch.membership import Membership, State
-from paceline.launch.nodes.admission import Follower
+from paceline.launch.nodes.admission import FollowingMachine
 from paceline.launch.nodes.inventory import LEADER, Node, Nodes
 from paceline.launch.nodes.leading import Leading
 from paceline.launch.nodes.probation import Probation
@@ -319,7 +319,7 @@ class Supervisor:
         self._signal(entry, signal.SIGKILL)
         self._lost(entry, dataclasses.replace(failure, rank=entry.rank, host=host))
 
-    # What the crews tell. Those of other machines may speak of workers that are forgotten here already.
+    # What the worker pools tell. Those of other machines may speak of workers that are forgotten here already.
 
     def started(self, number: int, pid: int) -> None:  # noqa: ARG002
         """Write down who runs where."""
@@ -407,7 +407,7 @@ class Supervisor:
 
     # What is heard of other machines.
 
-    def arrived(self, machine: Follower, pool: RemoteWorkerPool) -> None:
+    def arrived(self, machine: FollowingMachine, pool: RemoteWorkerPool) -> None:
         """Add a machine to the run: from the beginning, or from the next step on."""
         policy = self._membership.policy
         vacant = policy.most - self._nodes.wanted
@@ -421,7 +421,7 @@ class Supervisor:
             self.remark(f"{machine.name} has come; {node.wanted} workers join there.")
             self._fill()
 
-    def left(self, machine: Follower, fate: str) -> None:
+    def left(self, machine: FollowingMachine, fate: str) -> None:
         """Take a machine's workers as lost; none is started elsewhere in their place."""
         lost = self._roster.on(machine.index)
         self._nodes.drop(machine.index)

@@ -7,7 +7,7 @@ they are. Whoever asked is named by who it is and by the number of its request; 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 Asker = tuple[bytes, bytes]
@@ -78,9 +78,9 @@ class KeyValueTable:
     def _set(self, asker: Asker, parts: list[bytes]) -> list[Answer]:
         if not parts or len(parts) % 2:
             raise _MalformedError("set needs pairs of keys and values")
-        answers: list[Answer] = []
-        for key, value in zip(parts[::2], parts[1::2], strict=True):
-            answers += self._store(key, value)
+        values = dict(zip(parts[::2], parts[1::2], strict=True))
+        self._check_room(values)
+        answers = [answer for key, value in values.items() for answer in self._store(key, value)]
         return [*answers, (asker, [OK])]
 
     def _append(self, asker: Asker, parts: list[bytes]) -> list[Answer]:
@@ -135,13 +135,20 @@ class KeyValueTable:
             self._by_peer[wait.asker[0]].append(wait)
         return not wait.missing
 
+    def _check_room(self, values: Mapping[bytes, bytes]) -> None:
+        """Refuse what does not fit, before any of it is stored: somebody may wait for the first of it."""
+        if self._size + sum(self._growth(key, value) for key, value in values.items()) > LARGEST_TABLE:
+            raise _MalformedError(f"the store is full: it holds {self._size} bytes")
+
+    def _growth(self, key: bytes, value: bytes) -> int:
+        before = self._values.get(key)
+        return len(value) + (len(key) if before is None else -len(before))
+
     def _store(self, key: bytes, value: bytes) -> list[Answer]:
         """Keep a value, and return the answers to those whose last missing key it is."""
-        before = self._values.get(key)
-        size = self._size + len(value) + (len(key) if before is None else -len(before))
-        if size > LARGEST_TABLE:
-            raise _MalformedError(f"the store is full: it holds {self._size} bytes")
-        self._values[key], self._size = value, size
+        self._check_room({key: value})
+        self._size += self._growth(key, value)
+        self._values[key] = value
         answers = []
         for wait in self._waiting.pop(key, ()):
             wait.missing.discard(key)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import InputError
 from paceline.launch.actions import Assign
 from paceline.launch.base import LaunchPlan
 from paceline.launch.file_writer import FileWriter
@@ -54,9 +55,16 @@ class WorkerScheduler:
             self._folder = RuntimeFolder()
         if self._meeting_point is not None:
             self._meeting_point.close()
-        self._meeting_point = MeetingPoint(
-            host, self._folder, None if rendezvous is None else self._plan.secret
-        )
+            self._meeting_point = None
+        try:
+            self._meeting_point = MeetingPoint(
+                host, self._folder, None if rendezvous is None else self._plan.secret
+            )
+        except OSError as error:
+            raise InputError(
+                f"the store that the workers meet at cannot be served at {host}: {error.strerror}. Check the address and the "
+                "limit of open files (`ulimit -n`)."
+            ) from None
 
     def close(self) -> None:
         """Stop serving it."""
