@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import Store
 
 from paceline.errors import PacelineError
 from paceline.transport import curve
-from paceline.transport.key_value import OK
+from paceline.transport.key_value import OK, unpack
 from paceline.transport.router import LARGEST_MESSAGE, keep_alive
 from paceline.transport.secret import Secret
 from paceline.transport.store_server import SILENCE_S
@@ -28,7 +28,8 @@ from paceline.transport.store_server import SILENCE_S
 TIMEOUT_S = 300.0
 AGAIN_S = 5.0
 """How often to ask again, where asking twice does no harm."""
-_REPEATABLE = (b"get", b"wait", b"check", b"set")
+_WAITING = (b"get", b"gather", b"wait")
+_REPEATABLE = (*_WAITING, b"check", b"set")
 _numbers = itertools.count()
 
 
@@ -209,27 +210,26 @@ class RunStore(Store):
         with self._lock:
             if all(key in self._fetched for key in keys):
                 return
-        together = self._siblings(keys)
-        if not together:
+        folder = self._folder_of_ranks(keys)
+        if folder is None:
             self._request(b"wait", *keys, within=None if self._together else timeout)
             return
-        values = self._request(b"get", *together)
+        values = unpack(self._request(b"gather", folder, str(self._together))[0])
         with self._lock:
-            self._fetched |= zip(together, values, strict=True)
+            self._fetched |= {f"{folder}/{rank}": value for rank, value in enumerate(values)}
 
-    def _siblings(self, keys: list[str]) -> list[str]:
-        """Return the keys of all ranks where one rank's was asked for: `.../0` to `.../size-1`."""
+    def _folder_of_ranks(self, keys: list[str]) -> str | None:
+        """Return where the keys of all ranks are where one rank's was asked for: `.../0` to `.../size-1`."""
         folder, slash, rank = keys[0].rpartition("/")
-        if len(keys) != 1 or not slash or not rank.isdecimal() or int(rank) >= self._together:
-            return []
-        return [f"{folder}/{one}" for one in range(self._together)]
+        is_one = len(keys) == 1 and slash and rank.isdecimal() and int(rank) < self._together
+        return folder if is_one else None
 
     def _request(self, what: bytes, *parts: str | bytes, within: timedelta | None = None) -> list[bytes]:
         number = next(_numbers).to_bytes(8)
         frames = [one.encode() if isinstance(one, str) else bytes(one) for one in parts]
         if sum(map(len, frames)) > LARGEST_MESSAGE:
             raise PacelineError(f"the run's store takes requests of {LARGEST_MESSAGE} bytes at most")
-        waits = what in (b"get", b"wait")
+        waits = what in _WAITING
         patience = self.timeout if within is None else within
         limit = time.monotonic() + patience.total_seconds()
         with self._connections.one() as socket:

@@ -10,7 +10,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo
 
 from paceline.errors import PacelineError
 from paceline.transport import key_value
-from paceline.transport.key_value import ERROR, OK, KeyValueTable
+from paceline.transport.key_value import ERROR, OK, KeyValueTable, unpack
 from paceline.transport.secret import Secret
 from paceline.transport.store import RunStore, StoreTimeoutError
 from paceline.transport.store_server import StoreServer
@@ -214,4 +214,36 @@ def test_several_values_that_do_not_fit_together_are_not_stored_in_part(monkeypa
     assert table.take(asker, fits) == [(waiting, [OK, b"1"]), (asker, [OK])]
     assert table.take(asker, [b"set", b"a", b"y" * 17]) == [(asker, [OK])]
     ((_, (status, _)),) = table.take(asker, [b"set", b"a", b"y" * 18])
+    assert status == ERROR
+
+
+def gathered(answers):
+    return {asker: unpack(frames[1]) for asker, frames in answers if len(frames) == 2}
+
+
+def test_what_all_ranks_ask_for_is_made_once_for_all_of_them():
+    table = KeyValueTable()
+    first, second, third = ((name, b"1") for name in (b"a", b"b", b"c"))
+    assert table.take(first, [b"gather", b"g/0", b"2"]) == []
+    assert table.take(second, [b"gather", b"g/0", b"2"]) == []
+    assert table.take(second, [b"gather", b"g/0", b"2"]) == []  # asked again: it is answered once
+    assert table.take(third, [b"gather", b"g/0", b"3"]) == []  # another group's
+    table.take(first, [b"set", b"g/0/1", b""])
+    table.forget(b"c")
+    answers = table.take(second, [b"set", b"g/0/0", b"xyz"])
+    assert gathered(answers) == {first: [b"xyz", b""], second: [b"xyz", b""]}
+    assert [asker for asker, _ in answers] == [first, second, second]
+    assert gathered(table.take(third, [b"gather", b"g/0", b"2"])) == {third: [b"xyz", b""]}
+    table.take(first, [b"set", b"g/0/1", b"new"])
+    assert gathered(table.take(third, [b"gather", b"g/0", b"2"])) == {third: [b"xyz", b"new"]}
+    table.take(first, [b"delete", b"g/0/0"])
+    assert table.take(third, [b"gather", b"g/0", b"2"]) == []
+    assert (len(table._waiting), len(table._by_peer), len(table._gathering)) == (1, 1, 1)
+    table.forget(b"c")
+    assert (table._waiting, table._by_peer, table._gathering) == ({}, {}, {})
+
+
+@pytest.mark.parametrize("count", [b"0", b"-1", b"x", b"", b"100001", b"9" * 5000])
+def test_a_number_that_nobody_gathers(count):
+    ((_, (status, _)),) = KeyValueTable().take((b"peer", b"1"), [b"gather", b"g", count])
     assert status == ERROR

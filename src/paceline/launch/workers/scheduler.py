@@ -150,15 +150,11 @@ class WorkerScheduler:
     def assign(self, places: list[Assign]) -> None:
         """Assign workers their places in the next group: the ranks of one machine follow each other."""
         hosts = [self._roster[one.member].node for one in places]
-        nodes = list(dict.fromkeys(hosts))
+        nodes = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
         # Those that are left keep their GPUs, so places in between may be empty.
-        sizes = {
-            host: 1
-            + max(
-                self._roster[one.member].local_rank for one in places if self._roster[one.member].node == host
-            )
-            for host in nodes
-        }
+        sizes = dict.fromkeys(nodes, 0)
+        for place, host in zip(places, hosts, strict=True):
+            sizes[host] = max(sizes[host], 1 + self._roster[place.member].local_rank)
         for place, host in zip(places, hosts, strict=True):
             self._roster[place.member].rank = place.rank
             if place.rank == 0:
@@ -168,7 +164,7 @@ class WorkerScheduler:
                 size=place.size,
                 local_rank=self._roster[place.member].local_rank,
                 local_size=sizes[host],
-                node_rank=nodes.index(host),
+                node_rank=nodes[host],
                 nodes=len(nodes),
                 **self._where(self._address_for(host)),
             )
