@@ -36,6 +36,8 @@ STRANGER = "it does not know this run's secret, or this machine does not"
 CLOSED = "closed the connection"
 NOBODY = "nobody answers there"
 NO_LEADER = "what takes connections there does not speak as a leader does (a proxy with none behind it, or another program)"
+_NEVER_MS = 3_600_000
+"""When libzmq would connect again by itself. Where it is told not to (-1), it drops what came in before the end."""
 TRY_S = 0.2
 """How long to wait before a leader that does not listen yet is called again."""
 GREETING_S = 1.0
@@ -227,7 +229,7 @@ class _Conversation:
         curve.call(socket, secret)
         keep_alive(socket, silence_s)
         socket.linger = 0
-        socket.reconnect_ivl = -1
+        socket.reconnect_ivl = _NEVER_MS
         socket.sndhwm = 0
         socket.maxmsgsize = LARGEST_MESSAGE
         socket.ipv6 = "[" in address
@@ -264,6 +266,7 @@ class _Conversation:
                     return STRANGER
                 elif kind in _ENDED:
                     if is_open:
+                        self._hear_last_words(hear)
                         return CLOSED
                     time.sleep(min(TRY_S, max(0.0, deadline - time.monotonic())))
                     return unmet
@@ -271,6 +274,12 @@ class _Conversation:
                 return "the connection was closed here"
             if not is_open and self._wake in ready and self._is_to_close(outgoing):
                 return "the connection was closed here"
+
+    def _hear_last_words(self, hear: Callable[[Peer, list[bytes]], None]) -> None:
+        """Take what came in before the end, but after it was looked whether anything had."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                hear(ControlClient.LEADER, self._socket.recv_multipart(zmq.NOBLOCK))
 
     def _send(self, outgoing: queue.SimpleQueue[bytes | None]) -> bool:
         with contextlib.suppress(BlockingIOError):

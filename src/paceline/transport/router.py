@@ -25,6 +25,8 @@ HEARTBEAT_S = 1.0
 LARGEST_MESSAGE = 64 << 20
 _BATCH = 256
 """How many messages are taken before connections that are gone are looked at."""
+_LAST_WORDS = 100_000
+"""How many are taken when a connection is gone."""
 _WAITING = 10_000
 """How many messages may wait for a peer that takes none, before it counts as gone."""
 _REFUSED = {
@@ -159,9 +161,22 @@ class Router:
             sys.stderr.write(f"paceline: a message was dropped: {type(error).__name__}: {error}\n")
 
     def _hear(self) -> None:
-        """Take messages, then look which connections are gone: in this order, so that last words are heard."""
-        messages = []
-        for _ in range(_BATCH):
+        """Take messages, and look which connections are gone: of those that are, everything is heard first."""
+        messages, gone = self._received(_BATCH), -1
+        while len(self._ended) > gone:
+            gone = len(self._ended)
+            self._look()
+            if len(self._ended) > gone:  # what they said last may have come in since
+                messages += self._received(_LAST_WORDS)
+        for peer, *frames in messages:
+            self._guard(self._take, peer.bytes, frames)
+        ended, self._ended = self._ended, []
+        for name in ended:
+            self._guard(self._drop, name, "closed the connection")
+
+    def _received(self, most: int) -> list[list[zmq.Frame]]:
+        messages: list[list[zmq.Frame]] = []
+        while len(messages) < most:
             try:
                 messages.append(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
             except zmq.Again:
@@ -169,12 +184,7 @@ class Router:
             except zmq.ZMQError as error:  # a connection broke in the middle
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
-        self._look()
-        for peer, *frames in messages:
-            self._guard(self._take, peer.bytes, frames)
-        ended, self._ended = self._ended, []
-        for name in ended:
-            self._guard(self._drop, name, "closed the connection")
+        return messages
 
     def _take(self, name: Peer, frames: Sequence[zmq.Frame]) -> None:
         if name in self._cut:

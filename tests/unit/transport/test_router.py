@@ -49,7 +49,7 @@ def router(owner, tmp_path):
 def connected(router, **options):
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
-    socket.linger, socket.reconnect_ivl, socket.rcvtimeo = 0, -1, int(1000 * HANG_S)
+    socket.linger, socket.reconnect_ivl, socket.rcvtimeo = 0, 3_600_000, int(1000 * HANG_S)
     for name, value in options.items():
         setattr(socket, name, value)
     monitor = socket.get_monitor_socket(zmq.Event.DISCONNECTED)
