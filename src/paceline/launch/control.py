@@ -6,15 +6,14 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from paceline.documents import read_object
 from paceline.errors import InputError
+from paceline.transport.runtime_folder import RuntimeFolder
 from paceline.world import env
 
 NAME = "launcher.json"
@@ -29,7 +28,7 @@ class ControlSocket:
 
     def __init__(self, folder: Path, answer: Answer) -> None:
         # Not in the run folder itself: the path of a socket is at most 107 characters long.
-        self._home = Path(tempfile.mkdtemp(prefix="paceline-control-"))
+        self._home = RuntimeFolder()
         self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
         """Given up for a moment to turn somebody away where no more files may be opened."""
         self._record = folder / NAME
@@ -43,13 +42,12 @@ class ControlSocket:
             raise
 
     def _announce(self, folder: Path) -> None:
-        self._socket.bind(str(self._home / "socket"))
+        place = str(self._home.path / "socket")
+        self._socket.bind(place)
         self._socket.listen()
         self._socket.setblocking(False)
         partial = folder / f".{NAME}.partial"
-        self._text = (
-            json.dumps({"pid": os.getpid(), "host": env.host(), "socket": str(self._home / "socket")}) + "\n"
-        )
+        self._text = json.dumps({"pid": os.getpid(), "host": env.host(), "socket": place}) + "\n"
         partial.write_text(self._text)
         partial.replace(self._record)
 
@@ -97,7 +95,7 @@ class ControlSocket:
         """Take no more orders."""
         self._give_up_spare()
         self._socket.close()
-        shutil.rmtree(self._home, ignore_errors=True)
+        self._home.close()
         with contextlib.suppress(OSError):
             if self._record.read_text() == self._text:  # not that of a launch that came after
                 self._record.unlink()
