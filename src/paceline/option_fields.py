@@ -30,6 +30,10 @@ ELASTICITY = "Lost workers"
 MACHINES = "Machines"
 GROUPS = (COMMON, DATA, SPEED, CHECKPOINTS, ELASTICITY, MACHINES)
 """In the order of the help; the groups of single strategies come after them."""
+PER_MACHINE = "per machine"
+"""Marks an option that may differ between the machines of a run, or that they compare when they meet."""
+NOT_COMPARED = "not compared"
+"""Marks an option of `train` that a comparison on this machine, in folders of its own, has no use for."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,10 @@ class Shown:
     names: tuple[str, ...] = ()
     """The texts that it may be, where these are all."""
     metavar: str | None = None
+    marks: tuple[str, ...] = ()
+    """What else is to be known of it: PER_MACHINE, NOT_COMPARED."""
+    users: tuple[tuple[str, str], ...] = ()
+    """The strategies that it means something to, each with the side of the mesh it tunes; none where it serves all."""
 
 
 def option(
@@ -54,11 +62,12 @@ def option(
     names: tuple[str, ...] = (),
     shown: str | None = None,
     metavar: str | None = None,
+    marks: tuple[str, ...] = (),
+    users: tuple[tuple[str, str], ...] = (),
 ) -> Default:
     """Return a field that a user can give: its default, what the help says, and the numbers or names that it may be."""
-    metadata = {_SHOWN: Shown(words, group, shown, names, metavar)} | (
-        {} if within is None else {_RANGE: within}
-    )
+    about = Shown(words, group, shown, names, metavar, marks, users)
+    metadata = {_SHOWN: about} | ({} if within is None else {_RANGE: within})
     made: Default = field(default=default, metadata=metadata)
     return made
 
@@ -117,6 +126,11 @@ def known_options(*kinds: type[Options]) -> dict[str, Any]:
     """Return the options of some classes that a user can give, with their defaults."""
     found = {one.name: one for kind in kinds for one in fields(kind) if shown(one)}  # type: ignore[arg-type]
     return {name: None if one.default is MISSING else one.default for name, one in found.items()}
+
+
+def marked(kind: type[Options], mark: str) -> tuple[str, ...]:
+    """Return the options of a class that bear a mark."""
+    return tuple(one.name for one in fields(kind) if (about := shown(one)) and mark in about.marks)  # type: ignore[arg-type]
 
 
 def flag(name: str) -> str:

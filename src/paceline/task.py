@@ -150,7 +150,7 @@ class Task:
         """
         return {}
 
-    def wrap_blocks(self) -> Sequence[str] | None:
+    def block_modules(self) -> Sequence[str] | None:
         """Name the modules that are gathered (fsdp) and recomputed as one, patterns allowed; None finds the repeated blocks."""
         return None
 

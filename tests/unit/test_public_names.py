@@ -33,7 +33,7 @@ def test_the_list_is_the_documented_one():
 def test_a_loop_sees_nine_names_of_its_run():
     names = [name for name in dir(paceline.Run) if not name.startswith("_")]
     assert names == [
-        *("evaluate", "feed", "prepare", "register_state", "replaying"),
+        *("evaluate", "loader", "prepare", "register_state", "replaying"),
         *("save", "steps", "weights_sha256", "world"),
     ]
 

@@ -80,7 +80,7 @@ def _train(run: paceline.Run, job: Job) -> dict[str, Any]:
             result = trainer.main(own, job.spec())
         state = own._engine.state.replica.state()
     finally:
-        own._engine.feeds.close_all()  # closing the run itself would close the world
+        own._engine.loaders.close_all()  # closing the run itself would close the world
     model = {name: tensor.detach().clone() for name, tensor in state["model"].items()}
     kept = _tensors(state["optimizer"]["state"])
     return {

@@ -16,7 +16,7 @@ from paceline.cli.options import TASK, AsJson, Config, Settings, Threads, settin
 from paceline.cli.outcome import report_error, show_report
 from paceline.cli.reference import resolve
 from paceline.errors import InputError, WorkerFailedError
-from paceline.option_fields import flag, known_options
+from paceline.option_fields import NOT_COMPARED, flag, known_options, marked
 from paceline.strategies import several
 from paceline.strategies.tuning import Tuning
 from paceline.training.options import RunOptions
@@ -25,11 +25,8 @@ from paceline.verify.proof.request import Request
 
 STEPS = 20
 """How many steps are compared, unless it is told otherwise."""
-WITHOUT_EFFECT = (
-    "out", "save_every", "keep", "save_async", "tensorboard", "nodes", "rendezvous", "lead", "secret_file",
-    "join_timeout", "machine_timeout", "min_workers",
-)  # fmt: skip
-"""Options of `train` that a comparison on this machine, in folders of its own, has no use for: not in the help."""
+WITHOUT_EFFECT = marked(RunOptions, NOT_COMPARED)
+"""Options of `train` that are not in the help here."""
 
 
 @takes(

@@ -170,6 +170,8 @@ class Membership:
         """How many the present group began with, and are yet to be replaced in it."""
         self._asked = 0
         """How many newcomers were asked for and are not counted in yet: what asks for them goes on deciding."""
+        self._awaited: Member | None = None
+        """Somebody who had yet to leave the group when that was asked last."""
         self._changing = False
         self._stopping = False
         """Whether the next group is the last: it saves a checkpoint and ends."""
@@ -573,13 +575,23 @@ class Membership:
 
     def _form_when_ready(self) -> list[Action]:
         """Form the next group when everybody who is left has come out of the old one."""
+        if self._is_awaiting():
+            return []
         group = self._in_group()
         if not group:
             return self._end_of_all()
-        if self._unexplained or any(one.state is State.TRAINING for one in group):
+        if self._unexplained:
             return []
         held_back = self._futile(group)
         return held_back if held_back or self._retry_at is not None else self._form_next(group)
+
+    def _is_awaiting(self) -> bool:
+        """Return whether somebody has yet to leave the group; there may be thousands, so who was awaited before is seen first."""
+        last = self._awaited
+        if last is None or last.state is not State.TRAINING or self.members.get(last.number) is not last:
+            inside = (one for one in reversed(self.members.values()) if one.state is State.TRAINING)
+            self._awaited = next(inside, None)
+        return self._awaited is not None
 
     def _form_next(self, group: list[Member]) -> list[Action]:
         """Form the next group of those who have come out of the old one, and of those who join."""

@@ -22,9 +22,10 @@ from paceline.launch.membership import Policy
 from paceline.launch.nodes import machines
 from paceline.launch.workers.role_call import MODULES, RoleCall
 from paceline.observe.events import Event, WorkerLost
-from paceline.remote.names import INTERFACE, ROLES, SECRET, Roles
+from paceline.remote.names import INTERFACE, ROLES, Roles
 from paceline.remote.roles import Role
 from paceline.training.options import RunOptions
+from paceline.world import env
 
 _SECRET_BYTES = 32
 
@@ -109,7 +110,7 @@ def role_variables(roles: Roles, interface: str) -> dict[str, str]:
 
 def secret_variable(secret: bytes | None = None) -> dict[str, str]:
     """Return the secret by which the workers of one launch know each other, as they find it in their environment."""
-    return {SECRET: (secret or secrets.token_bytes(_SECRET_BYTES)).hex()}
+    return {env.SECRET: (secret or secrets.token_bytes(_SECRET_BYTES)).hex()}
 
 
 def _agreed(

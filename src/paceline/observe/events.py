@@ -47,7 +47,7 @@ class RunStarted(Event):
     shards_from: str = "option"
     """Who said how many shards: option, task or workers."""
     transport: str = ""
-    """What tensors travel by between workers: shared memory, gloo, nccl, rpc, threads, none, or several."""
+    """What tensors travel by between workers: shared memory, gloo, nccl, calls, threads, none, or several."""
 
 
 @dataclass(frozen=True, slots=True)

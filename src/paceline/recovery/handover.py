@@ -132,25 +132,25 @@ def receive(
     world: World,
     source: StateSource,
     mine: Sequence[Mapping[str, TensorChunk]],
-    rest: Mapping[str, Any] | None,
+    extra_state: Mapping[str, Any] | None,
     replica: Replica,
 ) -> int:
     """Have a replica load its part of what everybody holds, and return the bytes that moved; all workers call it."""
     catalogue = source.found.metas
-    rests = [one for one in all_gather_object(world.comm, rest) if one is not None]
+    extra_states = [one for one in all_gather_object(world.comm, extra_state) if one is not None]
     there = Redistribution(world, mine, source.found, replica.wanted(catalogue))
-    replica.load_local_state(catalogue, there.read, merge_rests(rests))
+    replica.load_local_state(catalogue, there.read, merge_extra_states(extra_states))
     return there.moved
 
 
-def merge_rests(rests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_extra_states(extra_states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Put together what workers know beside the tensors: each may know its own parameters only."""
-    first = rests[0]
+    first = extra_states[0]
     groups = [dict(group) for group in first[OPTIMIZER]["groups"]]
     plain: dict[str, Any] = {}
-    for rest in rests:
-        plain |= rest[OPTIMIZER]["state"]
-        for group, more in zip(groups, rest[OPTIMIZER]["groups"], strict=True):
+    for extra_state in extra_states:
+        plain |= extra_state[OPTIMIZER]["state"]
+        for group, more in zip(groups, extra_state[OPTIMIZER]["groups"], strict=True):
             names = group["params"]
             group["params"] = [*names, *(name for name in more["params"] if name not in names)]
     return {**first, OPTIMIZER: {**first[OPTIMIZER], "groups": groups, "state": plain}}

@@ -127,11 +127,11 @@ class ShardedRecovery:
         parts = self._departing.get(source.position.number, [])
         left = [one.chunks for one in parts]
         if source.kind == WORKERS and held is not None and brings:
-            rest = with_slots(held.rest, *(one.rest for one in parts))
-            self.moved_bytes = receive(world, source, [held.chunks, *left], rest, replica)
+            extra_state = with_slots(held.extra_state, *(one.extra_state for one in parts))
+            self.moved_bytes = receive(world, source, [held.chunks, *left], extra_state, replica)
         elif source.kind == SNAPSHOTS and snapshot is not None and brings:
             held_then = [snapshot.own, snapshot.received]
-            self.moved_bytes = receive(world, source, held_then, snapshot.rest, replica)
+            self.moved_bytes = receive(world, source, held_then, snapshot.extra_state, replica)
         else:
             self.moved_bytes = receive(world, source, left, None, replica)
 

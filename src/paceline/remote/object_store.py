@@ -86,7 +86,7 @@ class ObjectStore:
         self.put(number, failure)
 
     def release(self, holds: Iterable[Hold]) -> list[Any]:
-        """Take back some holds; returns what nobody holds any more, for the caller to let go of."""
+        """Take back some holds; returns what nobody holds any more, for the caller to release."""
         freed: list[Any] = []
         with self._lock:
             for one in holds:

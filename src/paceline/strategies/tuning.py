@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from paceline.errors import InputError
-from paceline.option_fields import SPEED, Options, option
+from paceline.option_fields import SPEED, Options, option, shown
 from paceline.ranges import COUNT, COUNT_OR_NONE, WORKERS, Range
 
 RECOMPUTE = ("none", "blocks", "selective")
@@ -18,26 +18,9 @@ OUTERS = ("average", "nesterov")
 _OF_DDP, _OF_FSDP, _OF_PP, _OF_TP, _OF_LOCAL = (
     f"Strategy {name}" for name in ("ddp", "fsdp", "pp", "tp", "local-sgd")
 )
-_DDP, _FSDP = (("ddp", "ddp"), ("tp", "ddp")), (("fsdp", "fsdp"), ("tp", "fsdp"))
-USERS: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "shard_optimizer": (("ddp", "ddp"),),
-    "compress": _DDP,
-    "bucket_mb": _DDP,
-    "offload": (("fsdp", "fsdp"),),
-    "reshard": _FSDP,
-    "fsdp_dtype": _FSDP,
-    "schedule": (("pp", "pp"),),
-    "stages_per_worker": (("pp", "pp"),),
-    "sequence_parallel": (("tp", "tp"),),
-    "loss_parallel": (("tp", "tp"),),
-    "local_steps": (("local-sgd", "ddp"),),
-    "local_warmup": (("local-sgd", "ddp"),),
-    "outer_optimizer": (("local-sgd", "ddp"),),
-    "outer_lr": (("local-sgd", "ddp"),),
-    "outer_momentum": (("local-sgd", "ddp"),),
-    "staleness": (("ps", "ddp"),),
-}
-"""The strategies that an option means something to, each with the side of the mesh it tunes; what is not here serves all."""
+_BUCKETS, _GATHERED = (("ddp", "ddp"), ("tp", "ddp")), (("fsdp", "fsdp"), ("tp", "fsdp"))
+"""Users of options that a side of the mesh has wherever it stands, beside tp too."""
+_LOCAL = (("local-sgd", "ddp"),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +35,16 @@ class Tuning(Options):
     )
     activation_checkpointing_every: int = option(1, "Checkpoint every N-th block.", SPEED, COUNT)
     shard_optimizer: bool = option(
-        False, "Each worker keeps the optimizer state of its part of the parameters (ZeRO-1).", _OF_DDP
+        False,
+        "Each worker keeps the optimizer state of its part of the parameters (ZeRO-1).",
+        _OF_DDP,
+        users=(("ddp", "ddp"),),
     )
     compress: str = option(
-        "none", "Send gradients as bf16, fp16 (numeric) or powersgd:RANK (statistical).", _OF_DDP
+        "none",
+        "Send gradients as bf16, fp16 (numeric) or powersgd:RANK (statistical).",
+        _OF_DDP,
+        users=_BUCKETS,
     )
     bucket_mb: float | None = option(
         None,
@@ -63,42 +52,95 @@ class Tuning(Options):
         _OF_DDP,
         Range(0, 10**6, whole=False, above=True),
         shown="what the exchange does best",
+        users=_BUCKETS,
     )
-    reshard: bool = option(True, "Release gathered weights after the forward pass.", _OF_FSDP)
+    reshard: bool = option(
+        True,
+        "Release gathered weights after the forward pass.",
+        _OF_FSDP,
+        users=_GATHERED,
+    )
     fsdp_dtype: str = option(
         "fp32",
         "The type in which weights are gathered and computed with: fp32, bf16 or fp16 (level numeric).",
         _OF_FSDP,
         names=GATHERS,
+        users=_GATHERED,
     )
-    offload: bool = option(False, "Weights and optimizer state live in host memory.", _OF_FSDP)
-    schedule: str = option("1f1b", "gpipe, 1f1b, interleaved or zero-bubble.", _OF_PP, names=SCHEDULES)
+    offload: bool = option(
+        False,
+        "Weights and optimizer state live in host memory.",
+        _OF_FSDP,
+        users=(("fsdp", "fsdp"),),
+    )
+    schedule: str = option(
+        "1f1b",
+        "gpipe, 1f1b, interleaved or zero-bubble.",
+        _OF_PP,
+        names=SCHEDULES,
+        users=(("pp", "pp"),),
+    )
     stages_per_worker: int | None = option(
-        None, "Stages that each worker holds.", _OF_PP, WORKERS, shown="what the schedule needs"
+        None,
+        "Stages that each worker holds.",
+        _OF_PP,
+        WORKERS,
+        shown="what the schedule needs",
+        users=(("pp", "pp"),),
     )
     sequence_parallel: bool = option(
-        False, "Norms and dropouts between split layers work on a part of the sequence each.", _OF_TP
+        False,
+        "Norms and dropouts between split layers work on a part of the sequence each.",
+        _OF_TP,
+        users=(("tp", "tp"),),
     )
-    loss_parallel: bool = option(False, "Scores stay split when the loss is computed.", _OF_TP)
-    local_steps: int = option(8, "Steps between two averages.", _OF_LOCAL, COUNT)
-    local_warmup: int = option(0, "First steps that are taken together.", _OF_LOCAL, COUNT_OR_NONE)
+    loss_parallel: bool = option(
+        False,
+        "Scores stay split when the loss is computed.",
+        _OF_TP,
+        users=(("tp", "tp"),),
+    )
+    local_steps: int = option(
+        8,
+        "Steps between two averages.",
+        _OF_LOCAL,
+        COUNT,
+        users=_LOCAL,
+    )
+    local_warmup: int = option(
+        0,
+        "First steps that are taken together.",
+        _OF_LOCAL,
+        COUNT_OR_NONE,
+        users=_LOCAL,
+    )
     outer_optimizer: str = option(
         "average",
         "What is done with the averaged change: average, or nesterov (DiLoCo).",
         _OF_LOCAL,
         names=OUTERS,
+        users=_LOCAL,
     )
     outer_lr: float = option(
-        0.7, "Learning rate of nesterov.", _OF_LOCAL, Range(0, 10**6, whole=False, above=True)
+        0.7,
+        "Learning rate of nesterov.",
+        _OF_LOCAL,
+        Range(0, 10**6, whole=False, above=True),
+        users=_LOCAL,
     )
     outer_momentum: float = option(
-        0.9, "Momentum of nesterov.", _OF_LOCAL, Range(0, 1, whole=False, below=True)
+        0.9,
+        "Momentum of nesterov.",
+        _OF_LOCAL,
+        Range(0, 1, whole=False, below=True),
+        users=_LOCAL,
     )
     staleness: int = option(
         0,
         "Steps that a worker may be ahead of the slowest; 0 is synchronous.",
         "Strategy ps",
         COUNT_OR_NONE,
+        users=(("ps", "ddp"),),
     )
 
     def __post_init__(self) -> None:
@@ -107,6 +149,10 @@ class Tuning(Options):
             raise InputError(
                 f"--compress {self.compress!r} is none of bf16, fp16, powersgd:RANK (powersgd:2, say)."
             )
+
+
+USERS = {one.name: about.users for one in fields(Tuning) if (about := shown(one)) and about.users}
+"""By option the strategies that it means something to, each with the side of the mesh it tunes; what is not here serves all."""
 
 
 def serves(option: str, strategy: str, sides: Collection[str]) -> bool:

@@ -68,10 +68,12 @@ class Calls:
             self._skip(phase)
             self.replay.hand_over()
             return
-        feed = data if isinstance(data, ShardedLoader) else self.core.feeds.open(data, batch_size=batch_size)
+        loader = (
+            data if isinstance(data, ShardedLoader) else self.core.loaders.open(data, batch_size=batch_size)
+        )
         call = Call(
             phase=phase,
-            feed=feed,
+            loader=loader,
             epochs=epochs,
             steps=steps,
             max_grad_norm=max_grad_norm,
@@ -105,15 +107,15 @@ class Calls:
                 history.behind.note(phase, LEFT, then)
             if phase == history.call:
                 state.seed_loop("call", phase + 1)
-            if feed is not data:
-                self.core.feeds.close(feed)
+            if loader is not data:
+                self.core.loaders.close(loader)
             self.replay.hand_over()
 
     def _begin(self, call: Call) -> Stepping | None:
         """Go to where this call begins, or goes on; return its steps, None where they were all taken before."""
         state, history, phase = self.core.state, self.core.history, call.phase
         self._check_before(call)
-        state.training = call.feed, call.max_grad_norm
+        state.training = call.loader, call.max_grad_norm
         history.catches_up |= state.waits_to_join
         joined = history.catches_up
         behind = self._find_place(call)
@@ -135,10 +137,10 @@ class Calls:
             self.core.journal.leave_epoch()
         first = state.position
         last = first.first_number + call.last
-        check_last_batch(call.feed, state.options, state.world.dp_size)
+        check_last_batch(call.loader, state.options, state.world.dp_size)
         state.ended = False
         if not joined:  # who joins has done so with the others
-            state.emit(announcement(state, call.feed, call.epochs, last))
+            state.emit(announcement(state, call.loader, call.epochs, last))
             self._open_records(again=phase > 0)
         if behind:
             self._be_as_then(phase)
@@ -162,8 +164,8 @@ class Calls:
             self.core.recovery.together(SAVE, lambda: None)
             state.check_whole("the loop was left")
         if state.meta.get("batch_size") is None:  # also of a run that was saved before its first step
-            state.meta["batch_size"] = call.feed.batch_size
-        check_batch_size(state.meta["batch_size"], call.feed.batch_size)
+            state.meta["batch_size"] = call.loader.batch_size
+        check_batch_size(state.meta["batch_size"], call.loader.batch_size)
 
     def _open_records(self, *, again: bool) -> None:
         """Begin the records and the snapshots of a call of `steps`; a worker may be lost between two of them."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from paceline.recovery.recovery import Recovery
 from paceline.recovery.sharded_recovery import ShardedRecovery
-from paceline.training.feeds import Feeds
 from paceline.training.journal import Journal
+from paceline.training.loaders import OpenLoaders
 from paceline.training.recorder import NoRecords
 from paceline.training.state import RunState
 from paceline.training.user_loop.call_history import CallHistory
@@ -21,7 +21,7 @@ class EngineCore:
     state: RunState
     loop: Loop
     history: CallHistory
-    feeds: Feeds
+    loaders: OpenLoaders
     journal: Journal
     records: NoRecords
     sharded: ShardedRecovery

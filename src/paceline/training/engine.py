@@ -16,10 +16,10 @@ from paceline.task import Task
 from paceline.training.calls import Calls
 from paceline.training.checks.before_first_step import promise
 from paceline.training.core import EngineCore
-from paceline.training.feeds import Feeds
 from paceline.training.group import RunGroup
 from paceline.training.journal import Journal
 from paceline.training.listeners import Listeners
+from paceline.training.loaders import OpenLoaders
 from paceline.training.measuring import Measuring
 from paceline.training.options import RunOptions
 from paceline.training.preparation import Preparation
@@ -57,7 +57,7 @@ class Engine(EngineCore):
             state=state,
             loop=Loop(state),
             history=CallHistory(),
-            feeds=Feeds(state),
+            loaders=OpenLoaders(state),
             journal=Journal(state.emit, world.device),
             records=open_records(options, state.world, lambda text: state.emit(Note(text=text))),
             sharded=sharded,
@@ -87,7 +87,7 @@ class Engine(EngineCore):
     def close(self) -> None:
         """Release data, listeners and the world."""
         self.state.world.status_page.enter(Phase.ENDED)
-        self.feeds.close_all()
+        self.loaders.close_all()
         self.saving.close()
         self.records.close()
         if self._listeners is not None:

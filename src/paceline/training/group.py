@@ -97,7 +97,7 @@ class RunGroup:
         state.replica_or_none = replica
         self.core.loop.guard.watch(replica)
         self.core.loop.body.enter_group()
-        self.core.feeds.enter_group()
+        self.core.loaders.enter_group()
         if self.listeners is not None:
             self.listeners.listen(first=state.world.is_first)
         self.core.records.regroup(state.world, lambda: new_receipt(state, position))

@@ -37,18 +37,18 @@ class Measuring:
             measured = self.core.history.outcomes.next(self.core.history.call, name)
             return measured
         given = isinstance(data, ShardedLoader)
-        feed = data if given else self.core.feeds.open(data, batch_size=batch_size, shuffle=False)
+        loader = data if given else self.core.loaders.open(data, batch_size=batch_size, shuffle=False)
         self.group.take_snapshot()
 
         def measure() -> dict[str, float]:
             with self.core.loop.guard.updating(), self.core.loop.body.left_out():
-                return evaluate(feed, metrics, state.replica, state.world, state.options.seed)
+                return evaluate(loader, metrics, state.replica, state.world, state.options.seed)
 
         try:
             measured = self.core.recovery.together(EVALUATE, measure, called=name)
         finally:
             if not given:
-                self.core.feeds.close(feed)
+                self.core.loaders.close(loader)
         self._note(name, measured)
         for metric in [metric for metric, value in measured.items() if math.isnan(value)]:
             text = f"the metric {metric} is not a number: its weight is 0, or a batch's value is none"

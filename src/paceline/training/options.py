@@ -14,6 +14,8 @@ from paceline.option_fields import (
     DATA,
     ELASTICITY,
     MACHINES,
+    NOT_COMPARED,
+    PER_MACHINE,
     SPEED,
     Options,
     option,
@@ -99,7 +101,13 @@ class RunOptions(Options):
     )
     seed: int = option(0, "Where all randomness comes from.", within=SEED, shown="the task's")
     device: str = option("auto", "auto, cpu or cuda.", names=DEVICES)
-    out: Path | None = option(None, "The run folder.", shown="runs/TASK-TIME", metavar="PATH")  # noqa: RUF009  (a field)
+    out: Path | None = option(  # noqa: RUF009  (a field)
+        None,
+        "The run folder.",
+        shown="runs/TASK-TIME",
+        metavar="PATH",
+        marks=(PER_MACHINE, NOT_COMPARED),
+    )
     resume: bool = option(
         False,
         "Go on with the run in --out, with any strategy and number of workers. What is not given again is as the run had it.",
@@ -134,9 +142,21 @@ class RunOptions(Options):
         CHECKPOINTS,
         Range(1, STEPS.high),
         shown="only at the end",
+        marks=(NOT_COMPARED,),
     )
-    keep: int = option(3, "How many checkpoints are kept.", CHECKPOINTS, COUNT)
-    save_async: bool = option(False, "Go on training while a checkpoint is written.", CHECKPOINTS)
+    keep: int = option(
+        3,
+        "How many checkpoints are kept.",
+        CHECKPOINTS,
+        COUNT,
+        marks=(NOT_COMPARED,),
+    )
+    save_async: bool = option(
+        False,
+        "Go on training while a checkpoint is written.",
+        CHECKPOINTS,
+        marks=(NOT_COMPARED,),
+    )
     peer_snapshots: int = option(
         0,
         "Other workers that keep a copy of each worker's part of a sharded state (0 or 1).",
@@ -144,13 +164,24 @@ class RunOptions(Options):
         Range(0, 1),
     )
     snapshot_every: int = option(10, "Steps between two such copies.", CHECKPOINTS, COUNT)
-    tensorboard: bool = option(False, "Also write TensorBoard events into the run folder.", CHECKPOINTS)
+    tensorboard: bool = option(
+        False,
+        "Also write TensorBoard events into the run folder.",
+        CHECKPOINTS,
+        marks=(PER_MACHINE, NOT_COMPARED),
+    )
     elastic: bool = option(
         True,
         "Survive lost workers: the others regroup and go on. --no-elastic ends the run instead.",
         ELASTICITY,
     )
-    min_workers: int = option(1, "Go on with fewer workers down to this many.", ELASTICITY, Range(1, 2**20))
+    min_workers: int = option(
+        1,
+        "Go on with fewer workers down to this many.",
+        ELASTICITY,
+        Range(1, 2**20),
+        marks=(NOT_COMPARED,),
+    )
     max_restarts: int = option(
         10,
         "Workers started in place of lost ones; one more is allowed after each minute.",
@@ -172,7 +203,11 @@ class RunOptions(Options):
     )
     rebalance: bool = option(False, "Give slower workers fewer shards; the bits stay.", ELASTICITY)
     nodes: int | str = option(
-        "1", "Machines: how many, or from how many to how many (1:4).", MACHINES, Range(1, 9999)
+        "1",
+        "Machines: how many, or from how many to how many (1:4).",
+        MACHINES,
+        Range(1, 9999),
+        marks=(PER_MACHINE, NOT_COMPARED),
     )
     rendezvous: str | None = option(
         None,
@@ -180,11 +215,13 @@ class RunOptions(Options):
         MACHINES,
         shown="",
         metavar="HOST:PORT",
+        marks=(PER_MACHINE, NOT_COMPARED),
     )
     lead: bool = option(
         False,
         "Lead, though the rendezvous is no address of this machine but of a service that leads to it.",
         MACHINES,
+        marks=(PER_MACHINE, NOT_COMPARED),
     )
     secret_file: str | None = option(
         None,
@@ -192,12 +229,21 @@ class RunOptions(Options):
         MACHINES,
         shown="PACELINE_SECRET, or a new one where it leads",
         metavar="FILE",
+        marks=(PER_MACHINE, NOT_COMPARED),
     )
     join_timeout: float = option(
-        600.0, "Seconds to wait for the machines to come together.", MACHINES, SECONDS
+        600.0,
+        "Seconds to wait for the machines to come together.",
+        MACHINES,
+        SECONDS,
+        marks=(PER_MACHINE, NOT_COMPARED),
     )
     machine_timeout: int = option(
-        15, "Seconds without a sign of life after which a machine is given up.", MACHINES, MACHINE_SECONDS
+        15,
+        "Seconds without a sign of life after which a machine is given up.",
+        MACHINES,
+        MACHINE_SECONDS,
+        marks=(PER_MACHINE, NOT_COMPARED),
     )
     servers: int | None = option(
         None,

@@ -64,9 +64,9 @@ class Run:
         """
         return self._engine.preparation.register(name, value)
 
-    def feed(self, data: Any, *, batch_size: int | None = None, **loading: Any) -> ShardedLoader:
+    def loader(self, data: Any, *, batch_size: int | None = None, **loading: Any) -> ShardedLoader:
         """Open this worker's share of a data set, or of a DataLoader's; the batch is the GLOBAL one (32 where nobody says)."""
-        return self._engine.feeds.open(data, batch_size=batch_size, **loading)
+        return self._engine.loaders.open(data, batch_size=batch_size, **loading)
 
     def steps(
         self,

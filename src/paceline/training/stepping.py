@@ -30,7 +30,7 @@ class Call:
 
     phase: int
     """Which call it is, from 0."""
-    feed: ShardedLoader
+    loader: ShardedLoader
     epochs: int | None
     steps: int | None
     max_grad_norm: float | None
@@ -39,7 +39,7 @@ class Call:
     @property
     def last(self) -> float:
         """How many steps it takes, as far as that is known beforehand."""
-        return last_step(self.feed, self.epochs, self.steps)
+        return last_step(self.loader, self.epochs, self.steps)
 
 
 @dataclass(kw_only=True)
@@ -79,7 +79,7 @@ class Stepping:
                 self._end(step)
                 number = state.position.number
                 self.saving.after_body(again=step.again, due=due.after_step(number), last=number >= last)
-            if state.position.number == last and state.position.step != self.call.feed.steps_per_epoch:
+            if state.position.number == last and state.position.step != self.call.loader.steps_per_epoch:
                 break
             if state.position == before and before.step == 0:
                 raise InputError(
@@ -109,7 +109,7 @@ class Stepping:
             generation, status_page = state.world.generation, state.world.status_page
             status_page.begin(Kind.STEP, state.position.number, Phase.DATA)
             for data in read_alike(
-                self.call.feed, state.world, TRAINING, state.position.epoch, state.position.step
+                self.call.loader, state.world, TRAINING, state.position.epoch, state.position.step
             ):
                 hit(DATA)
                 if data.beginning is not None and self._reads_again(data):
@@ -157,9 +157,9 @@ class Stepping:
         starts = state.epoch_starts
         suspected = starts.suspects(position, data)
         if suspected:
-            note = starts.confirm(position, data, self.call.feed.beginning_of)
+            note = starts.confirm(position, data, self.call.loader.beginning_of)
         else:
-            note = starts.check(position, data, by_epoch=self.call.feed.is_told_epochs)
+            note = starts.check(position, data, by_epoch=self.call.loader.is_told_epochs)
         if note is not None and (state.world.size > 1 or state.options.out is not None):
             state.emit(Note(text=note))
         return suspected

@@ -72,7 +72,9 @@ def new_parts(
 
 def structure_of(task: Task) -> Structure:
     """Return what a task says of its model's structure."""
-    return Structure(blocks=task.wrap_blocks(), tensor_plan=task.tensor_plan(), stages=task.pipeline_stages())
+    return Structure(
+        blocks=task.block_modules(), tensor_plan=task.tensor_plan(), stages=task.pipeline_stages()
+    )
 
 
 def _seeded(make: MakeModel, seed: int, *, saved: bool) -> MakeModel:

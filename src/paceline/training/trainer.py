@@ -49,12 +49,12 @@ class Trainer:
         self._modes = Modes()
         loading: dict[str, Any] = {"collate": task.collate, "worker_init_fn": task.worker_init_fn}
         self.dataset = task.train_data()
-        self.loader = run.feed(self.dataset, batch_size=self.batch_size, **loading)
+        self.loader = run.loader(self.dataset, batch_size=self.batch_size, **loading)
         held_out = task.eval_data()
         self.eval_loader = (
             None
             if held_out is None
-            else run.feed(held_out, batch_size=self._eval_batch(held_out), shuffle=False, **loading)
+            else run.loader(held_out, batch_size=self._eval_batch(held_out), shuffle=False, **loading)
         )
         saved = self._engine.preparation.saved_meta()
         self.horizon = choose_horizon(self._planned(), spec.horizon, saved)

@@ -18,6 +18,7 @@ SIDES = ("pp", "ddp", "fsdp", "tp")
 """From the outermost to the innermost."""
 DATA = ("ddp", "fsdp")
 """Along these, samples are dealt out; along the others, the workers of one replica share its samples."""
+SAME_SAMPLES = tuple(side for side in SIDES if side not in DATA)
 SERVERS = "servers"
 
 

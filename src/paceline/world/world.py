@@ -11,10 +11,10 @@ from torch.distributed.distributed_c10d import Store
 from paceline.world.base import Comm
 from paceline.world.interruption import Interruption
 from paceline.world.local import LocalComm
-from paceline.world.mesh import DATA, Mesh
+from paceline.world.mesh import DATA, SAME_SAMPLES, Mesh
 from paceline.world.status_page import NoStatusPage
 
-SHARED_MEMORY, RPC, THREADS, NO_TRANSPORT = "shared memory", "rpc", "threads", "none"
+SHARED_MEMORY, CALLS, THREADS, NO_TRANSPORT = "shared memory", "calls", "threads", "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,10 +52,10 @@ class World:
     transports: set[str] = field(default_factory=set)
     """What has been opened for gradients, weights and activations to travel by; the worlds along a side add to the same set."""
     counts_samples: bool = field(init=False)
-    """Whether this worker answers for its samples: those beside it in `tp` and `pp` see the same ones."""
+    """Whether this worker answers for its samples: those beside it along SAME_SAMPLES see the same ones."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "counts_samples", self.mesh.leads(self.rank, "tp", "pp"))
+        object.__setattr__(self, "counts_samples", self.mesh.leads(self.rank, *SAME_SAMPLES))
 
     @property
     def is_first(self) -> bool:

@@ -140,7 +140,7 @@ class ReadsBlocks(Methods):
 class ReadsBlocksAtOnce(ReadsBlocks):
     """The same in one wrap."""
 
-    def wrap_blocks(self) -> list[str]:
+    def block_modules(self) -> list[str]:
         return []
 
 
@@ -178,7 +178,7 @@ class Made(Ordinary):
     def optimizer(self, model: nn.Module) -> Optimizer:
         return super().optimizer(model) if self._optimizer is None else self._optimizer(model.parameters())
 
-    def wrap_blocks(self) -> list[str] | None:
+    def block_modules(self) -> list[str] | None:
         return self._blocks
 
 

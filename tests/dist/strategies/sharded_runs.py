@@ -130,7 +130,7 @@ def train(run: Run, training: Training) -> Outcome:
         lambda model: torch.optim.AdamW(model.parameters(), lr=RATE, eps=RATE, weight_decay=0.1),
     )
     losses, norms = [], []
-    loader = own.feed(data(training.samples), batch_size=training.batch_size)
+    loader = own.loader(data(training.samples), batch_size=training.batch_size)
     for step in own.steps(loader, steps=training.steps, max_grad_norm=training.max_grad_norm):
         if training.own_loop:
             for batch in step:

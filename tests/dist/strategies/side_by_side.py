@@ -59,7 +59,7 @@ def prepared(
     )
     replica = strategies.load(strategy).prepare(parts, world)
     try:
-        yield replica, run.feed(task.train_data(), batch_size=task.batch_size), world
+        yield replica, run.loader(task.train_data(), batch_size=task.batch_size), world
     finally:
         replica.abandon()
 

@@ -63,7 +63,7 @@ class Block(nn.Module):
 
     def forward(self, stream: Tensor) -> Tensor:
         stream = stream + self.attention(self.norm(stream))
-        return stream + self.dropout(self.feed(stream))
+        return stream + self.dropout(self.loader(stream))
 
 
 class Model(nn.Module):
@@ -133,7 +133,7 @@ class EachItem(Reading):
 class Wrapped(Reading):
     """The same with a block that can be recomputed: what is split lies inside it."""
 
-    def wrap_blocks(self) -> list[str]:
+    def block_modules(self) -> list[str]:
         return ["block"]
 
 

@@ -45,7 +45,7 @@ CASES: dict[str, Case] = {
     "methods of the model": Case(ordinary.Methods, {"pp": NO_ROW, "tp": OUTSIDE}),
     "a loss over all weights": Case(
         ordinary.ReadsBlocks,
-        {"fsdp": r"weights of blocks\.0, blocks\.1 outside.*wrap_blocks\(\) return \[\]", "pp": NO_ROW, "tp": "comes out diff"},
+        {"fsdp": r"weights of blocks\.0, blocks\.1 outside.*block_modules\(\) return \[\]", "pp": NO_ROW, "tp": "comes out diff"},
     ),
     "the same in one wrap": Case(ordinary.ReadsBlocksAtOnce, {"pp": NO_ROW, "tp": "comes out diff"}),
     "a metric of a block's weight": Case(

@@ -153,7 +153,7 @@ def test_where_batches_divide_the_samples_none_is_dropped() -> None:
 def test_two_functions_that_collate_are_one_too_many() -> None:
     loader = DataLoader(data(), batch_size=8, collate_fn=doubled)
     with opened() as run, pytest.raises(InputError, match="for collate"):
-        run.feed(loader, collate=doubled)
+        run.loader(loader, collate=doubled)
 
 
 def test_a_list_of_what_may_be_batches_is_named() -> None:
@@ -167,8 +167,8 @@ def test_a_list_of_what_may_be_batches_is_named() -> None:
     ):
         with opened() as run:
             run._engine.state.emit = lambda event: heard.append(getattr(event, "text", ""))  # type: ignore[method-assign]
-            run.feed(batches, batch_size=2)
-            run.feed(batches, batch_size=2)  # said once a run
+            run.loader(batches, batch_size=2)
+            run.loader(batches, batch_size=2)  # said once a run
     with opened() as run:
         run._engine.state.emit = lambda event: heard.append(getattr(event, "text", ""))  # type: ignore[method-assign]
         assert len(heard) == 3
@@ -183,7 +183,7 @@ def test_a_list_of_what_may_be_batches_is_named() -> None:
             [(torch.zeros(1, 6), torch.zeros(1))] * 4,
             TensorDataset(features, labels),
         ):
-            run.feed(samples, batch_size=2)
+            run.loader(samples, batch_size=2)
     assert len(heard) == 3
 
 
@@ -192,4 +192,4 @@ def test_data_sets_with_a_batch_size_of_their_own_are_no_loaders() -> None:
     tensors.batch_size = stream.batch_size = 4  # type: ignore[attr-defined]
     for source in (tensors, stream, DataLoader(Stream(8), batch_size=4)):
         with opened() as run:
-            assert sum(step.size for step in run.feed(source, batch_size=4).epoch(0)) == 8
+            assert sum(step.size for step in run.loader(source, batch_size=4).epoch(0)) == 8

@@ -14,25 +14,17 @@ from typing import Any
 from paceline.errors import InputError
 from paceline.launch import job
 from paceline.launch.nodes.rendezvous import Rendezvous
+from paceline.option_fields import PER_MACHINE, marked
 from paceline.ranges import MACHINE_SECONDS, SECONDS
 from paceline.remote import reach
 from paceline.training.options import RunOptions
-from paceline.transport.secret import VARIABLE, Secret
+from paceline.transport.secret import Secret
 from paceline.version import __version__
 from paceline.world import interfaces
+from paceline.world.env import SECRET
+from paceline.world.run_secret import run_secret
 
-_EACH_HAS_ITS_OWN = (
-    "out",
-    "rendezvous",
-    "lead",
-    "secret_file",
-    "join_timeout",
-    "machine_timeout",
-    "nodes",
-    "tensorboard",
-    "shards_from",
-)
-"""Options that may differ between machines, or that the rendezvous itself compares."""
+_NOT_AGREED = (*marked(RunOptions, PER_MACHINE), "shards_from")
 
 
 def meeting(
@@ -59,16 +51,16 @@ def shared_secret(rendezvous: Rendezvous | None, path: str | None) -> tuple[Secr
         if path is not None:
             raise InputError("--secret-file is for several machines. Give --rendezvous, or leave it out.")
         return None, ""
-    found = Secret.from_environment() if path is None else Secret.read(Path(path))
+    found = run_secret() if path is None else Secret.read(Path(path))
     if found is not None:
         return found, ""
     if not rendezvous.is_here():
         raise InputError(
-            f"this machine has no secret, so the one that leads at {rendezvous.endpoint} would not let it in. Set {VARIABLE} to "
+            f"this machine has no secret, so the one that leads at {rendezvous.endpoint} would not let it in. Set {SECRET} to "
             "what that one printed when it was started, or give --secret-file with the same secret on all machines."
         )
     made = Secret.make()
-    return made, f"{VARIABLE}={made.text} {_command()}"
+    return made, f"{SECRET}={made.text} {_command()}"
 
 
 def _command() -> str:
@@ -117,7 +109,7 @@ def agreed(
     facts: dict[str, Any] = {
         name: value for name, value in record.items() if name not in ("options", "overrides")
     }
-    facts |= {name: value for name, value in asdict(options).items() if name not in _EACH_HAS_ITS_OWN}
+    facts |= {name: value for name, value in asdict(options).items() if name not in _NOT_AGREED}
     facts |= {f"--set {name}": value for name, value in facts.pop("settings", {}).items()}
     facts["program"] = facts.pop("name", None) or job.name_of(function)
     source, _, _ = str(facts.pop("task", "")).partition(":")

@@ -136,7 +136,7 @@ class DealtPlacement(Placement):
         """
         if self._remains is None:
             held = self.local_state()
-            self._remains = LocalState({}, held.rest) if self._torn else held
+            self._remains = LocalState({}, held.extra_state) if self._torn else held
 
     def local_state(self) -> LocalState:
         """Return the whole model and this worker's part of the optimizer state."""
@@ -150,10 +150,10 @@ class DealtPlacement(Placement):
             if key.startswith(f"{MODEL}/") or key.partition("/")[2].rpartition("/")[0] not in self._strange
         }
 
-    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Read the model, and of the optimizer's slots only this worker's."""
         state = read_whole(
-            catalogue, read, rest, lambda room, name: room == MODEL or name not in self._strange
+            catalogue, read, extra_state, lambda room, name: room == MODEL or name not in self._strange
         )
         load_whole_state(self.model, self.optimizer, state)
         self._release()

@@ -87,7 +87,7 @@ def _note_of_one_group(model: nn.Module, inputs: StrategyInputs) -> str:
         cause = "no block of it repeats"
     return (
         f"the whole model is gathered at once in each pass, because {cause}: between passes each worker keeps its rows, but in "
-        "them no memory is spared. Name blocks that every batch goes through in wrap_blocks()."
+        "them no memory is spared. Name blocks that every batch goes through in block_modules()."
     )
 
 

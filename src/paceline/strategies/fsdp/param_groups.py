@@ -408,7 +408,7 @@ def _check(model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
         if owner != param_group:
             raise InputError(
                 f"{first} and {name} are one parameter, but belong to two parameter groups ({owner or 'the model'} and "
-                f"{param_group or 'the model'}) that fsdp gathers at different times. Name other blocks in wrap_blocks(), or "
+                f"{param_group or 'the model'}) that fsdp gathers at different times. Name other blocks in block_modules(), or "
                 "use ddp."
             )
         if parameter.numel() == 0:
@@ -430,5 +430,5 @@ def _check(model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
             if dtype != parameter.dtype:
                 raise InputError(
                     f"{other} is {dtype} and {name} is {parameter.dtype}, but fsdp gathers them together. "
-                    "Use one type, name them in wrap_blocks() as different blocks, or use ddp."
+                    "Use one type, name them in block_modules() as different blocks, or use ddp."
                 )

@@ -88,9 +88,9 @@ class RowsPlacement(Placement):
         """Return the bounds of this worker's rows."""
         return own_bounds(self.local_state().chunks, catalogue)
 
-    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Take over this worker's rows of a state."""
-        self.local.load_local_state(self.optimizer, catalogue, read, rest[OPTIMIZER])
+        self.local.load_local_state(self.optimizer, catalogue, read, extra_state[OPTIMIZER])
 
     def abandon(self) -> None:
         """See no more of what a loop does with weights: the group is left."""

@@ -68,5 +68,5 @@ def _refuse(blocks: Sequence[str]) -> NoReturn:
     named = ", ".join(blocks[:3]) + (", ..." if blocks[3:] else "")
     raise InputError(
         f"the loss or a metric uses weights of {named} outside of that block's forward pass, and fsdp gathers them for that "
-        "pass only. Let wrap_blocks() return [], which gathers the whole model at once, or use --strategy ddp."
+        "pass only. Let block_modules() return [], which gathers the whole model at once, or use --strategy ddp."
     ) from None

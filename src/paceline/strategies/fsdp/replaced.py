@@ -49,6 +49,6 @@ class Slot:
         raise InputError(
             f"{self._member.name} was given another tensor (torch.func.functional_call, an assignment to it or to its "
             ".data, model.to or load_state_dict(assign=True)), and fsdp would go on with the rows that it gathers. For one call "
-            "let wrap_blocks() return [], which gathers the whole model at once; change weights in place "
+            "let block_modules() return [], which gathers the whole model at once; change weights in place "
             "(p.copy_() under torch.no_grad()), or use --strategy ddp."
         )

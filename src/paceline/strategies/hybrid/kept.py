@@ -102,9 +102,9 @@ class KeptPlacement(Placement):
         """Return the bounds of what this worker keeps."""
         return own_bounds(self.local_state().chunks, catalogue)
 
-    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Load this worker's part of a state."""
-        self.kept.load_local_state(self.optimizer, catalogue, read, rest[OPTIMIZER])
+        self.kept.load_local_state(self.optimizer, catalogue, read, extra_state[OPTIMIZER])
 
 
 def check_slots(optimizer: Optimizer, parts: Sequence[Part]) -> None:

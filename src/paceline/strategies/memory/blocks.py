@@ -53,7 +53,7 @@ def named_blocks(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Modu
         if not matching:
             known = ", ".join(list(modules)[:8]) or "none, it is a single layer"
             raise InputError(
-                f"wrap_blocks() names {pattern!r}, but no module of the model is called so. Its modules: {known}"
+                f"block_modules() names {pattern!r}, but no module of the model is called so. Its modules: {known}"
                 f"{', ...' if len(modules) > 8 else ''}."
             )
         found |= {name: module for name, module in matching.items() if _has_parameters(module)}

@@ -46,7 +46,7 @@ def recompute_blocks(model: nn.Module, structure: Structure, tuning: Tuning) -> 
         raise InputError(
             f"--activation-checkpointing {tuning.activation_checkpointing} works on the repeated blocks of a model, "
             f"and {type(model).__name__} has none. "
-            "Name them in the task's wrap_blocks(), or leave --activation-checkpointing out."
+            "Name them in the task's block_modules(), or leave --activation-checkpointing out."
         )
     selective = tuning.activation_checkpointing == "selective"
     for name, block in blocks[:: tuning.activation_checkpointing_every]:

@@ -207,9 +207,9 @@ class ServerPlacement(Placement):
         """Return the bounds of this server's tensors: each is whole."""
         return own_bounds(self.local_state().chunks, catalogue)
 
-    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Load this server's part of a state."""
-        state = read_whole(catalogue, read, rest, lambda _, name: name in self._mine)
+        state = read_whole(catalogue, read, extra_state, lambda _, name: name in self._mine)
         self.model.load_state_dict(state[MODEL], strict=False)
         load_optimizer_state(self.model, self.optimizer, state[OPTIMIZER])
         self._release()

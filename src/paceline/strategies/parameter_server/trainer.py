@@ -106,16 +106,16 @@ class ServedPlacement(Placement):
     def local_state(self) -> LocalState:
         """Return no tensor: the servers hold them."""
         state = whole_state(self.model, self.optimizer)
-        rest = {key: value for key, value in state.items() if key != MODEL}
-        return LocalState({}, {**rest, OPTIMIZER: {**state[OPTIMIZER], "state": {}}})
+        extra_state = {key: value for key, value in state.items() if key != MODEL}
+        return LocalState({}, {**extra_state, OPTIMIZER: {**state[OPTIMIZER], "state": {}}})
 
     def wanted(self, catalogue: Catalogue) -> dict[str, ChunkBounds]:  # noqa: ARG002
         """Return nothing: the servers hold the tensors."""
         return {}
 
-    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:  # noqa: ARG002
+    def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Take over the optimizer's groups; the weights come from the servers."""
-        groups = rest[OPTIMIZER]["groups"]
+        groups = extra_state[OPTIMIZER]["groups"]
         load_optimizer_state(self.model, self.optimizer, {"state": {}, "groups": groups})
         self._stale = True
 

@@ -201,9 +201,9 @@ class StagePlacement(Placement):
         """Return the bounds of what this worker's stages hold."""
         return own_bounds(self.local_state().chunks, catalogue)
 
-    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Load this worker's part of a whole state."""
-        self._state.load_local_state(self.optimizer, catalogue, read, rest[OPTIMIZER])
+        self._state.load_local_state(self.optimizer, catalogue, read, extra_state[OPTIMIZER])
 
     def gathered(self, held: LocalState, world: World) -> dict[str, Any]:
         """Put a whole state together of what everybody holds, in the order in which one process has it."""

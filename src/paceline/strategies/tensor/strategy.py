@@ -200,10 +200,10 @@ class SplitPlacement(Placement):
             },
         }
 
-    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Load this worker's part of a state."""
         mine, part = part_of_whole(catalogue, read, self._split.cuts)
-        self._inner.load_local_state(mine, lambda key, bounds: part(key, bounds).clone(), rest)
+        self._inner.load_local_state(mine, lambda key, bounds: part(key, bounds).clone(), extra_state)
         for proof in self._split.proofs:
             proof.load(read)
 

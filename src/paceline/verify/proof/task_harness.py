@@ -35,7 +35,7 @@ class TaskHarness(Trainer):
     def open_loader(self, **loading: Any) -> ShardedLoader:
         """Open the training data once more from its beginning."""
         kept = {"collate": self.task.collate, "worker_init_fn": self.task.worker_init_fn}
-        return self.run.feed(self.dataset, batch_size=self.batch_size, **kept, **loading)
+        return self.run.loader(self.dataset, batch_size=self.batch_size, **kept, **loading)
 
     def make_model(self) -> nn.Module:
         """Make the model once more, as it is made for the strategy."""
@@ -58,7 +58,7 @@ class TaskHarness(Trainer):
             # One batch that is not a whole one, so that shares are unequal.
             few = min(len(held_out), 2 * self.batch_size + self.batch_size // 2 + 1)
             held_out = Subset(held_out, range(few))
-        loader = self.run.feed(
+        loader = self.run.loader(
             held_out,
             batch_size=self._eval_batch(held_out),
             shuffle=False,

@@ -12,7 +12,7 @@ from paceline.training.state import RunState
 DEFAULT_BATCH = 32
 
 
-class Feeds:
+class OpenLoaders:
     """One worker's loaders."""
 
     def __init__(self, state: RunState) -> None:
