@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any, Unpack
@@ -58,9 +59,12 @@ def launch(
             check_call(python.frame(1))
         for text in notes if identity is None or identity.rank == 0 else ():
             console.event(Note(in_keywords(text)))
-        return start(
+        outcome = start(
             function, args, kwargs or {}, made, threads=threads, console=console, record={"threads": threads}
-        ).value()
+        )
+        if outcome.interrupted == signal.SIGTERM:
+            console.line(in_keywords(outcome.farewell))  # else this process would end without a word
+        return outcome.value()
 
 
 launch.__signature__ = signature(launch)  # type: ignore[attr-defined]
@@ -111,6 +115,8 @@ def plan(
     if rendezvous is None or rendezvous.is_here():
         folder.check(options)  # one that follows may well come to a run in progress
     spec = next((one for one in args if isinstance(one, TrainSpec)), None)
+    # Before a worker is asked for the shards, of which a limit would speak first.
+    check_process_limit(options.workers + options.total_servers, threads or 1, options.num_workers)
     options = choose_shards(options, lambda: task_shards(spec, launcher))
     if rendezvous is not None and options.total_servers:
         reach.chosen(machines.interface(rendezvous))

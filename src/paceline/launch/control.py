@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 from paceline.documents import read_object
 from paceline.errors import InputError
 from paceline.launch.accepting import Acceptor
+from paceline.transport.runtime_folder import RuntimeFolder
 from paceline.world import env
 
 NAME = "launcher.json"
@@ -29,7 +28,7 @@ class ControlSocket:
 
     def __init__(self, folder: Path, answer: Answer) -> None:
         # Not in the run folder itself: the path of a socket is at most 107 characters long.
-        self._home = Path(tempfile.mkdtemp(prefix="paceline-control-"))
+        self._home = RuntimeFolder()
         self._record = folder / NAME
         self._answer = answer
         self._text = ""
@@ -41,12 +40,11 @@ class ControlSocket:
             raise
 
     def _announce(self, folder: Path) -> None:
-        self._acceptor.socket.bind(str(self._home / "socket"))
+        place = str(self._home.path / "socket")
+        self._acceptor.socket.bind(place)
         self._acceptor.socket.listen()
         partial = folder / f".{NAME}.partial"
-        self._text = (
-            json.dumps({"pid": os.getpid(), "host": env.host(), "socket": str(self._home / "socket")}) + "\n"
-        )
+        self._text = json.dumps({"pid": os.getpid(), "host": env.host(), "socket": place}) + "\n"
         partial.write_text(self._text)
         partial.replace(self._record)
 
@@ -74,7 +72,7 @@ class ControlSocket:
     def close(self) -> None:
         """Take no more orders."""
         self._acceptor.close()
-        shutil.rmtree(self._home, ignore_errors=True)
+        self._home.close()
         with contextlib.suppress(OSError):
             if self._record.read_text() == self._text:  # not that of a launch that came after
                 self._record.unlink()

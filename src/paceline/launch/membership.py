@@ -248,11 +248,14 @@ class Membership:
         was, member.state = member.state, State.ENDED
         if was in (State.RELEASED, State.ENDED):
             return []
-        if failure.kind in ("input", "disk") or not self.policy.elastic:
+        # One that was to join found no room for its records on a full disk; those that train have theirs.
+        outside = member.newcomer and was in (State.STARTING, State.WAITING)
+        ends = failure.kind == "input" or (failure.kind == "disk" and not outside)
+        if ends or not self.policy.elastic:
             return self._do_without(member, self._cause_of(failure))
         if (end := self._dies_again(member, failure, was)) is not None:
             return [GiveUp(end)]
-        if member.newcomer and was in (State.STARTING, State.WAITING):
+        if outside:
             return self._lost_newcomer(failure)
         return self._lost_from_group(member, failure, step)
 

@@ -266,7 +266,8 @@ class Supervisor:
         if not self._shutdown.saves_wanted:
             return
         self._shutdown.saves_wanted = 0
-        if not self._can_stop or not any(one.trains for one in self._roster.running()):
+        out = self._plan.out
+        if out is None or not self._can_stop or not any(one.trains for one in self._roster.running()):
             self._say(
                 "SIGUSR1: no checkpoint can be saved: "
                 + (
@@ -276,7 +277,7 @@ class Supervisor:
                 )
             )
             return
-        self._say("SIGUSR1: saving a checkpoint behind this step.")
+        self._say(f"SIGUSR1: saving a checkpoint behind this step, in {out / run_folder.CHECKPOINTS}.")
         self._do(self._membership.save())
 
     def _end_all(self) -> None:
