@@ -133,7 +133,7 @@ class Router:
                 self._hear()
                 going = self._send_waiting()
             except Exception as error:  # noqa: BLE001  (one message costs at most itself: the others depend on this thread)
-                sys.stderr.write(f"paceline: a message was dropped: {type(error).__name__}: {error}\n")
+                _log_dropped(error)
         self._socket.linger = 500
         self._end()
 
@@ -153,7 +153,10 @@ class Router:
             name = peer.bytes
             if name not in self._peers and frames:
                 self._greet(name, int(frames[0].get(zmq.SRCFD)))
-            self._handlers.message(name, [one.bytes for one in frames])
+            try:
+                self._handlers.message(name, [one.bytes for one in frames])
+            except Exception as error:  # noqa: BLE001  (one message costs at most itself, not what came with it)
+                _log_dropped(error)
         ended, self._ended = self._ended, []
         for name in ended:
             self._drop(name, "closed the connection")
@@ -229,6 +232,10 @@ _REFUSED_OR_CHANGED = (
     | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
     | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
 )
+
+
+def _log_dropped(error: Exception) -> None:
+    sys.stderr.write(f"paceline: a message was dropped: {type(error).__name__}: {error}\n")
 
 
 def keep_alive(socket: zmq.Socket[bytes], silence_s: float | None) -> None:

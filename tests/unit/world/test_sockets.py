@@ -46,5 +46,7 @@ def test_looking_for_them_leaves_nothing_open() -> None:
             other.join()
         before = {one.name for one in Path("/proc/self/fd").iterdir()}
         sockets.shut()
-        assert {one.name for one in Path("/proc/self/fd").iterdir()} <= before  # gloo may have closed some already
+        assert {
+            one.name for one in Path("/proc/self/fd").iterdir()
+        } <= before  # gloo may have closed some already
         made.clear()
