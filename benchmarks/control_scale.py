@@ -5,7 +5,8 @@
 The leader is real: supervisor, membership, control connections, store. Its workers are simulated, eight to a machine, by two
 processes that say over encrypted connections what launchers and workers say; nothing is trained, and no process group of torch's
 forms. Each worker that forms a group asks the store as gloo has it asked: it connects, writes an address and reads all others.
-Wall times include the simulation, which shares this machine's cores; the leader's CPU seconds do not.
+What launchers say of their workers once a second, whatever happens, is measured by itself (training). Wall times include the
+simulation, which shares this machine's cores; the leader's CPU seconds do not.
 """
 
 from __future__ import annotations
@@ -53,9 +54,10 @@ RESULT = Path(__file__).with_name("results") / "control_scale.json"
 HERE = "127.0.0.1"
 PER_MACHINE = 8
 SIMULATORS = 2
-STEADY_S = 5.0
-ADDRESS = bytes(178)
-"""As long as what gloo writes in a group of three; it adds eight bytes for each rank more, which is left out here."""
+ROUNDS = 5
+"""How often, in training, each machine tells what its workers are at."""
+ADDRESS_BYTES = 178
+"""What gloo writes in a group of three; it adds eight bytes for each rank more, which is left out here."""
 GONE = -9
 
 
@@ -161,7 +163,7 @@ class Simulator:
         worker.size, folder = identity["size"], f"generation-{generation}/0".encode()
         worker.asked = [
             [b"check"],
-            [b"set", folder + b"/%d" % identity["rank"], ADDRESS],
+            [b"set", folder + b"/%d" % identity["rank"], _address()],
             [b"gather", folder, b"%d" % worker.size],
         ]
         self._ask(worker)
@@ -173,7 +175,7 @@ class Simulator:
         assert frames[1] == OK, frames
         what = worker.asked.pop(0)[0]
         if what == b"gather":
-            assert unpack(frames[2]) == [ADDRESS] * worker.size
+            assert [len(one) for one in unpack(frames[2])] == [ADDRESS_BYTES] * worker.size
         if worker.asked:
             self._ask(worker)
             return
@@ -217,6 +219,13 @@ class Simulator:
         self._port.close()
 
 
+def _address() -> bytes:
+    """Return what looks like an address of gloo's: a port and a random number, and zeros between them."""
+    return (bytes(20) + os.urandom(2) + b"\x7f\0\0\x01" + bytes(120) + os.urandom(6)).ljust(
+        ADDRESS_BYTES, b"\0"
+    )
+
+
 def _reading(now: float) -> dict[str, Any]:
     reading = Reading(
         phase=Phase.COMPUTE, since=now, touched=now, operation=10, kind=Kind.STEP, step=10, batches=1, steps=10,
@@ -231,12 +240,15 @@ def simulate(
     """Run machines in this process until told to end; answer when a number of workers has formed a group."""
     simulator = Simulator(machines, leader, secret, spec)
     wanted: int | None = None
-    read_at = time.monotonic()
+    read_at, rounds = 0.0, 0
     while True:
         simulator.turn(20)
-        if (now := time.monotonic()) >= read_at:
+        if rounds and (now := time.monotonic()) >= read_at:
             read_at = now + 1.0
             simulator.read()
+            rounds -= 1
+            if not rounds:
+                orders.send(now)
         if wanted is not None and simulator.formed >= wanted:
             orders.send(time.monotonic())
             wanted, simulator.formed = None, 0
@@ -247,8 +259,8 @@ def simulate(
                 wanted = number
             case "lose":
                 simulator.lose_one()
-            case "count":
-                orders.send(sum(len(one.workers) for one in simulator.machines))
+            case "train":
+                rounds = ROUNDS
             case "end":
                 simulator.end()
             case None:
@@ -295,8 +307,10 @@ class Conductor:
             os._exit(1)
 
     def _run(self) -> None:
-        while not self.supervisor._scheduler.started:  # noqa: SLF001
-            time.sleep(0.01)
+        leading = self.supervisor._leading  # noqa: SLF001
+        assert leading is not None
+        while not leading._gathered:  # noqa: SLF001
+            time.sleep(0.002)
         self.note("machines come", self.size)
         counts = share(self.size)
         self.note("forming", self.size, self.all_formed(counts))
@@ -306,7 +320,11 @@ class Conductor:
         self.note("losing one and regrouping", self.size - 1, self.all_formed([counts[0] - 1, *counts[1:]]))
         time.sleep(1.0)
         self.begin()
-        time.sleep(STEADY_S)
+        for one in self.simulators:
+            one.send("train")
+        for one in self.simulators:
+            one.recv()
+        time.sleep(1.0)
         self.note("training", self.size - 1)
         for one in self.simulators:
             one.send("end")
@@ -417,7 +435,7 @@ def main() -> None:
             "zmq": zmq.zmq_version(),
             "pyzmq": zmq.__version__,
             "workers per machine": PER_MACHINE,
-            "steady_s": STEADY_S,
+            "rounds of readings": ROUNDS,
         }
         cases = {str(size): phases for size, phases in results.items()}
         RESULT.parent.mkdir(exist_ok=True)

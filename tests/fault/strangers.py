@@ -79,7 +79,8 @@ def joins():
     return [one.reason for one in heard if isinstance(one, Gone)], sum(isinstance(one, Said) for one in heard)
 
 def ask(place):
-    requests = [[b"1", b"set", b"generation-0/0/0", b"mine"], [b"2", b"get", b"generation-0/0/0"], [b"3", b"delete", b"generation-0/0/0"]]
+    key = b"generation-0/0/0"
+    requests = [[b"1", b"set", key, b"mine"], [b"2", b"get", key], [b"3", b"delete", key]]
     for secret in (None, Secret.make()):
         answered.append(answers(place, zmq.DEALER, secret, *requests))
     answers(place, zmq.PUSH, None, [os.urandom(28) + b"call"], plain_username=b"paceline", plain_password=b"guessed")

@@ -86,7 +86,7 @@ def listening(pids):
         with contextlib.suppress(OSError):
             for descriptor in Path("/proc", str(pid), "fd").iterdir():
                 with contextlib.suppress(OSError):
-                    own.add(os.readlink(descriptor))
+                    own.add(str(descriptor.readlink()))
             for line in Path("/proc", str(pid), "net/tcp").read_text().splitlines()[1:]:
                 _, local, _, state, *_ = fields = line.split()
                 if state == "0A" and f"socket:[{fields[9]}]" in own:

@@ -57,6 +57,8 @@ class State(Enum):
     ENDED = auto()
 
 
+_TIMED = (State.RELEASED, State.STARTING)
+"""Who may be given a time in which to be further."""
 _UNRETURNED = (
     " where another worker has returned already: nobody is left to go on with it, and what it would have returned is lost. "
     "Where the run has saved, call again with resume=True"
@@ -274,7 +276,9 @@ class Membership:
     @property
     def due(self) -> float | None:
         """When something is to be decided though nothing has happened; None where nothing is."""
-        times = [limit for one in self.members.values() if (limit := self._deadline(one)) is not None]
+        # Asked at every turn of the launcher's loop, with thousands of members of whom hardly any is to do something in time.
+        watched = [one for one in self.members.values() if one.state in _TIMED]
+        times = [limit for one in watched if (limit := self._deadline(one)) is not None]
         return min(times if self._retry_at is None else [*times, self._retry_at], default=None)
 
     def tick(self) -> list[Action]:
