@@ -34,7 +34,8 @@ from paceline.launch.failures import Failure
 from paceline.launch.health.monitor import HealthMonitor
 from paceline.launch.health.watch import Watch
 from paceline.launch.job import ScriptCall
-from paceline.launch.membership import Membership, State
+from paceline.launch.member import State
+from paceline.launch.membership import Membership
 from paceline.launch.nodes.admission import FollowingMachine
 from paceline.launch.nodes.inventory import LEADER, Node, Nodes
 from paceline.launch.nodes.leading import Leading
