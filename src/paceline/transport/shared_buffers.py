@@ -146,15 +146,16 @@ class SharedView:
 
     def __init__(self, descriptor: int) -> None:
         memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
-        self._bytes: Bytes = np.frombuffer(memory, np.uint8)
-        self._flags = memoryview(memory)[: len(memory) // UNIT]
+        self._memory = memoryview(memory)
+        self._flags = self._memory[: len(memory) // UNIT]
 
     def part(self, offset: int, size: int) -> Bytes:
         """Return the memory of a part; it is given back when nothing refers to it any more."""
         end = offset + size
-        if offset % UNIT or offset < len(self._flags) or size <= 0 or end > len(self._bytes):
+        if offset % UNIT or offset < len(self._flags) or size <= 0 or end > len(self._memory):
             raise ValueError("it names memory that is not there")
-        found = self._bytes[offset:end]
+        # No slice of an array: numpy has views of one refer to the array that it is a slice of, and not to it.
+        found: Bytes = np.frombuffer(self._memory[offset:end], np.uint8)
         hold = _Hold(found, _give_back)
         hold.flags, hold.first = self._flags, offset // UNIT
         _held[id(hold)] = hold

@@ -55,6 +55,18 @@ def test_a_part_is_used_again_only_when_nobody_looks_at_it_any_more(arena, me):
     assert arena.in_use() == 0
 
 
+@pytest.mark.parametrize(
+    "look", [lambda one: one[5:50], lambda one: one.view(np.float32), lambda one: one.reshape(3, UNIT)]
+)
+def test_an_array_that_is_a_view_of_a_part_keeps_it(arena, me, look):
+    view = SharedView(arena.descriptor)
+    kept = look(seen(view, arena.put(content(1), me)))
+    gc.collect()
+    assert arena.in_use() == 3 * UNIT
+    del kept
+    assert arena.in_use() == 0
+
+
 def test_it_is_bounded_and_asks_for_copies_before_it_is_full(arena, me):
     parts = []
     while (part := arena.put(content(1, UNIT), me)) is not None:
