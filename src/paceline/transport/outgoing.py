@@ -48,7 +48,7 @@ class Entry:
 class _Message:
     """What is left to send of a message."""
 
-    __slots__ = ("_at", "_buffers", "_head", "_place", "_seal", "begun", "done", "left", "parts", "size")
+    __slots__ = ("_at", "_head", "_large", "_place", "_seal", "begun", "done", "left", "parts", "size")
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class _Message:
         parts: list[Part],
     ) -> None:
         self.left = first
-        self._buffers, self._head, self._seal, self.parts = buffers, head, seal, parts
+        self._large, self._head, self._seal, self.parts = buffers, head, seal, parts
         self._at, self._place = 0, 1
         self.begun = self.done = False
         self.size = len(first) + sum(map(len, buffers))
@@ -67,20 +67,20 @@ class _Message:
     @property
     def borrows(self) -> bool:
         """Whether it is read from memory of the sender's."""
-        return bool(self._buffers) or (self._seal is None and type(self.left) is memoryview)
+        return bool(self._large) or (self._seal is None and type(self.left) is memoryview)
 
     def advance(self, sealed: memoryview) -> bool:
         """Make ready what is next; False where there is nothing more. Sealed pieces are made in `sealed`."""
-        if not self._buffers:
+        if not self._large:
             return False
-        buffer = self._buffers[0]
+        buffer = self._large[0]
         if self._seal is None:
-            self.left = self._buffers.pop(0)
+            self.left = self._large.pop(0)
             return True
         piece = buffer[self._at : self._at + PIECE]
         self._at += len(piece)
         if self._at == len(buffer):
-            self._buffers.pop(0)
+            self._large.pop(0)
             self._at = 0
         self.left = sealed[: len(piece) + TAG_BYTES]
         self._seal.close_into(self._head, self._place, piece, self.left)
@@ -91,7 +91,7 @@ class _Message:
         """Be independent of the sender's memory from now on."""
         if self._seal is None:
             self.left = bytes(self.left)
-        self._buffers = [memoryview(bytes(one)) for one in self._buffers]
+        self._large = [memoryview(bytes(one)) for one in self._large]
 
 
 class Outgoing:
