@@ -13,6 +13,7 @@ from paceline.errors import RemoteError
 from paceline.transport.admission import hello
 from paceline.transport.incoming import ENTRY, LENGTH
 from paceline.transport.mailbox import Entry, Mailbox
+from paceline.transport.readers import Readers
 from paceline.transport.sealing import HEADER_BYTES, LARGEST_HEAD, PIECE, Seal, SealError, header
 from tests.patience import HANG_S
 
@@ -402,3 +403,15 @@ def test_a_request_that_takes_its_time_keeps_no_other_waiting():
     assert len(done) == 3
     for end in (one, other):
         end.mailbox.close()
+
+
+def test_looking_again_at_a_connection_that_was_closed_meanwhile_is_nothing():
+    readers = Readers()
+    here, there = socket.socketpair()
+    descriptor = here.fileno()
+    readers.add(descriptor, lambda _: None)
+    here.close()
+    there.close()
+    readers.arm(descriptor)
+    readers.silence(descriptor)
+    readers.close(1.0)
