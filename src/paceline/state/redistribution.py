@@ -106,6 +106,19 @@ def own_bounds(chunks: Mapping[str, TensorChunk], catalogue: Catalogue) -> dict[
     return wanted
 
 
+def counted(held: Held, found: ChunkIndex) -> Held:
+    """Return of what a worker has the chunks that the index counts: it was agreed on those, and on nothing else."""
+    return [{key: chunk for key, chunk in chunks.items() if _counts(found, key, chunk)} for chunks in held]
+
+
+def _counts(found: ChunkIndex, key: str, chunk: TensorChunk) -> bool:
+    if found.metas.get(key) != chunk.meta:
+        return False
+    # Where somebody holds a tensor whole, the parts of it that others hold are not listed.
+    holders = found.holders[key]
+    return chunk.bounds in holders or ChunkBounds.whole(chunk.meta.shape) in holders
+
+
 def lacking(wanted: Mapping[str, ChunkBounds], held: Held) -> dict[str, list[ChunkBounds]]:
     """Return by key the parts of tensors that a worker wants and does not hold."""
     lacks = {
@@ -185,6 +198,7 @@ class Redistribution:
         self, world: World, held: Held, found: ChunkIndex, wanted: Mapping[str, ChunkBounds]
     ) -> None:
         """`held` is what this worker has of it; all workers make one together, each with what it will read."""
+        held = counted(held, found)
         self._world, self._held, self._found = world, held, found
         self._received: dict[str, list[tuple[ChunkBounds, Tensor]]] = {}
         messages = plan(found, all_gather_object(world.comm, lacking(wanted, held)))

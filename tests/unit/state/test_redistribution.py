@@ -6,7 +6,7 @@ from hypothesis import strategies as some
 
 from paceline.state import redistribution
 from paceline.state.chunks import ChunkBounds, TensorChunk, TensorMeta, index_of, rows_of
-from paceline.state.redistribution import lacking, overlap, own_bounds, plan, remaining
+from paceline.state.redistribution import counted, lacking, overlap, own_bounds, plan, remaining
 
 SHAPE = (7, 5)
 
@@ -96,3 +96,19 @@ def test_slots_are_cut_as_their_parameter_and_what_is_not_shaped_like_it_is_whol
         "optimizer/weight/step": ChunkBounds.whole(()),
         "optimizer/outside.0/exp_avg": ChunkBounds.whole((2,)),
     }
+
+
+def test_only_chunks_that_the_index_counts_are_used():
+    upper, lower, between = (held(bounds) for bounds in (rows(2, 0), rows(2, 1), rows(3, 1)))
+    found = index_of([rows_of(upper), rows_of(lower)])
+    longer = held(rows(2, 0), shape=(9, 5))
+    unknown = held(rows(2, 0), key="model/other")
+    assert counted([upper, lower, between, longer, unknown], found) == [upper, lower, {}, {}, {}]
+    wanted = {"model/weight": rows(3, 1)}
+    assert lacking(wanted, counted([between], found)) == {"model/weight": [rows(3, 1)]}
+
+
+def test_a_part_of_a_tensor_that_another_holds_whole_is_used():
+    part = held(rows(2, 0))
+    found = index_of([rows_of(held(ChunkBounds.whole(SHAPE))), rows_of(part)])
+    assert counted([part], found) == [part]
