@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, ChunkBounds, ChunkIndex, TensorChunk
 from paceline.state.optimizer_state import is_outside
+from paceline.state.packing import packed_size, packed_views
 from paceline.world import World, all_gather_object
 from paceline.world.base import Pending
 
@@ -22,7 +23,6 @@ MESSAGE = 16 << 20
 """Bytes of a message; a state of any size moves in messages of at most so many."""
 _IN_FLIGHT = 2
 """Messages of one worker that are on their way at a time."""
-_ALIGNMENT = 16
 
 LocalChunks = Sequence[Mapping[str, TensorChunk]]
 """What one worker has of a state: its own chunks by key, and others' beside them."""
@@ -156,7 +156,7 @@ def _few_at_a_time(parts: Iterable[TensorPart], catalogue: Catalogue) -> Iterato
     size = 0
     for key, bounds in parts:
         for part in _cut(bounds, catalogue[key].dtype.itemsize):
-            length = _length((key, part), catalogue)
+            length = packed_size([(part.shape, catalogue[key].dtype)])
             if few and size + length > MESSAGE:
                 yield tuple(few)
                 few, size = [], 0
@@ -180,16 +180,6 @@ def _cut(bounds: ChunkBounds, itemsize: int) -> Iterator[ChunkBounds]:
         yield from _cut(ChunkBounds(tuple(offset), tuple(shape)), itemsize)
 
 
-def _bytes(part: TensorPart, catalogue: Catalogue) -> int:
-    key, bounds = part
-    return bounds.numel * catalogue[key].dtype.itemsize
-
-
-def _length(part: TensorPart, catalogue: Catalogue) -> int:
-    """Return the bytes of a part in a message, up to the next place where any type may begin."""
-    return -(-_bytes(part, catalogue) // _ALIGNMENT) * _ALIGNMENT
-
-
 # The messages.
 
 
@@ -204,7 +194,9 @@ class Redistribution:
         self._world, self._held, self._found = world, held, found
         self._received: dict[str, list[tuple[ChunkBounds, Tensor]]] = {}
         messages = plan(found, all_gather_object(world.comm, lacking(wanted, held)))
-        self.moved = sum(_bytes(part, found.metas) for one in messages for part in one.parts)
+        self.moved = sum(
+            bounds.numel * found.metas[key].dtype.itemsize for one in messages for key, bounds in one.parts
+        )
         """Bytes of the state that have gone from one worker to another, all of them together."""
         self._exchange(messages)
 
@@ -232,16 +224,16 @@ class Redistribution:
                     leaving.popleft().wait()
                 leaving.append(world.comm.isend(self._packed(message), message.receiver))
             elif message.receiver == world.rank:
-                size = sum(_length(part, self._found.metas) for part in message.parts)
+                size = packed_size(self._layout(message))
                 like = torch.empty(1, dtype=torch.uint8, device=world.device).expand(size)  # without memory
                 self._unpack(message, world.comm.recv(like=like, source=message.sender))
         for one in leaving:
             one.wait()
 
     def _packed(self, message: Message) -> Tensor:
-        sizes = [_length(part, self._found.metas) for part in message.parts]
-        buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=self._world.device)
-        for (key, bounds), view in self._views(message, buffer):
+        layout = self._layout(message)
+        buffer = torch.empty(packed_size(layout), dtype=torch.uint8, device=self._world.device)
+        for (key, bounds), view in zip(message.parts, packed_views(buffer, layout), strict=True):
             chunk = next(
                 chunks[key]
                 for chunks in self._held
@@ -251,14 +243,9 @@ class Redistribution:
         return buffer
 
     def _unpack(self, message: Message, buffer: Tensor) -> None:
-        for (key, bounds), view in self._views(message, buffer):
+        views = packed_views(buffer, self._layout(message))
+        for (key, bounds), view in zip(message.parts, views, strict=True):
             self._received.setdefault(key, []).append((bounds, view))
 
-    def _views(self, message: Message, buffer: Tensor) -> Iterator[tuple[TensorPart, Tensor]]:
-        """Return views of the parts in a message's buffer."""
-        start = 0
-        for part in message.parts:
-            key, bounds = part
-            size = _bytes(part, self._found.metas)
-            yield part, buffer[start : start + size].view(self._found.metas[key].dtype).view(bounds.shape)
-            start += _length(part, self._found.metas)
+    def _layout(self, message: Message) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        return [(bounds.shape, self._found.metas[key].dtype) for key, bounds in message.parts]
