@@ -126,7 +126,9 @@ class RunFolder:
             shutil.move(self.path / "logs", kept / "logs")
         except OSError as error:  # shutil's own have several causes, and no strerror
             shutil.rmtree(kept, ignore_errors=True)
-            return f"the output of every rank is lost: it cannot be moved to {kept} ({error.strerror or error})"
+            return (
+                f"the output of every rank is lost: it cannot be moved to {kept} ({error.strerror or error})"
+            )
         return f"the output of every rank is in {kept / 'logs'}"
 
     def _nothing_done(self) -> bool:

@@ -113,7 +113,7 @@ def test_whoever_can_be_neither_taken_nor_turned_away_is_so_later(control, tmp_p
 
 def test_a_socket_that_cannot_be_made_leaves_nothing_open(tmp_path):
     def opened():
-        return sorted(os.listdir("/proc/self/fd"))
+        return sorted(Path("/proc/self/fd").iterdir())
 
     before, failed = opened(), 0
     for count in range(20):

@@ -57,7 +57,10 @@ class Accomplice:
                 self._waiting.remove(fault)
                 begun.append(
                     threading.Thread(
-                        target=self._set_off, args=(fault,), name=f"paceline-chaos-{fault.number}", daemon=True
+                        target=self._set_off,
+                        args=(fault,),
+                        name=f"paceline-chaos-{fault.number}",
+                        daemon=True,
                     )
                 )
                 begun[-1].start()
