@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import CheckpointError
+from paceline.state.packing import packed_size, packed_views
 from paceline.world import World, all_gather_object
 
 MODEL, OPTIMIZER = "model", "optimizer"
@@ -298,22 +299,11 @@ def _spread(
     found: ChunkIndex,
 ) -> None:
     """Bring one worker's chunks of some tensors to everybody, as one message of bytes."""
-    lengths = [-(-bounds.numel * found.metas[key].dtype.itemsize // 16) * 16 for key, bounds in sent]
-    buffer = torch.empty(sum(lengths), dtype=torch.uint8, device=world.device)
-    views = []
-    start = 0
-    for (key, bounds), length in zip(sent, lengths, strict=True):
-        dtype = found.metas[key].dtype
-        views.append(buffer[start : start + bounds.numel * dtype.itemsize].view(dtype).view(bounds.shape))
-        start += length
+    layout = [(bounds.shape, found.metas[key].dtype) for key, bounds in sent]
+    buffer = torch.empty(packed_size(layout), dtype=torch.uint8, device=world.device)
     if world.rank == rank:
-        for (key, _), view in zip(sent, views, strict=True):
+        for (key, _), view in zip(sent, packed_views(buffer, layout), strict=True):
             view.copy_(chunks[key].values)
     got = buffer if world.size == 1 else world.comm.broadcast(buffer, rank)
-    start = 0
-    for (key, bounds), length in zip(sent, lengths, strict=True):
-        dtype = found.metas[key].dtype
-        bounds.of(whole[key]).copy_(
-            got[start : start + bounds.numel * dtype.itemsize].view(dtype).view(bounds.shape)
-        )
-        start += length
+    for (key, bounds), view in zip(sent, packed_views(got, layout), strict=True):
+        bounds.of(whole[key]).copy_(view)
