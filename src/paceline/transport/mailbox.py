@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import secrets
 import shutil
 import socket
@@ -21,6 +22,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from paceline.errors import PacelineError
+from paceline.transport.addresses import at
 from paceline.transport.admission import Admission, listen
 from paceline.transport.incoming import EndedError, Incoming, Job, Receive, Received
 from paceline.transport.outgoing import Entry, Outgoing
@@ -29,8 +32,12 @@ from paceline.transport.sealing import BOOT_BYTES, Seal, SealError
 from paceline.transport.shared_buffers import Arena, SharedView
 from paceline.transport.turns import Turn, Turns
 
-__all__ = ["UNSEALED", "Entry", "Mailbox", "Receive", "Received"]
+__all__ = ["FORKED", "UNSEALED", "Entry", "Mailbox", "Receive", "Received"]
 UNSEALED = "a message does not carry this run's secret"
+FORKED = (
+    "calls between workers cannot be made from a process that was forked from one. "
+    "Make them in the worker itself, not in a loading process of its data, for example."
+)
 _FOLDER = "paceline-calls-"
 _LONGEST_PATH = 100
 """A socket's path has 107 characters at most on Linux."""
@@ -50,6 +57,7 @@ class Mailbox:
     def __init__(self, secret: bytes) -> None:
         self.boot = secrets.token_bytes(BOOT_BYTES)
         self._secret = secret
+        self._process = os.getpid()
         self._near: socket.socket | None = None
         self._far: socket.socket | None = None
         """The inbox for other machines. What comes in there is sealed; what comes from this machine never goes that way."""
@@ -85,8 +93,7 @@ class Mailbox:
         if host is None:
             return local, ""
         self._far = listen(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, 0))
-        port = self._far.getsockname()[1]
-        return local, f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+        return local, f"tcp://{at(host, self._far.getsockname()[1])}"
 
     def start(
         self,
@@ -128,12 +135,14 @@ class Mailbox:
 
         It waits for a peer that takes nothing, up to the deadline; the frames may be written to as soon as it returns.
         """
+        self._check_process()
         return self._ways[name].send(
             content, frames, deadline=deadline, waits=waits and not self._reading.now
         )
 
     def reading(self, name: str) -> Reading:
         """Return a block in which this thread takes a peer's messages itself, unless another one does already."""
+        self._check_process()
         return Reading(self, self._incoming.get(name))
 
     def forget(self, name: str) -> None:
@@ -147,7 +156,7 @@ class Mailbox:
 
     def close(self) -> None:
         """End: what was sent arrives, as far as the operating system has taken it."""
-        if self._closing:
+        if self._closing or os.getpid() != self._process:  # a forked process would end its parent's connections
             return
         self._closing = True
         if self._admission is not None:
@@ -167,6 +176,11 @@ class Mailbox:
             way.release()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _check_process(self) -> None:
+        """Refuse to use, in a forked process, connections and counts that are the parent's."""
+        if os.getpid() != self._process:
+            raise PacelineError(FORKED)
 
     def _end_connections(self) -> None:
         for way in self._ways.values():
@@ -249,9 +263,11 @@ class Mailbox:
         jobs: list[Job] = []
         self._reading.now = True
         try:
-            for content, buffers in incoming.messages():
+            for found in incoming.messages:
+                if found is None:
+                    break
                 try:
-                    job = self._receive(incoming.name, content, buffers)
+                    job = self._receive(incoming.name, *found)
                 except Exception:  # noqa: BLE001  (one message costs at most itself)
                     traceback.print_exc(file=sys.stderr)
                 else:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import RemoteError
+from paceline.errors import PacelineError, RemoteError
 from paceline.transport.admission import hello
 from paceline.transport.incoming import ENTRY, LENGTH
-from paceline.transport.mailbox import Entry, Mailbox
+from paceline.transport.mailbox import FORKED, Entry, Mailbox
 from paceline.transport.sealing import HEADER_BYTES, LARGEST_HEAD, PIECE, Seal, SealError, header
 from tests.patience import HANG_S
 
@@ -402,3 +402,69 @@ def test_a_request_that_takes_its_time_keeps_no_other_waiting():
     assert len(done) == 3
     for end in (one, other):
         end.mailbox.close()
+
+
+def test_a_forked_process_can_neither_speak_as_its_parent_nor_end_its_connections(ends):
+    """It would use the same sockets, the same shared memory, and the same numbers for other messages."""
+    one, other = ends
+    one.mailbox.send("other", b"first", [])
+    other.wait(lambda: other.got)
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for action in (lambda: one.mailbox.send("other", b"child", []), lambda: one.mailbox.reading("other")):
+            try:
+                action()
+            except PacelineError as error:
+                refused += str(error) == FORKED
+        one.mailbox.close()
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    one.mailbox.send("other", b"second", [])
+    other.wait(lambda: len(other.got) > 1)
+    assert [content for _, content, _ in other.got] == [b"first", b"second"]
+    assert one.lost == other.lost == []
+
+
+@pytest.mark.parametrize("begins", ["a large beginning", "a buffer"])
+def test_whoever_reads_for_itself_is_not_kept_by_a_peer_that_stops_in_the_middle_of_a_message(begins):
+    one, other = End("127.0.0.1"), End("127.0.0.1")
+    other.start(one=one)
+    raw = admitted(other, one)
+    seal, content, large = Seal(SECRET, one.entry.boot, other.entry.boot), b"x" * 200_000, bytes(LARGE[:200_000])
+    if begins == "a buffer":
+        head = header(one.entry.boot, 1, 1)
+        message = framed(head + seal.close(head, 0, ENTRY.pack(len(large), 0)), seal.close(head, 1, large))
+        wanted = ("one", b"", [large])
+    else:
+        head = header(one.entry.boot, 1, 0)
+        message = framed(head + seal.close(head, 0, content))
+        wanted = ("one", content, [])
+    wait_until(lambda: "one" in other.mailbox._incoming)
+    ended = threading.Event()
+
+    def read():
+        limit = time.monotonic() + 0.3
+        with other.mailbox.reading("one") as reading:
+            reading.until(lambda: time.monotonic() >= limit)
+        ended.set()
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    raw.sendall(message[:100_000])
+    returned = ended.wait(2.0)
+    raw.sendall(message[100_000:])  # others go on where it was
+    other.wait(lambda: other.got)
+    reader.join()
+    assert returned
+    assert other.got == [wanted]
+    raw.close()
+    for end in (one, other):
+        end.mailbox.close()
+
+
+def wait_until(ready):
+    limit = time.monotonic() + HANG_S
+    while not ready():
+        assert time.monotonic() < limit
+        time.sleep(0.001)
