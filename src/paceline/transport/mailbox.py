@@ -229,19 +229,32 @@ class Mailbox:
         if incoming.ended:
             incoming.lock.release()
             return
-        going, jobs = self._take(incoming)
+        try:
+            going, jobs = self._take(incoming)
+        except BaseException:  # no memory, say: nobody knows what of a message was read
+            self.go_on(incoming, going=False)
+            raise
         if not (going and jobs and others):
             self.go_on(incoming, going=going)
-            for job in jobs:
-                self._submit(job)
+            self._hand_out(jobs)
             return
 
         def hand_on(left: list[Job]) -> None:
-            for job in left:
-                self._submit(job)
             self.go_on(incoming, going=True)
+            self._hand_out(left)
 
         self._turns.run(Turn(jobs, hand_on))
+
+    def _hand_out(self, jobs: list[Job]) -> None:
+        """Have others carry requests out; what no thread can be started for is done here."""
+        for job in jobs:
+            try:
+                self._submit(job)
+            except RuntimeError:
+                try:
+                    job()
+                except Exception:  # noqa: BLE001  (of one request: the others are to be done, too)
+                    traceback.print_exc(file=sys.stderr)
 
     def step_aside(self) -> None:
         """Have others read what this thread would read next: it is going to wait."""
@@ -254,8 +267,7 @@ class Mailbox:
     def take_for(self, incoming: Incoming) -> bool:
         """Take what a peer says next in a thread that waits for an answer; return whether more may come."""
         going, jobs = self._take(incoming)
-        for job in jobs:
-            self._submit(job)
+        self._hand_out(jobs)
         return going
 
     def _take(self, incoming: Incoming) -> tuple[bool, list[Job]]:
@@ -283,7 +295,7 @@ class Mailbox:
         return True, jobs
 
     def go_on(self, incoming: Incoming, *, going: bool) -> None:
-        """Let others read, or close what is at its end."""
+        """Let others read, or close what is at its end: then the peer is lost."""
         descriptor = incoming.connection.fileno()
         if going:
             incoming.lock.release()
@@ -292,6 +304,7 @@ class Mailbox:
             self._readers.remove(descriptor)
             incoming.close()
             incoming.lock.release()
+            self._ways[incoming.name].report_apart()
 
     def _refuse(self, reason: str) -> None:
         """Write into the log that there are strangers: once, since they may send as many messages as they like."""

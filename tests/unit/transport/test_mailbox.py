@@ -468,3 +468,81 @@ def wait_until(ready):
     while not ready():
         assert time.monotonic() < limit
         time.sleep(0.001)
+
+
+def test_a_message_that_there_is_no_memory_for_ends_the_connection_and_the_peer_is_lost(monkeypatch, capfd):
+    monkeypatch.setattr("paceline.transport.mailbox.Arena", no_memory)
+    one, other = End(), End()
+    one.start(other=other)
+    other.start(one=one)
+
+    def full(_):
+        raise MemoryError
+
+    monkeypatch.setattr("paceline.transport.incoming.memory_of", full)
+    one.mailbox.send("other", b"x", [memoryview(b"x" * 1000)])
+    other.wait(lambda: other.lost == ["one"])
+    one.wait(lambda: one.lost == ["other"])
+    assert not other.mailbox._incoming["one"].lock.locked()
+    assert "MemoryError" in capfd.readouterr().err
+    for end in (one, other):
+        end.mailbox.close()
+
+
+def test_a_peer_that_only_spoke_and_goes_is_noticed(ends):
+    one, other = ends
+    one.mailbox.send("other", b"x", [])
+    other.wait(lambda: other.got)
+    one.mailbox.close()
+    other.wait(lambda: other.lost == ["one"])
+
+
+def test_a_way_is_tried_again_where_no_thread_could_be_started(ends, monkeypatch):
+    one, other = ends
+
+    def none_left(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(RuntimeError):
+            one.mailbox.send("other", b"first", [])
+    one.mailbox.send("other", b"second", [])
+    other.wait(lambda: [content for _, content, _ in other.got] == [b"second"])
+
+
+def test_what_cannot_be_copied_is_not_sent_as_it_becomes_later(ends, monkeypatch):
+    one, other = ends
+    way = one.mailbox._ways["other"]
+
+    def full(_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(way, "_connecting", threading.current_thread())  # as if it took its time
+        patch.setattr("paceline.transport.outgoing._Message.copy", full)
+        with pytest.raises(MemoryError):
+            one.mailbox.send("other", b"first", [memoryview(bytearray(1000))], waits=False)
+    assert (len(way._queue), way._waiting) == (0, 0)
+    one.mailbox.send("other", b"second", [])
+    other.wait(lambda: [content for _, content, _ in other.got] == [b"second"])
+
+
+def test_closing_waits_for_no_request_that_is_being_carried_out():
+    one, other = End(), End()
+    began, released = threading.Event(), threading.Event()
+
+    def work():
+        began.set()
+        released.wait(HANG_S)
+
+    one.start(other=other)
+    other.mailbox.start({"one": one.entry}, lambda *_: work, other.lose)
+    one.mailbox.send("other", b"x", [])
+    assert began.wait(HANG_S)
+    before = time.monotonic()
+    other.mailbox.close()
+    seconds = time.monotonic() - before
+    released.set()
+    one.mailbox.close()
+    assert seconds < 4
