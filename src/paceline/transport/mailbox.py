@@ -130,14 +130,16 @@ class Mailbox:
         *,
         deadline: float = math.inf,
         waits: bool = True,
+        copies: bool = False,
     ) -> bool:
         """Send a message, from any thread; False where the peer is gone.
 
-        It waits for a peer that takes nothing, up to the deadline; the frames may be written to as soon as it returns.
+        It waits for a peer that takes nothing, up to the deadline; the frames may be written to as soon as it returns, and
+        while it waits if it `copies` them.
         """
         self._check_process()
         return self._ways[name].send(
-            content, frames, deadline=deadline, waits=waits and not self._reading.now
+            content, frames, deadline=deadline, waits=waits and not self._reading.now, copies=copies
         )
 
     def reading(self, name: str) -> Reading:

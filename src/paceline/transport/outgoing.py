@@ -7,6 +7,7 @@ later. Who may not wait, because others' messages come through its thread, has t
 from __future__ import annotations
 
 import math
+import os
 import select
 import socket
 import struct
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from paceline.errors import RemoteError
-from paceline.transport.admission import ANSWER_BYTES, MAPPED, NONCE_BYTES, hello
+from paceline.transport.admission import ANSWER_BYTES, MAPPED, NONCE_BYTES, hello, keep_alive
 from paceline.transport.incoming import ENTRY, LENGTH, TICK_S
 from paceline.transport.readers import READABLE, WRITABLE, Readers
 from paceline.transport.sealing import PIECE, TAG_BYTES, Seal, header
@@ -124,15 +125,24 @@ class Outgoing:
         self._sealed = memoryview(bytearray(PIECE + TAG_BYTES if entry.sealed else 0))
 
     def send(
-        self, content: bytes, frames: Sequence[memoryview], *, waits: bool, deadline: float = math.inf
+        self,
+        content: bytes,
+        frames: Sequence[memoryview],
+        *,
+        waits: bool,
+        deadline: float = math.inf,
+        copies: bool = False,
     ) -> bool:
         """Send a message, from any thread; False where the peer is gone.
 
-        A thread that `waits` does so until large buffers have left; past the deadline, what was not begun is not sent.
+        A thread that `waits` does so until large buffers have left; past the deadline, what was not begun is not sent. Where
+        others may write to the buffers meanwhile, it `copies` them first.
         """
         if self._owed:
             self._report()
         parts, table, buffers = self._place(frames) if frames else ([], b"", [])
+        if copies:
+            buffers = [memoryview(bytes(one)) for one in buffers]
         with self._lock:
             if self._gone:
                 self._take_back(parts)
@@ -337,6 +347,7 @@ class Outgoing:
         """Prove who this is; return the arena if the peer sees it from now on."""
         if self.entry.sealed:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(connection)
             nonce = self._hear(connection, NONCE_BYTES)
             connection.sendall(self._boot + hello(self._secret, nonce, self._boot, self.entry.boot))
             self._hear(connection, ANSWER_BYTES)
@@ -350,7 +361,11 @@ class Outgoing:
         if arena is None:
             connection.sendall(self._boot)
         else:
-            socket.send_fds(connection, [self._boot], [arena.descriptor])
+            descriptor = arena.duplicate()
+            try:
+                socket.send_fds(connection, [self._boot], [descriptor])
+            finally:
+                os.close(descriptor)
         return arena if self._hear(connection, ANSWER_BYTES) == MAPPED else None
 
     def _hear(self, connection: socket.socket, size: int) -> bytes:

@@ -300,6 +300,7 @@ def test_idle_connections_and_half_a_handshake_keep_nobody_out(far):
     idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]
     for number, raw in enumerate(idle):
         raw.sendall(os.urandom(number % 47))
+    assert len(other.mailbox._admission._guests) <= 256
     one.mailbox.send("other", b"x", [LARGE])
     other.wait(lambda: other.got)
     assert all(is_dropped(raw) for raw in idle)  # each, when it has not proved itself in time
@@ -461,6 +462,44 @@ def test_whoever_reads_for_itself_is_not_kept_by_a_peer_that_stops_in_the_middle
     raw.close()
     for end in (one, other):
         end.mailbox.close()
+
+
+@pytest.mark.parametrize("host", [None, "127.0.0.1"], ids=["ipc", "tcp"])
+def test_what_is_copied_is_sent_as_it_was_while_the_peer_takes_its_time(host, monkeypatch):
+    """A service's own weights, say, which another thread goes on changing while the answer waits."""
+    monkeypatch.setattr("paceline.transport.mailbox.Arena", no_memory)
+    one, other = End(host), End(host)
+    go_on = threading.Event()
+
+    def take(*message):
+        go_on.wait(HANG_S)
+        other.take(*message)
+
+    one.start(other=other)
+    other.mailbox.start({"one": one.entry}, take, other.lose)
+    one.mailbox.send("other", b"first", [])
+    memory = bytearray(b"a" * (16 << 20))
+    frames = [memoryview(memory)]
+    sending = threading.Thread(target=one.mailbox.send, args=("other", b"", frames), kwargs={"copies": True})
+    sending.start()
+    wait_until(lambda: one.mailbox._ways["other"]._queue)
+    memory[:] = b"b" * len(memory)
+    go_on.set()
+    other.wait(lambda: len(other.got) == 2)
+    sending.join()
+    assert other.got[1][2] == [b"a" * len(memory)]
+    for end in (one, other):
+        end.mailbox.close()
+
+
+def test_connections_over_the_network_notice_a_machine_that_is_gone(far):
+    one, other = far
+    one.mailbox.send("other", b"x", [])
+    other.wait(lambda: other.got)
+    wait_until(lambda: one.mailbox._ways["other"]._connection is not None)
+    for connection in (one.mailbox._ways["other"]._connection, other.mailbox._incoming["one"].connection):
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
 
 
 def wait_until(ready):
