@@ -432,7 +432,11 @@ def test_whoever_reads_for_itself_is_not_kept_by_a_peer_that_stops_in_the_middle
     one, other = End("127.0.0.1"), End("127.0.0.1")
     other.start(one=one)
     raw = admitted(other, one)
-    seal, content, large = Seal(SECRET, one.entry.boot, other.entry.boot), b"x" * 200_000, bytes(LARGE[:200_000])
+    seal, content, large = (
+        Seal(SECRET, one.entry.boot, other.entry.boot),
+        b"x" * 200_000,
+        bytes(LARGE[:200_000]),
+    )
     if begins == "a buffer":
         head = header(one.entry.boot, 1, 1)
         message = framed(head + seal.close(head, 0, ENTRY.pack(len(large), 0)), seal.close(head, 1, large))
