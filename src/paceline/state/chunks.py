@@ -123,12 +123,27 @@ def assemble(tensors: Mapping[str, Tensor], extra_state: Mapping[str, Any]) -> d
     slots = {name: dict(plain) for name, plain in extra_state[OPTIMIZER]["state"].items()}
     for key, value in tensors.items():
         if key.startswith(f"{OPTIMIZER}/"):
-            name, _, slot = key.partition("/")[2].rpartition("/")
+            name, slot = _name_and_slot(key)
             slots.setdefault(name, {})[slot] = value
     behind = {key: extra_state[key] for key in ("scheduler", "scaler") if key in extra_state}
     before = {key: value for key, value in extra_state.items() if key not in (OPTIMIZER, *behind)}
     # In the order in which one process has it.
     return {**before, MODEL: model, OPTIMIZER: {**extra_state[OPTIMIZER], "state": slots}, **behind}
+
+
+def _slot_key(name: str, slot: Any) -> str:
+    """Return the key of a tensor that an optimizer keeps; its last part has no slash, whatever the optimizer calls it."""
+    if not isinstance(slot, str):
+        raise CheckpointError(
+            f"cannot hold what the optimizer keeps of {name} under {slot!r}: it is a {type(slot).__name__}, not text. "
+            "Use a text as the key in the optimizer's state."
+        )
+    return f"{OPTIMIZER}/{name}/{slot.replace('%', '%25').replace('/', '%2F')}"
+
+
+def _name_and_slot(key: str) -> tuple[str, str]:
+    name, _, slot = key.partition("/")[2].rpartition("/")
+    return name, slot.replace("%2F", "/").replace("%25", "%")
 
 
 # The state of a worker that has a part of each parameter.
@@ -167,9 +182,9 @@ def held_slots(state: Slots, parts: Parts) -> tuple[dict[str, TensorChunk], dict
                 others[name][slot] = value
             elif part is not None and value.dim() and value.shape == part.values.shape:
                 meta = TensorMeta(part.meta.shape, value.dtype)
-                chunks[f"{OPTIMIZER}/{name}/{slot}"] = TensorChunk(value, part.bounds, meta)
+                chunks[_slot_key(name, slot)] = TensorChunk(value, part.bounds, meta)
             else:
-                chunks[f"{OPTIMIZER}/{name}/{slot}"] = TensorChunk.whole(value)
+                chunks[_slot_key(name, slot)] = TensorChunk.whole(value)
     return chunks, others
 
 
@@ -177,9 +192,10 @@ def read_slots(catalogue: Catalogue, read: Read, parts: Parts) -> dict[str, dict
     """Return of a whole optimizer's state the tensors that belong to some parts, by name; the optimizer may keep them."""
     state: dict[str, dict[str, Tensor]] = {}
     for key, meta in catalogue.items():
-        section, _, path = key.partition("/")
-        name, _, slot = path.rpartition("/")
-        if section == OPTIMIZER and name in parts:
+        if not key.startswith(f"{OPTIMIZER}/"):
+            continue
+        name, slot = _name_and_slot(key)
+        if name in parts:
             part = parts[name]
             bounds = part.bounds if meta.shape == part.meta.shape else ChunkBounds.whole(meta.shape)
             state.setdefault(name, {})[slot] = read(key, bounds).clone()
