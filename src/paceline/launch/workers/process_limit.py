@@ -18,7 +18,7 @@ SHARE = 0.5
 """How much of the machine's limit one run may take; others need some."""
 
 
-OWN_FILES, WORKER_FILES = 24, 6
+OWN_FILES, WORKER_FILES = 44, 6
 """How many files a launcher has open by itself, and for each worker: its pipes, its control, its status page."""
 
 
