@@ -539,10 +539,10 @@ def test_a_message_that_there_is_no_memory_for_ends_the_connection_and_the_peer_
     one.mailbox.send("other", b"x", [memoryview(b"x" * 1000)])
     other.wait(lambda: other.lost == ["one"])
     one.wait(lambda: one.lost == ["other"])
-    assert not other.mailbox._incoming["one"].lock.locked()
-    assert "MemoryError" in capfd.readouterr().err
+    other.wait(lambda: not other.mailbox._incoming["one"].lock.locked())
     for end in (one, other):
         end.mailbox.close()
+    assert "MemoryError" in capfd.readouterr().err
 
 
 def test_a_peer_that_only_spoke_and_goes_is_noticed(ends):
