@@ -341,7 +341,7 @@ def test_a_worker_lost_without_waiting_is_survived(tmp_path: Path) -> None:
 class Unhurried(torch.optim.SGD):
     """Updates one parameter, and the next one a while later."""
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter.data -= group["lr"] * parameter.grad
@@ -361,7 +361,12 @@ def pull_during_updates(run: paceline.Run) -> list[list[float]]:
             time.sleep(0.3)
         until = time.monotonic() + 3
         # In the first step all meet once, so that nobody is ahead.
-        while run.world.rank == SLOW and step.number == 1 and found[:1] == found[-1:] and time.monotonic() < until:
+        while (
+            run.world.rank == SLOW
+            and step.number == 1
+            and found[:1] == found[-1:]
+            and time.monotonic() < until
+        ):
             ((held, _),) = placement.servers.wait([one.future() for one in placement._pull])
             found.append([float(one) for one in held.values()])
         for (ones,) in step:

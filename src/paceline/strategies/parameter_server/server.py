@@ -59,7 +59,7 @@ class ServerPlacement(Placement):
         self._checked = False
         self._stale = True
         self.changing = threading.Lock()
-        """Held while what a pull copies is written, on this server's own thread: with staleness others may have trained already."""
+        """Held while what a pull copies is written: with staleness others may have trained already when one comes."""
 
     @property
     def carried(self) -> Mapping[str, Any]:  # type: ignore[override]
@@ -100,7 +100,9 @@ class ServerPlacement(Placement):
         """Return a copy of all that this server holds of the model, as it was between two updates, and the stepped options."""
         held = named_tensors(self.model).items()
         with self.changing:
-            weights = {name: value.detach().to("cpu", copy=True) for name, value in held if name in self._mine}
+            weights = {
+                name: value.detach().to("cpu", copy=True) for name, value in held if name in self._mine
+            }
             return weights, self.stepped.noted
 
     def receive(self, count: int) -> list[Push]:
