@@ -112,15 +112,3 @@ def test_ctrl_c_in_training_saves_and_says_how_to_go_on(tmp_path):
 
 def read(path):
     return path.read_text() if path.exists() else ""
-
-
-def test_a_command_that_is_ended_in_its_first_imports_says_so(tmp_path):
-    (tmp_path / "typer.py").write_text(
-        "import pathlib, time\npathlib.Path(__file__).with_name('begun').touch()\ntime.sleep(600)\n"
-    )
-    # What is imported comes from the folder that `python -m` is started in.
-    with started(*PACELINE, "tasks", folder=tmp_path) as command:
-        command.wait_until((tmp_path / "begun").exists)
-        command.process.terminate()
-        status, out, err = command.end()
-    assert (status, out, err) == (143, "", "interrupted: SIGTERM has ended this command.\n")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NoReturn
 
 WORKING = ("train", "run", "verify", "chaos", "collectives", "rollouts")
@@ -14,37 +12,13 @@ WORKING = ("train", "run", "verify", "chaos", "collectives", "rollouts")
 def run() -> NoReturn:
     """Run the command line and exit with its status."""
     try:
-        with _ended_in_words():
-            status = _command(sys.argv[1:])
-            sys.stdout.flush()
+        status = _command(sys.argv[1:])
+        sys.stdout.flush()
     except KeyboardInterrupt:
         status = 130
     except OSError as error:
         status = _without_output(error)
     _leave(status)
-
-
-@contextmanager
-def _ended_in_words() -> Iterator[None]:
-    """Have SIGTERM end this process with a line and status 143 wherever nothing else sees to it, as in its first imports."""
-    import os
-    import signal
-
-    process = os.getpid()
-
-    def end(number: int, _: object) -> None:
-        if os.getpid() != process:  # one that was forked from it
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-            return
-        os.write(sys.stderr.fileno(), b"interrupted: SIGTERM has ended this command.\n")
-        os._exit(128 + number)  # an exception might be lost: imports run code of which Python ignores them
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _without_output(error: OSError) -> int:
