@@ -10,6 +10,7 @@ import typer
 
 from paceline import option_fields
 from paceline.cli.generated import Given, takes
+from paceline.cli.mpiexec import restart_under_mpiexec
 from paceline.cli.options import TASK, AsJson, Config, Settings, Threads, settings
 from paceline.cli.outcome import print_json, report, report_error
 from paceline.cli.reference import task_of
@@ -62,6 +63,7 @@ def train(
     folder.check_resumed(asked.options)
     for text in asked.notes:
         print(f"note: {text}", file=sys.stderr)  # noqa: T201
+    restart_under_mpiexec(asked.options)
     call: tuple[Any, ...] = (api.TRAINER, (asked.spec,), {}, asked.options)
     if dry_run:
         launcher = api.choose()

@@ -50,7 +50,7 @@ class PythonProcessGroup(dist.ProcessGroup):
 
     def __init__(self, rank: int, size: int) -> None:
         # Without a store: this constructor alone makes a group that Python's methods may override.
-        super().__init__(rank, size)  # type: ignore[call-arg,arg-type]
+        super().__init__(rank, size)  # type: ignore[call-arg]
         self._coalesced: list[Work] | None = None
         self._name = self._description = ""
 
@@ -100,7 +100,7 @@ class PythonProcessGroup(dist.ProcessGroup):
         """Combine several tensors and keep this rank's parts."""
         raise NotImplementedError
 
-    def all_to_all_single(  # type: ignore[override]
+    def all_to_all_single(
         self,
         output_tensor: Tensor,
         input_tensor: Tensor,
@@ -140,7 +140,7 @@ class PythonProcessGroup(dist.ProcessGroup):
         """Combine several tensors and keep this rank's parts: the name of 2.11."""
         return self.reduce_scatter_single_coalesced(outputTensors, inputTensors, opts)
 
-    def alltoall_base(  # type: ignore[override]
+    def alltoall_base(
         self,
         output_tensor: Tensor,
         input_tensor: Tensor,
@@ -149,12 +149,14 @@ class PythonProcessGroup(dist.ProcessGroup):
         opts: Any = None,
     ) -> Work:
         """Send each rank its part of one tensor: the name of 2.11."""
-        return self.all_to_all_single(output_tensor, input_tensor, output_split_sizes, input_split_sizes, opts)
+        return self.all_to_all_single(
+            output_tensor, input_tensor, output_split_sizes, input_split_sizes, opts
+        )
 
-    def _start_coalescing(self, device: Any) -> None:
+    def _start_coalescing(self, device: Any) -> None:  # noqa: ARG002
         self._coalesced = []
 
-    def _end_coalescing(self, device: Any) -> Work:
+    def _end_coalescing(self, device: Any) -> Work:  # noqa: ARG002
         works, self._coalesced = self._coalesced or [], None
         return self.together(works)
 
@@ -173,5 +175,6 @@ def register(name: str, make: Any, devices: list[str]) -> None:
 
 def premul_factor(op: Any) -> float | Tensor | None:
     """Return what ReduceOp.PREMUL_SUM multiplies with before it adds; None for every other operation."""
-    factor: float | Tensor | None = op.__getstate__()[1] if hasattr(op, "__getstate__") else None
+    made: Any = dist.ReduceOp(op) if isinstance(op, dist.ReduceOp.RedOpType) else op
+    factor: float | Tensor | None = made.__getstate__()[1]
     return factor

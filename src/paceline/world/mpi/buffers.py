@@ -94,7 +94,7 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
 
 def separated(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     """Write bytes that stand one after the other into several tensors."""
-    parts = flat.split([size_of(one) for one in tensors])
+    parts = torch.split(flat, [size_of(one) for one in tensors])
     for tensor, part in zip(tensors, parts, strict=True):
         # A copy begins at an address that fits every dtype.
         tensor.detach().copy_(part.clone().view(tensor.dtype).view(tensor.shape))

@@ -10,6 +10,8 @@ import atexit
 import ctypes
 import functools
 import importlib
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from paceline.errors import InputError
@@ -42,6 +44,22 @@ def load() -> Any:
     return mpi
 
 
+_ending: list[Callable[[], None]] = []
+
+
+def before_leaving(end: Callable[[], None]) -> None:
+    """Register what has to be over before MPI_Finalize."""
+    _ending.append(end)
+
+
+_closing: list[Callable[[], None]] = []
+
+
+def when_all_have_left(close: Callable[[], None]) -> None:
+    """Register what only the last rank to leave MPI may do without: it is closed after MPI_Finalize, which waits for all."""
+    _closing.append(close)
+
+
 class _Health:
     """Whether MPI_Finalize may be called."""
 
@@ -59,8 +77,13 @@ def is_healthy() -> bool:
 
 
 def _leave(mpi: Any) -> None:
-    if is_healthy() and not mpi.Is_finalized():
+    while _ending:
+        _ending.pop()()
+    # After an exception that nobody caught, the interpreter has put it into sys.last_value.
+    if is_healthy() and not hasattr(sys, "last_value") and not mpi.Is_finalized():
         mpi.Finalize()
+    for close in _closing:
+        close()
 
 
 def takes_cuda() -> bool:

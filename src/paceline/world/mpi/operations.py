@@ -7,6 +7,7 @@ on `comms.first` in the order of the calls; the later ones on `comms.later`, in 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -58,13 +59,13 @@ def all_reduce(comms: Comms, tensor: Tensor, reduction: Reduction) -> Steps:
         yield [comms.first.Iallreduce(comms.mpi.IN_PLACE, typed(comms.mpi, value, kind), operation)]
     else:
         bounds = [place * value.numel() // comms.size for place in range(comms.size + 1)]
-        lengths = [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
+        lengths = [end - start for start, end in itertools.pairwise(bounds)]
         mine = lengths[comms.rank]
         parts = value.new_empty(comms.size * mine)
         width = value.element_size()
         sent = raw_parts(comms.mpi, value, [length * width for length in lengths])
         yield [comms.first.Ialltoallv(sent, raw_parts(comms.mpi, parts, [mine * width] * comms.size))]
-        part = reduction.combine(parts.split(mine) if mine else [parts]).contiguous()
+        part = reduction.combine(parts.view(comms.size, mine).unbind(0)).contiguous()
         counts = [length * width for length in lengths]
         yield [comms.later.Iallgatherv(raw(comms.mpi, part), raw_parts(comms.mpi, value, counts))]
     reduction.after(value, comms.size)
@@ -173,7 +174,7 @@ def _scatter_sum(
         parts = value.new_empty(comms.size * mine)
         sent = raw_parts(comms.mpi, value, [length * width for length in lengths])
         yield [comms.first.Ialltoallv(sent, raw_parts(comms.mpi, parts, [mine * width] * comms.size))]
-        result.copy_(reduction.combine(parts.split(mine) if mine else [parts]))
+        result.copy_(reduction.combine(parts.view(comms.size, mine).unbind(0)))
     reduction.after(result, comms.size)
     memory.bring_back()
 
@@ -217,7 +218,7 @@ def receive(comms: Comms, tensor: Tensor, source: int | None, tag: int, came_fro
             raw(comms.mpi, memory.held), comms.mpi.ANY_SOURCE if source is None else source, tag
         )
     ]
-    (status,) = statuses or ()
+    (status,) = statuses or [comms.mpi.Status()]
     came_from.append(status.Get_source())
     if (size := status.Get_count(comms.mpi.BYTE)) != size_of(tensor):
         raise MpiError(f"the message has {size} bytes, but the tensor has {size_of(tensor)}")

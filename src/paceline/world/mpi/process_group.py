@@ -32,7 +32,9 @@ NAME = "mpi4py"
 @functools.lru_cache(maxsize=1)
 def progress() -> Progress:
     """Return what drives this process's operations."""
-    return Progress()
+    made = Progress()
+    library.before_leaving(made.close)
+    return made
 
 
 class MpiWork(PythonWork):
@@ -55,7 +57,7 @@ class MpiWork(PythonWork):
 
     def is_completed(self) -> bool:
         """Return whether they have ended."""
-        return all([progress().has_ended(one) for one in self.operations])
+        return all(progress().has_ended(one) for one in self.operations)
 
     def is_success(self) -> bool:
         """Return whether they have ended well."""
@@ -123,10 +125,10 @@ class MpiProcessGroup(PythonProcessGroup):
         """Combine everybody's tensors, for everybody."""
         values = _listed(tensors)
         ways = [_reduction(opts, one) for one in values]
-        each = (
-            operations.all_reduce(self._comms, one, way) for one, way in zip(values, ways, strict=True)
+        each = (operations.all_reduce(self._comms, one, way) for one, way in zip(values, ways, strict=True))
+        return self._start(
+            "all_reduce", each, values, opts, steps=1 if all(way.by_mpi for way in ways) else 2
         )
-        return self._start("all_reduce", each, values, opts, steps=1 if all(way.by_mpi for way in ways) else 2)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
         """Combine several tensors."""
@@ -211,7 +213,7 @@ class MpiProcessGroup(PythonProcessGroup):
         ]
         return self._start("reduce_scatter", each, list(outputTensors), opts)
 
-    def all_to_all_single(  # type: ignore[override]
+    def all_to_all_single(
         self,
         output_tensor: Tensor,
         input_tensor: Tensor,

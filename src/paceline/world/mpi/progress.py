@@ -7,6 +7,7 @@ and less often while nothing happens; it sleeps where nothing is in flight.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections import deque
@@ -22,8 +23,10 @@ from paceline.world.mpi import library
 
 Steps = Generator[Sequence[Any], list[Any] | None, None]
 """What an operation does: it starts requests of MPI, yields them, and is sent their statuses when they are done."""
-SPINS = 200
+SPINS = 50
 """How often MPI is asked in a row, yielding the core in between, before the first sleep."""
+LAST_S = 10.0
+"""How long a process that leaves waits for messages that nobody has taken yet."""
 FIRST_SLEEP_S, LONGEST_SLEEP_S = 20e-6, 1e-3
 
 
@@ -98,7 +101,9 @@ class Operation:
         """Return torch's future of the results."""
         with self._lock:
             if self._future is None:
-                devices = sorted({one.device for one in self.results if one.is_cuda}, key=str)
+                devices: list[int | str | torch.device] = list(
+                    {one.device for one in self.results if one.is_cuda}
+                )
                 self._future = Future(devices=devices)
                 if self._published:
                     self._fill(self._future)
@@ -114,7 +119,7 @@ class Operation:
 
     def _fill(self, future: Future[list[Tensor]]) -> None:
         if self.error is not None:
-            future.set_exception(self.error)
+            future.set_exception(self.error)  # type: ignore[arg-type]
         else:
             future.set_result(self.results)
 
@@ -218,9 +223,9 @@ class Progress:
         for one in failed:
             one.publish()
 
-    def close(self, timeout_s: float) -> bool:
-        """Finish what is in flight, end the thread, and return whether everything came to its end."""
-        until = time.monotonic() + timeout_s
+    def close(self) -> None:
+        """Finish what is in flight, messages that nobody has waited for say, and end the thread."""
+        until = time.monotonic() + (LAST_S if library.is_healthy() else 0)
         pause = _Pause()
         while self._flight and time.monotonic() < until:
             self._advance()
@@ -229,7 +234,8 @@ class Progress:
             self._closed = True
             self._changed.notify()
         self._thread.join()
-        return not self._flight
+        if self._flight:
+            library.abandon()
 
     def _advance(self) -> bool:
         """Ask about everything once; return whether anything ended."""
@@ -270,7 +276,7 @@ class _Pause:
         """Let others run."""
         self._looks += 1
         if self._looks <= SPINS:
-            time.sleep(0)
+            os.sched_yield()
             return
         time.sleep(self._sleep_s)
         self._sleep_s = min(2 * self._sleep_s, LONGEST_SLEEP_S)

@@ -33,8 +33,24 @@ _TYPES = {
     torch.uint64: "UINT64_T",
     torch.bool: "C_BOOL",
 }
-_NUMBERS = {"SUM": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX", "BAND": "BAND", "BOR": "BOR", "BXOR": "BXOR"}
-_TRUTHS = {"SUM": "LOR", "PRODUCT": "LAND", "MIN": "LAND", "MAX": "LOR", "BAND": "LAND", "BOR": "LOR", "BXOR": "LXOR"}
+_NUMBERS = {
+    "SUM": "SUM",
+    "PRODUCT": "PROD",
+    "MIN": "MIN",
+    "MAX": "MAX",
+    "BAND": "BAND",
+    "BOR": "BOR",
+    "BXOR": "BXOR",
+}
+_TRUTHS = {
+    "SUM": "LOR",
+    "PRODUCT": "LAND",
+    "MIN": "LAND",
+    "MAX": "LOR",
+    "BAND": "LAND",
+    "BOR": "LOR",
+    "BXOR": "LXOR",
+}
 _BY_TORCH: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "SUM": torch.add,
     "PRODUCT": torch.mul,
