@@ -12,10 +12,12 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import InputError
 
+_SHARED_MEMORY = "/dev/shm/mpich_shm_"  # noqa: S108  (MPICH's name)
 INSTALL = "pip install 'paceline[mpi]'"
 
 
@@ -40,8 +42,17 @@ def load() -> Any:
             "this MPI library was started without MPI_THREAD_MULTIPLE, but operations run beside the training here. "
             "Use one that has it: MPICH, Open MPI 4 or Intel MPI do."
         )
+    _forget_shared_memory(mpi)
     atexit.register(_leave, mpi)
     return mpi
+
+
+def _forget_shared_memory(mpi: Any) -> None:
+    """Delete the names of MPICH's shared memory once all ranks have it: it would outlive ranks that are killed."""
+    mpi.COMM_WORLD.Barrier()
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    for path in {line.split()[-1] for line in lines if _SHARED_MEMORY in line}:
+        Path(path).unlink(missing_ok=True)
 
 
 _ending: list[Callable[[], None]] = []

@@ -150,10 +150,10 @@ class MpiProcessGroup(PythonProcessGroup):
     def allgather_coalesced(
         self, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None
     ) -> Work:
-        """Gather several tensors; there is one list of outputs for each."""
+        """Gather several tensors; there is one list of outputs for each rank."""
         each = (
             operations.all_gather(self._comms, outputs, value)
-            for outputs, value in zip(output_lists, input_list, strict=True)
+            for outputs, value in zip(zip(*output_lists, strict=True), input_list, strict=True)
         )
         return self._start("all_gather", each, [one for outputs in output_lists for one in outputs], opts)
 

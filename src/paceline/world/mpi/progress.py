@@ -83,7 +83,8 @@ class Operation:
         if not self.ended and time.monotonic() > self.deadline:
             self.fail(
                 MpiError(
-                    f"{self.name} over MPI did not end within {self.timeout_s:g} s: another rank has not come to it, or is gone."
+                    f"{self.name} over MPI did not end within the timeout of {self.timeout_s:g} s: "
+                    "another rank has not come to it, or is gone."
                 )
             )
 
