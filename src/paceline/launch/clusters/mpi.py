@@ -37,7 +37,8 @@ class MpiLauncher(JoinedLauncher):
     def launch(self, plan: LaunchPlan) -> Outcome:
         """Do the work here; what goes wrong ends this process without MPI_Finalize, and so the others."""
         identity = plan.jobs[0].identity
-        if identity.rank == 0 and identity.size > 1:
+        elastic = plan.record.get("options", {}).get("elastic", False)
+        if elastic and identity.rank == 0 and identity.size > 1:
             print(FIXED, file=sys.stderr)  # noqa: T201
         try:
             return super().launch(plan)

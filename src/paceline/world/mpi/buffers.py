@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,11 +20,17 @@ from paceline.world.mpi import library
 
 
 @functools.lru_cache(maxsize=1)
-def cuda_path() -> str:
-    """Return how tensors on a GPU travel."""
-    if library.takes_cuda():
-        return "MPI reads and writes the GPU's memory itself"
-    return "through pinned memory of the host: this MPI library does not take the GPU's"
+def _takes_cuda() -> bool:
+    """Return whether MPI takes the memory of a GPU; rank 0 says so once."""
+    takes = library.takes_cuda()
+    if library.load().COMM_WORLD.Get_rank() == 0:
+        how = (
+            "to MPI as they are"
+            if takes
+            else "through pinned host memory, because this MPI library takes no other"
+        )
+        print(f"note: CUDA tensors go {how}.", file=sys.stderr)  # noqa: T201
+    return takes
 
 
 class Memory:
@@ -39,7 +46,7 @@ class Memory:
 
     def _reachable(self, *, read: bool) -> Tensor:
         tensor = self._tensor
-        if tensor.is_cuda and not library.takes_cuda():
+        if tensor.is_cuda and not _takes_cuda():
             held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             return held.copy_(tensor) if read else held
         if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
