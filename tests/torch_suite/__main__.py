@@ -80,7 +80,7 @@ def _run_all(word: str, folder: Path) -> dict[str, tuple[str, str]]:
             found[line["test"]] = (line["outcome"], line["why"])
             print(f"{line['outcome']:8} {line['test']}  {line['why'][:140]}", flush=True)
         waiting = waiting[len(lines) :]
-        if waiting and (not lines or lines[-1]["outcome"] in ("passed", "skipped")):
+        if waiting and not (lines and lines[-1]["ends"]):
             found[waiting[0]] = ("failed", "it hung, or ended the process")
             print(f"failed   {waiting[0]}  it hung, or ended the process", flush=True)
             waiting = waiting[1:]

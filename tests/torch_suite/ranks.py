@@ -55,13 +55,17 @@ def run(chosen: list[str], told: Path) -> None:
         )
         outcome, why = _try(name)
         outcomes = world.allgather((outcome, why))
+        ends = not all(world.allgather(library.is_healthy()))
         failed = [one for one in outcomes if one[0] == "failed"]
         skipped = [one for one in outcomes if one[0] == "skipped"]
         outcome, why = (failed or skipped or outcomes)[0]
         if Suite.rank == 0:
             with told.open("a") as file:
-                file.write(json.dumps({"test": name, "outcome": outcome, "why": why}) + "\n")
-        if failed or not library.is_healthy():
+                file.write(
+                    json.dumps({"test": name, "outcome": outcome, "why": why, "ends": ends or bool(failed)})
+                    + "\n"
+                )
+        if failed or ends:
             library.abandon()
             sys.stdout.flush()
             os._exit(0)

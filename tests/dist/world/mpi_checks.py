@@ -110,6 +110,19 @@ def halves_are_rounded_after_each_addition(world: World) -> None:
             assert bits(one) == bits(expected), dtype
 
 
+def halves_of_two_ranks_have_the_bits_of_gloo(world: World) -> None:
+    over_mpi, over_gloo = dist.new_group([0, 1]), dist.new_group([0, 1], backend="gloo")
+    if world.rank > 1:
+        return
+    for dtype in (torch.bfloat16, torch.float16):
+        value = torch.randn(1001, generator=torch.Generator().manual_seed(world.rank)).to(dtype)
+        other = value.clone()
+        dist.all_reduce(value, group=over_mpi)
+        dist.all_reduce(other, group=over_gloo)
+        assert bits(value) == bits(other), dtype
+    dist.destroy_process_group(over_gloo)
+
+
 def other_operations(world: World) -> None:
     size, rank = world.size, world.rank
     everybody = torch.stack([torch.arange(4.0) + one for one in range(size)])
@@ -264,6 +277,7 @@ CHECKS: tuple[Callable[[World], None], ...] = (
     every_type_moves,
     every_type_is_combined,
     halves_are_rounded_after_each_addition,
+    halves_of_two_ranks_have_the_bits_of_gloo,
     other_operations,
     parts_of_different_sizes,
     messages,
