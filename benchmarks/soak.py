@@ -1,17 +1,20 @@
-"""A soak: at least 200 seeded faults of all kinds, and the bits of a run in which nothing happened.
+"""A soak: seeded faults of all kinds under several strategies, and the bits of a run in which nothing happened.
 
-    python benchmarks/soak.py [--faults 200] [--seeds 0] [--workers 4] [--shards 6] [--task digits] [--write]
+    python benchmarks/soak.py [--faults 50] [--strategies ddp,fsdp,...] [--seeds 0] [--workers 4] [--shards 6]
+        [--task digits] [--write]
 
-Each seed is one chaos run of --faults faults with its own undisturbed run; several seeds go one after the other. The
-result holds, for each run, what `paceline chaos --json` gives, with the faults counted by point in place of the plan.
-Ends with status 1 where anything is not well. Ten minutes for 200 faults on two cores: a stopped worker is noticed by
-its silence alone.
+Each strategy and seed is one chaos run of --faults faults with its own undisturbed run, one after the other. The
+result holds, for each run, what `paceline chaos --json` gives, with the faults counted by point in place of the plan, and what
+processes, shared memory and temporary folders were left behind. Ends with status 1 where anything is not well. A stopped
+worker is noticed by its silence alone, so 50 faults take some three minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import os
 import platform
 import sys
 import tempfile
@@ -22,7 +25,9 @@ from typing import Any
 from rich.console import Console
 
 from paceline.cli.reference import resolve
+from paceline.launch.workers import fork_server
 from paceline.observe.progress import open_progress
+from paceline.strategies import several
 from paceline.training.spec import TrainSpec
 from paceline.verify.chaos.plan import STEPS_PER_FAULT, PlanRequest
 from paceline.verify.chaos.trial import ChaosRequest, chaos
@@ -31,8 +36,18 @@ from paceline.world import env
 RESULT = Path(__file__).with_name("results") / "soak.json"
 
 
-def soak(options: argparse.Namespace, seed: int, folder: Path) -> dict[str, Any]:
-    """Run one seed and give its numbers."""
+STRATEGIES = "ddp,fsdp,pp,ps,ddp=2,fsdp=2,ddp=2,tp=2"
+
+
+def kept() -> set[str]:
+    """Return what a run could leave behind: processes of this one, shared memory, folders of ours."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    folders = [*Path("/dev/shm").iterdir(), *Path(tempfile.gettempdir()).glob("paceline-*")]  # noqa: S108
+    return {*(f"process {pid}" for pid in children), *map(str, folders)}
+
+
+def soak(options: argparse.Namespace, strategy: str, seed: int, folder: Path) -> dict[str, Any]:
+    """Run one seed of a strategy and return its numbers."""
     reference, name = resolve(options.task)
     steps = STEPS_PER_FAULT * (options.faults + 2)
     request = ChaosRequest(
@@ -41,6 +56,7 @@ def soak(options: argparse.Namespace, seed: int, folder: Path) -> dict[str, Any]
         plan=PlanRequest(
             faults=options.faults, steps=steps, workers=options.workers, shards=options.shards, seed=seed
         ),
+        strategy=strategy,
         device="cpu",
         assert_same=True,
     )
@@ -59,7 +75,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--faults", type=int, default=50)
+    parser.add_argument("--strategies", default=STRATEGIES, help="names and meshes, with commas between")
     parser.add_argument("--seeds", default="0", help="with commas between")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--shards", type=int, default=6)
@@ -67,9 +84,14 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the result beside this script")
     options = parser.parse_args()
     runs = []
-    for seed in map(int, options.seeds.split(",")):
-        with tempfile.TemporaryDirectory(prefix="paceline-soak-") as folder:
-            runs.append(soak(options, seed, Path(folder) / "out"))
+    for strategy, seed in itertools.product(several(options.strategies), map(int, options.seeds.split(","))):
+        before = kept()
+        with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+            run = soak(options, strategy, seed, Path(folder) / "out")
+        fork_server.shared().close()
+        run["left_behind"] = sorted(kept() - before)
+        run["holds"] = run["holds"] and not run["left_behind"]
+        runs.append(run)
     totals = {
         key: sum(run[key] for run in runs)
         for key in ("faults", "injected", "recovered", "lost", "repeated", "steps_redone")

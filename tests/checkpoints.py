@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint import store
-from paceline.checkpoint.contents import CheckpointMetadata, Contents, plain_rest, written
+from paceline.checkpoint.contents import CheckpointMetadata, Contents, plain_extra_state, written
 from paceline.checkpoint.durable import committing
 from paceline.checkpoint.planning import ShardInventory, assign_writers
 from paceline.checkpoint.read import Loaded, read
@@ -65,5 +65,5 @@ def contents_of(step: int, state: Mapping[str, Any]) -> Contents:
         metadata=metadata,
         plan=plan,
         tensors=apart(written(held.chunks, plan.keys[0])),
-        rest=plain_rest(held.rest),
+        extra_state=plain_extra_state(held.extra_state),
     )

@@ -5,7 +5,7 @@
     │   ├── UnknownNameError    a name nobody knows, with the nearest one that exists
     │   └── CheckpointError     a checkpoint that cannot serve this run
     │       └── DiskFaultError  one that the disk did not take; a run in progress can go on without it. Exit status 1
-    ├── RecordsError            the disk did not take the ledger or the receipt, without which a run cannot go on
+    ├── RecordsError            the disk did not take the ledger, without which a run cannot go on, or the receipt
     ├── WorkerFailedError       a worker died; carries rank, host and its own traceback
     ├── NonFiniteLossError      the loss became NaN or infinite; names step, shard and samples
     ├── CollectiveMismatchError ranks disagree about the collective they are in

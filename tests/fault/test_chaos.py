@@ -12,9 +12,9 @@ import pytest
 
 from paceline.cli.application import app
 from paceline.errors import InputError
-from paceline.observe.events import Event, Note, Regrouped, WorkerLost, from_json
+from paceline.observe.events import Event, Note, Regrouped, RunStarted, WorkerLost, from_json
 from paceline.training.spec import TrainSpec
-from paceline.verify.chaos.faults import DISK, JOIN, KILL, LEAVE, SLOW, STOP, Fault
+from paceline.verify.chaos.faults import DISK, END, FREEZE, JOIN, KILL, LATE, LEAVE, PIPE, SLOW, STOP, Fault
 from paceline.verify.chaos.plan import Plan, PlanRequest
 from paceline.verify.chaos.report import ChaosReport
 from paceline.verify.chaos.trial import ChaosRequest, disturb
@@ -22,6 +22,7 @@ from paceline.world.fault_points import (
     BACKWARD,
     CHECKPOINT,
     DATA,
+    EVALUATION,
     FORWARD,
     OPTIMIZER,
     POINTS,
@@ -80,8 +81,9 @@ def test_a_kill_at_every_point(chaos: Callable[..., Any]) -> None:
         {"kind": KILL, "point": point, "step": 4 + 6 * place, "rank": 0 if point == CHECKPOINT else place % 3}
         for place, point in enumerate(at)
     ]
-    # One more where the group that the last kill broke forms again.
+    # One more where the group that the last kill broke forms again, and one in the evaluation at the end.
     told.append({"kind": KILL, "point": REGROUP, "step": 34, "after": 5})
+    told.append({"kind": KILL, "point": EVALUATION, "step": 47, "rank": 1})
     report, events = chaos(*faults(*told), steps=48)
     check(report)
     assert {one.fault.point for one in report.injected} == set(POINTS)
@@ -116,6 +118,29 @@ def test_every_other_kind(chaos: Callable[..., Any]) -> None:
     slow = report.injections[0]
     assert slow.seconds is not None
     assert slow.seconds >= slow.fault.seconds
+
+
+def test_what_the_launchers_own_process_does(
+    chaos: Callable[..., Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    report, events = chaos(
+        *faults(
+            {"kind": FREEZE, "point": REDUCTION, "step": 4, "rank": 1, "seconds": 2.2},
+            {"kind": LATE, "point": FORWARD, "step": 10, "rank": 2, "seconds": 1.8},
+            {"kind": PIPE, "point": BACKWARD, "step": 18, "rank": 1, "seconds": 0.5},
+            {"kind": END, "point": DATA, "step": 24, "rank": 2},
+            {"kind": END, "point": OPTIMIZER, "step": 30, "rank": 0},
+        ),
+        steps=36,
+    )
+    check(report)
+    starts = [event.start_step for event in events if isinstance(event, RunStarted)]
+    assert len(starts) >= 3
+    assert all(step >= 24 for step in starts[-2:])
+    frozen = report.injections[0]
+    assert frozen.seconds is not None
+    assert frozen.seconds >= frozen.fault.seconds
+    assert "\0" not in "".join(capfd.readouterr())
 
 
 def test_what_is_not_well_is_found(chaos: Callable[..., Any], tmp_path: Path) -> None:

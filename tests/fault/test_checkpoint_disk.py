@@ -7,8 +7,10 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +24,7 @@ import paceline
 from paceline.checkpoint import export, load
 from paceline.checkpoint.leftovers import beside
 from paceline.errors import CheckpointError, DiskFaultError
+from paceline.verify.receipts.audit import audit
 from paceline.world import fault_points
 from tests.checkpoints import Checkpoints
 from tests.unit.checkpoint.states import assert_same, refuse, run_state
@@ -294,3 +297,41 @@ def test_a_run_that_could_save_nothing_keeps_its_folder_and_was_no_wrong_input(s
     assert events[-1]["kind"] == "run_failed"
     assert (small_disk / "run" / "receipt.json").exists()
     assert list((small_disk / "run" / "checkpoints").iterdir()) == []
+
+
+def lose_a_worker_on_a_full_disk(run: paceline.Run, folder: str) -> str:
+    """Fill the disk after some steps and lose a worker; make room again before the end, and return the weights."""
+    model = torch.nn.Linear(8, 4)
+    model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in run.steps(list(torch.ones(80, 8)), batch_size=4, epochs=1):
+        for batch in step:
+            step.backward(model(batch).sum(), len(batch))
+        rubbish = Path(folder or ".") / "rubbish"
+        if folder and step.number == 4 and run.world.rank == 1 and not run._engine.state.recoveries:
+            with suppress(OSError), rubbish.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+            os.kill(os.getpid(), signal.SIGKILL)
+        if folder and 5 <= step.number < 15:
+            time.sleep(0.1)  # a replacement is on its way, and finds no room
+        if step.number == 15:
+            rubbish.unlink(missing_ok=True)
+        step.apply()
+    return run.weights_sha256()
+
+
+def test_a_worker_lost_on_a_full_disk_costs_neither_the_run_nor_what_is_recorded_of_it(
+    small_disk: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (alone,) = paceline.launch(lose_a_worker_on_a_full_disk, "", workers=1, shards=3, threads=1)
+    out = small_disk / "run"
+    results = paceline.launch(
+        lose_a_worker_on_a_full_disk, str(small_disk), workers=3, shards=3, threads=1, out=out
+    )
+    assert set(results) == {alone}
+    told = [line for line in capfd.readouterr().err.splitlines() if "receipt.json" in line]
+    assert len(told) == 1, told
+    assert "No space left on device" in told[0]
+    assert "The run goes on" in told[0]
+    found = audit(out)
+    assert found.holds, found.problems

@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM: all workers end within two seconds, with one line and no traceback."""
 
 import signal
+import sys
 
 import pytest
 
@@ -60,6 +61,24 @@ def test_ctrl_c_while_torch_is_still_loading(tmp_path):
         assert (status, "Traceback" in err) == (130, False)
         assert command.left() == {}
         assert not list(tmp_path.glob("ready-*"))
+
+
+IN_PYTHON = """
+import time, paceline
+def wait(run):
+    open(f"ready-{run.world.rank}", "w").close()
+    time.sleep(600)
+paceline.launch(wait, workers=2, threads=1, device="cpu")
+"""
+
+
+def test_sigterm_to_a_launch_from_python_says_that_it_ends_and_leaves_nothing(tmp_path):
+    (tmp_path / "waiting.py").write_text(IN_PYTHON)
+    with started(sys.executable, "waiting.py", folder=tmp_path) as command:
+        command.wait_until(lambda: ready(tmp_path))
+        command.process.terminate()
+        assert command.end() == (143, "", "interrupted: all workers have ended.\n")
+        assert command.left() == {}
 
 
 SLOW = """

@@ -1,7 +1,11 @@
 """Who does not know the secret gets nothing and disturbs nobody; a machine that others do not reach is not let in."""
 
 import contextlib
+import json
+import os
 import resource
+import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -9,49 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from paceline.transport.control import STRANGER as CONTROL_STRANGER
 from tests.fault.machines import SECRET, TIMEOUT_S, Trial
+from tests.fault.strangers import NETWORK, USER
 from tests.netns import IP, network
 from tests.patience import HANG_S
 
-STRANGER = """
-import os, resource, select, socket, sys, time
-resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-from paceline.transport.control import ControlClient
-from paceline.transport.secret import Secret
-leader, knows = (sys.argv[1], 29411), Secret(sys.argv[2])
-
-def relayed():
-    "Have one that knows the secret call the leader through here, and keep what it says."
-    listening, said = socket.create_server(("127.0.0.1", 0)), b""
-    client = ControlClient("127.0.0.1", listening.getsockname()[1], knows, silence_s=5, join_s=10)
-    client.send({"not": "a hello"})
-    near, far = listening.accept()[0], socket.create_connection(leader)
-    until = time.monotonic() + 3
-    while (left := until - time.monotonic()) > 0:
-        for one in select.select([near, far], [], [], left)[0]:
-            chunk = one.recv(1 << 16)
-            if one is near:
-                said += chunk
-            (far if one is near else near).sendall(chunk)
-    far.close()
-    near.close()
-    return said
-
-said = relayed()
-for _ in range(3):
-    with socket.create_connection(leader) as again:
-        try:
-            again.sendall(said)
-            time.sleep(0.2)
-        except OSError:
-            pass
-for number in range(50):
-    with socket.create_connection(leader) as one:
-        one.sendall(os.urandom(300) if number % 2 else b"\\xff" + bytes(8) + b"\\x7f" + os.urandom(100))
-idle = [socket.create_connection(leader) for _ in range(1100)]
-time.sleep(2)
-print(len(said), len(idle))
-"""
+SETPRIV = shutil.which("setpriv")
+PYTHON = shutil.which("python3", path="/usr/bin:/bin")
+"""One that every user may run."""
 
 
 @pytest.fixture
@@ -108,25 +78,71 @@ def few_open_files():
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_stranger_on_the_network_disturbs_nobody(three, bits):
+def listening(pids):
+    """Give every address that these processes listen on, by reading /proc."""
+    found = set()
+    for pid in pids:
+        own = set()
+        with contextlib.suppress(OSError):
+            for descriptor in Path("/proc", str(pid), "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    own.add(str(descriptor.readlink()))
+            for line in Path("/proc", str(pid), "net/tcp").read_text().splitlines()[1:]:
+                _, local, _, state, *_ = fields = line.split()
+                if state == "0A" and f"socket:[{fields[9]}]" in own:
+                    address, port = local.split(":")
+                    found.add((socket.inet_ntoa(int(address, 16).to_bytes(4, "little")), int(port, 16)))
+    return sorted(found)
+
+
+def as_another_user(machine, *arguments):
+    """Run what another user of a machine tries."""
+    prefix = [SETPRIV, "--reuid=65534", "--regid=65534", "--clear-groups"]
+    command = [*prefix, PYTHON, "-c", USER, *map(json.dumps, arguments)]
+    return machine.run(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/")
+
+
+@pytest.mark.skipif(
+    os.getuid() != 0 or SETPRIV is None or PYTHON is None,
+    reason="only root can become another user, with a Python of its own",
+)
+def test_strangers_on_the_network_and_on_the_machine_get_nothing_and_disturb_nobody(three, bits):
+    """All at once, while a server takes calls from trainers of another machine."""
     leader, follower, stranger = three.net.machines
+    options = {"nodes": "2", "strategy": "ps", "servers": 1}
     with few_open_files():
-        leading, following = (three.start(one, nodes="2") for one in (leader, follower))
+        leading, following = (three.start(one, **options) for one in (leader, follower))
     three.wait_until(lambda: three.steps() >= 2)
-    done = stranger.run(
-        [sys.executable, "-c", STRANGER, leader.address, SECRET], stdout=subprocess.PIPE, text=True
+    pids = [*leader.pids(), *follower.pids()]
+    places = [place for place in listening(pids) if place[0] != "127.0.0.1"]
+    order_socket = json.loads((three.folder / "run" / "launcher.json").read_text())["socket"]
+    network = stranger.run(
+        [sys.executable, "-c", NETWORK, leader.address, SECRET, json.dumps(places)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    out, _ = done.communicate(timeout=HANG_S)
-    assert done.returncode == 0
-    assert int(out.split()[0]) > 200
+    user = as_another_user(leader, pids, [order_socket])
+    read = json.loads(user.communicate(SECRET, timeout=HANG_S)[0])
+    tried = json.loads(network.communicate(timeout=HANG_S)[0])
+    # /proc shows the arguments of every process to everybody, and they are without the secret; nothing else is shown.
+    assert (read["uid"], read["found"], read["entered"]) == (65534, [], [])
+    assert read["reads"] >= len(pids)
+    assert read["refused"] >= 2 * len(pids)
+    assert tried["ports"] >= 3  # the rendezvous, the store, and inboxes on both machines
+    assert tried["replayed"] > 200
+    assert (tried["answered"], tried["joined"]) == (0, [[CONTROL_STRANGER], 0])
+    assert tried["idle"] >= 1250
     there = three.steps()
     three.wait_until(lambda: three.steps() > there + 2)
     assert three.events("regrouped") == []
     notes = [one["text"] for one in three.events("note")]
-    assert (
-        len([one for one in notes if "not how to say hello" in one]) == 1
-    )  # not again when it was played back
+    # Not again when it was played back.
+    assert len([one for one in notes if "not how to say hello" in one]) == 1
     assert len([one for one in notes if "without this run's secret" in one]) == 1
+    logged = [
+        path.read_text().count("paceline: refused") for path in (three.folder / "run" / "logs").iterdir()
+    ]
+    assert sorted({*logged}) in ([0, 1], [1]), logged
     three.hurry()
     status, result, _ = leading.end()
     assert (status, result["weights_sha256"], result["recoveries"]) == (0, bits, [])

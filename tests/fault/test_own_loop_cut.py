@@ -33,7 +33,7 @@ def train(run, folder, faults=()):
     assert run._engine.state.replica.optimizer is optimizer
     assert model[0] is first
     assert first.note == "kept"
-    assert passes in (set(), {(number, False) for number in range(STEPS)})  # nothing on a server
+    assert passes in (set(), {(number, False) for number in range(STEPS)}), passes  # nothing on a server
     assert len(first._forward_hooks) <= 2  # the loop's own, and fully_shard's where there are several workers
     return {
         "weights": run.weights_sha256(),

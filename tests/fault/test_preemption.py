@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -118,7 +119,7 @@ def test_sigusr1_saves_a_checkpoint_and_the_run_goes_on(strategy, workers, tmp_p
     assert status == 0, err
     found = json.loads(out.splitlines()[-1])
     assert (found["weights_sha256"], found["recoveries"]) == (whole, [])
-    assert err.count("SIGUSR1: saving a checkpoint behind this step.") == 1
+    assert err.count(f"SIGUSR1: saving a checkpoint behind this step, in {Path('run', 'checkpoints')}.") == 1
 
 
 SCRIPT = """

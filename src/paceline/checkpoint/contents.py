@@ -46,7 +46,7 @@ class Contents:
     plan: Plan
     tensors: Mapping[str, Tensor]
     """What goes into this worker's part: on the CPU, none in the memory of another."""
-    rest: Mapping[str, Any]
+    extra_state: Mapping[str, Any]
 
     def manifest(self, files: Mapping[str, FileRecord], weights: str) -> Manifest:
         """Return the manifest of these files; `weights` is the fingerprint."""
@@ -81,19 +81,19 @@ def written(chunks: Mapping[str, TensorChunk], keys: tuple[str, ...]) -> dict[st
     return {key: dense(chunks[key].values, key.partition("/")[2]) for key in keys}
 
 
-def own_slots(rest: Mapping[str, Any]) -> dict[str, Any]:
+def own_slots(extra_state: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an optimizer keeps for its parameters that is no tensor: in a pipeline each worker knows only its own."""
-    slots = rest.get(OPTIMIZER, {}).get("state", {})
+    slots = extra_state.get(OPTIMIZER, {}).get("state", {})
     return {name: one for name, one in slots.items() if one}
 
 
-def with_slots(rest: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, Any]:
+def with_slots(extra_state: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, Any]:
     """Add what others keep of that kind."""
-    known = rest.get(OPTIMIZER, {})
+    known = extra_state.get(OPTIMIZER, {})
     slots = {name: one for other in others for name, one in other.items()} | known.get("state", {})
-    return {**rest, OPTIMIZER: {**known, "state": slots}}
+    return {**extra_state, OPTIMIZER: {**known, "state": slots}}
 
 
-def plain_rest(rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rest of a state as a checkpoint can hold it."""
-    return {key: plain(value, key) for key, value in rest.items()}
+def plain_extra_state(extra_state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the extra state as a checkpoint can hold it."""
+    return {key: plain(value, key) for key, value in extra_state.items()}

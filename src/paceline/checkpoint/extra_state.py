@@ -28,23 +28,23 @@ _WORDS = {dict: "a dict", list: "a list", str: "text", Tensor: "a tensor", int: 
 def read_extra_state(folder: Path) -> dict[str, Any]:
     """Return it; nothing but tensors and plain values is unpickled, and a field of another type is refused by name."""
     try:
-        rest = _decoded(torch.load(folder / EXTRA_STATE, map_location="cpu", weights_only=True))
+        extra_state = _decoded(torch.load(folder / EXTRA_STATE, map_location="cpu", weights_only=True))
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{EXTRA_STATE} holds objects other than tensors and numbers, and was refused"
         ) from error
     except (RuntimeError, LookupError, ValueError, TypeError, AttributeError, EOFError, OSError) as error:
         raise CheckpointError(f"{EXTRA_STATE} is not a file that torch.save wrote") from error
-    if not isinstance(rest, dict) or not isinstance(rest.get("optimizer"), dict):
+    if not isinstance(extra_state, dict) or not isinstance(extra_state.get("optimizer"), dict):
         raise CheckpointError(f"{EXTRA_STATE} does not hold the state of an optimizer")
-    _check(rest)
-    return rest
+    _check(extra_state)
+    return extra_state
 
 
-def write_extra_state(folder: Path, rest: Mapping[str, Any]) -> None:
+def write_extra_state(folder: Path, extra_state: Mapping[str, Any]) -> None:
     """Write it."""
     with (folder / EXTRA_STATE).open("wb") as file:
-        torch.save(_encoded(rest), file)
+        torch.save(_encoded(extra_state), file)
 
 
 def _encoded(value: Any) -> Any:
@@ -76,9 +76,9 @@ def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
     return value
 
 
-def _check(rest: dict[str, Any]) -> None:
+def _check(extra_state: dict[str, Any]) -> None:
     """Raise CheckpointError where a field that all strategies read is not of the type they write."""
-    optimizer = rest["optimizer"]
+    optimizer = extra_state["optimizer"]
     for name in _items("optimizer: state", _there(optimizer, "state", "optimizer: "), dict):
         _be(f"optimizer: state: {shown(name)}", optimizer["state"][name], dict)
     for number in _items("optimizer: groups", _there(optimizer, "groups", "optimizer: "), list):
@@ -89,23 +89,23 @@ def _check(rest: dict[str, Any]) -> None:
         if "lr" in group:
             _be(f"{where}: lr", group["lr"], *_NUMBER)
     _items("optimizer: own", optimizer.get("own", {}), dict)
-    schedule = _there(rest, "scheduler", "")
+    schedule = _there(extra_state, "scheduler", "")
     if schedule is not None:
         # A schedule of the user's own may keep a list.
         _be("scheduler", schedule, dict, list, tuple)
         if isinstance(schedule, dict) and "last_epoch" in schedule:
             _be("scheduler: last_epoch", schedule["last_epoch"], *_NUMBER)
-    if _there(rest, "scaler", "") is not None:
-        _be("scaler", rest["scaler"], dict)
-    for name in _items("buffers", rest.get("buffers", {}), dict):
-        _be(f"buffers: {shown(name)}", rest["buffers"][name], Tensor)
-    for name in _items("loop", rest.get("loop", {}), dict):
+    if _there(extra_state, "scaler", "") is not None:
+        _be("scaler", extra_state["scaler"], dict)
+    for name in _items("buffers", extra_state.get("buffers", {}), dict):
+        _be(f"buffers: {shown(name)}", extra_state["buffers"][name], Tensor)
+    for name in _items("loop", extra_state.get("loop", {}), dict):
         _be("loop: a name in it", name, str)
-    _items("between", rest.get("between", []), list)
-    if "stream" in rest:
-        _items("stream", rest["stream"], dict)
+    _items("between", extra_state.get("between", []), list)
+    if "stream" in extra_state:
+        _items("stream", extra_state["stream"], dict)
         for name, kind in _STREAM.items():
-            _be(f"stream: {name}", _there(rest["stream"], name, "stream: "), kind)
+            _be(f"stream: {name}", _there(extra_state["stream"], name, "stream: "), kind)
 
 
 def _there(found: Mapping[str, Any], name: str, where: str) -> Any:

@@ -70,9 +70,11 @@ class PendingCheckpoint:
         FORMATS[WRITTEN].write_part(self.part(number), tensors)
         fault_points.hit(fault_points.CHECKPOINT)
 
-    def complete(self, parts: Mapping[int, FileRecord], rest: Mapping[str, Any]) -> dict[str, FileRecord]:
+    def complete(
+        self, parts: Mapping[int, FileRecord], extra_state: Mapping[str, Any]
+    ) -> dict[str, FileRecord]:
         """Write what is no tensor of model and optimizer; return all files, those of the `parts` first."""
-        write_extra_state(self.partial, rest)
+        write_extra_state(self.partial, extra_state)
         files = {self.part(number).name: parts[number] for number in range(len(parts))}
         return {**files, EXTRA_STATE: sync_and_hash(self.partial / EXTRA_STATE)}
 

@@ -18,7 +18,7 @@ from paceline.checkpoint.contents import (
     CheckpointMetadata,
     Contents,
     own_slots,
-    plain_rest,
+    plain_extra_state,
     with_slots,
     written,
 )
@@ -88,9 +88,9 @@ class Saver:
         started = time.perf_counter()
         self.wait()
         inventory = ShardInventory.of(world.host, held.chunks)
-        rest, fault = self._checked(world, held, metadata)
+        extra_state, fault = self._checked(world, held, metadata)
         changed = self._agreed is None or self._agreed[0] is not world.comm or self._agreed[1] != inventory
-        slots = {} if world.is_first else own_slots(rest)
+        slots = {} if world.is_first else own_slots(extra_state)
         own = metadata.step in self.checkpoints.own
         everybody: list[_Hello] = all_gather_object(
             world.comm, _Hello(changed, fault, self._last, slots, own)
@@ -117,7 +117,9 @@ class Saver:
                 metadata=metadata,
                 plan=plan,
                 tensors=tensors,
-                rest=with_slots(rest, *(hello.slots for hello in everybody)) if world.is_first else {},
+                extra_state=with_slots(extra_state, *(hello.slots for hello in everybody))
+                if world.is_first
+                else {},
             ),
             started=started,
         )
@@ -175,8 +177,8 @@ class Saver:
             metadata.check()
             for key, chunk in held.chunks.items():
                 dense(chunk.values, key.partition("/")[2])
-            rest = held.rest if world.is_first else with_slots({}, own_slots(held.rest))
-            return plain_rest(rest), Fault()
+            extra_state = held.extra_state if world.is_first else with_slots({}, own_slots(held.extra_state))
+            return plain_extra_state(extra_state), Fault()
         except CheckpointError as error:
             return {}, Fault.of(error)
 

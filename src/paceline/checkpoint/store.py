@@ -35,11 +35,11 @@ _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 @dataclass(frozen=True)
 class Found:
-    """A whole checkpoint, of which nothing but the rest has been read."""
+    """A whole checkpoint, of which nothing but the extra state has been read."""
 
     path: Path
     manifest: Manifest
-    rest: dict[str, Any]
+    extra_state: dict[str, Any]
 
     def open(self) -> StoredTensors:
         """Open its parts, to be read chunk by chunk."""
@@ -86,7 +86,7 @@ class Checkpoints:
     def _write_once(self, pending: PendingCheckpoint, contents: Contents) -> str:
         self.open(pending)
         pending.write_part(0, contents.tensors)
-        files = pending.complete({0: sync_and_hash(pending.part(0))}, contents.rest)
+        files = pending.complete({0: sync_and_hash(pending.part(0))}, contents.extra_state)
         weights = contents.fingerprint(pending.partial)
         self.commit(pending, contents.manifest(files, weights))
         return weights

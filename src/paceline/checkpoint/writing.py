@@ -91,7 +91,9 @@ class Writing:
         """Return the same with copies of all tensors, which can be written while training continues."""
         contents = self.contents
         copies = staging.copies(contents.tensors)
-        return replace(self, contents=replace(contents, tensors=copies, rest=copy.deepcopy(contents.rest)))
+        return replace(
+            self, contents=replace(contents, tensors=copies, extra_state=copy.deepcopy(contents.extra_state))
+        )
 
     def begin_part(self) -> PartWriting:
         """Bring this worker's part, if it has one, to the disk; its hash is taken meanwhile, in another thread."""
@@ -134,7 +136,7 @@ class Writing:
     def commit(self, records: Mapping[int, FileRecord], fingerprint: Callable[[], str]) -> Saved:
         """Commit when all parts are on the disk; `fingerprint` gives that of the weights, or raises what went wrong."""
         with committing(self.pending.partial, self.pending.final):
-            files = self.pending.complete(records, self.contents.rest)
+            files = self.pending.complete(records, self.contents.extra_state)
             weights = fingerprint()
             self.checkpoints.commit(self.pending, self.contents.manifest(files, weights))
         return self._saved(weights)

@@ -16,8 +16,7 @@ from paceline.errors import InputError, WorkerFailedError
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
 from paceline.verify.chaos.faults import KINDS
-from paceline.verify.chaos.plan import STEPS_PER_FAULT, PlanRequest
-from paceline.world.fault_points import POINTS
+from paceline.verify.chaos.plan import STEPS_PER_FAULT, USUAL_POINTS, PlanRequest
 
 _KINDS = "; ".join(f"{kind}: {what}" for kind, what in KINDS.items())
 
@@ -36,9 +35,12 @@ def chaos(
     kinds: Annotated[str, typer.Option(help=f"Kinds of faults, with commas between. {_KINDS}.")] = ",".join(
         KINDS
     ),
-    points: Annotated[str, typer.Option(help="Where in a step they go off, with commas between.")] = ",".join(
-        POINTS
-    ),
+    points: Annotated[
+        str,
+        typer.Option(
+            help="Where they go off, with commas between. With evaluation, too, for a task that measures."
+        ),
+    ] = ",".join(USUAL_POINTS),
     seed: Annotated[int, typer.Option(help="Which faults, when and where; not the task's own seed.")] = (
         PlanRequest.seed
     ),
@@ -64,7 +66,7 @@ def chaos(
     threads: Threads = None,
     json_: AsJson = False,
 ) -> int:
-    """Kill, stop and slow down workers, fill the disk; then compare with a run in which nothing happened."""
+    """Kill, stop and slow down workers, fill the disk, end the launcher; then compare with a run in which nothing happened."""
     from paceline.launch import api
     from paceline.observe.progress import open_progress
     from paceline.verify.chaos.trial import ChaosRequest

@@ -19,13 +19,7 @@ def report(outcome: Outcome) -> int:
     """Show what went wrong, if something did, and give the exit status."""
     failure = outcome.failure
     if outcome.interrupted is not None:
-        saved = outcome.saved_at
-        left = (
-            ""
-            if saved is None
-            else f" The newest checkpoint is of step {saved}; --resume goes on from there."
-        )
-        _say(f"interrupted: all workers have ended.{left}")
+        _say(outcome.farewell)
     elif failure is not None and failure.kind in ("input", "disk"):
         _say(f"error: {failure.message}")
     elif failure is not None and failure.kind == "hang":

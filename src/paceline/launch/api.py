@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any, Unpack
 
 from paceline import ranges, strategies
+from paceline.compat import python
 from paceline.errors import InputError, WorkerFailedError
 from paceline.launch import job
 from paceline.launch.base import Launcher, LaunchPlan, LaunchSpec, Outcome
+from paceline.launch.clean_up import check_call
 from paceline.launch.clusters import mpi
 from paceline.launch.clusters.joined import JoinedLauncher
 from paceline.launch.clusters.mpi import MpiLauncher
@@ -55,11 +58,16 @@ def launch(
         folder.check_resumed(made)
         threads = threads if threads is not None else before.get("threads")
         console, identity = Console(notes=True), env.identity()
+        if identity is None and job.is_in_script(function):
+            check_call(python.frame(1))
         for text in notes if identity is None or identity.rank == 0 else ():
             console.event(Note(in_keywords(text)))
-        return start(
+        outcome = start(
             function, args, kwargs or {}, made, threads=threads, console=console, record={"threads": threads}
-        ).value()
+        )
+        if outcome.interrupted == signal.SIGTERM:
+            console.line(in_keywords(outcome.farewell))  # else this process would end without a word
+        return outcome.value()
 
 
 launch.__signature__ = signature(launch)  # type: ignore[attr-defined]
@@ -110,6 +118,8 @@ def plan(
     if rendezvous is None or rendezvous.is_here():
         folder.check(options)  # one that follows may well come to a run in progress
     spec = next((one for one in args if isinstance(one, TrainSpec)), None)
+    # Before a worker is asked for the shards, of which a limit would speak first.
+    check_process_limit(options.workers + options.total_servers, threads or 1, options.num_workers)
     options = choose_shards(options, lambda: task_shards(spec, launcher))
     if rendezvous is not None and options.total_servers:
         reach.chosen(machines.interface(rendezvous))

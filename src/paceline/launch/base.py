@@ -123,6 +123,17 @@ class Outcome:
             return 128 + self.interrupted
         return self.failure.status if self.failure else 0
 
+    @property
+    def farewell(self) -> str:
+        """Return what to say where a signal has ended it."""
+        saved = self.saved_at
+        left = (
+            ""
+            if saved is None
+            else f" The newest checkpoint is of step {saved}; --resume goes on from there."
+        )
+        return f"interrupted: all workers have ended.{left}"
+
     def value(self) -> tuple[Any, ...]:
         """Return the results, or raise what went wrong; SIGTERM ends this process, with the status of the commands."""
         if self.interrupted == signal.SIGTERM:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from paceline.documents import read_object
 from paceline.errors import InputError
+from paceline.launch.accepting import Acceptor
+from paceline.transport.runtime_folder import RuntimeFolder
 from paceline.world import env
 
 NAME = "launcher.json"
@@ -29,13 +28,11 @@ class ControlSocket:
 
     def __init__(self, folder: Path, answer: Answer) -> None:
         # Not in the run folder itself: the path of a socket is at most 107 characters long.
-        self._home = Path(tempfile.mkdtemp(prefix="paceline-control-"))
-        self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
-        """Given up for a moment to turn somebody away where no more files may be opened."""
+        self._home = RuntimeFolder()
         self._record = folder / NAME
         self._answer = answer
         self._text = ""
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._acceptor = Acceptor(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
             self._announce(folder)
         except OSError:
@@ -43,23 +40,21 @@ class ControlSocket:
             raise
 
     def _announce(self, folder: Path) -> None:
-        self._socket.bind(str(self._home / "socket"))
-        self._socket.listen()
-        self._socket.setblocking(False)
+        place = str(self._home.path / "socket")
+        self._acceptor.socket.bind(place)
+        self._acceptor.socket.listen()
         partial = folder / f".{NAME}.partial"
-        self._text = (
-            json.dumps({"pid": os.getpid(), "host": env.host(), "socket": str(self._home / "socket")}) + "\n"
-        )
+        self._text = json.dumps({"pid": os.getpid(), "host": env.host(), "socket": place}) + "\n"
         partial.write_text(self._text)
         partial.replace(self._record)
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when an order comes."""
-        return self._socket.fileno()
+        return self._acceptor.socket.fileno()
 
     def serve(self) -> None:
         """Take one order."""
-        connection = self._accept()
+        connection = self._acceptor.accept()
         if connection is None:
             return
         with connection:
@@ -74,30 +69,10 @@ class ControlSocket:
             with contextlib.suppress(OSError):  # whoever asked may be gone
                 connection.sendall(json.dumps(reply).encode() + b"\n")
 
-    def _accept(self) -> socket.socket | None:
-        """Return the next connection; where no more files may be opened it is turned away, or it would wait here for ever."""
-        try:
-            return self._socket.accept()[0]
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                return None  # whoever called has gone again
-        self._give_up_spare()
-        with contextlib.suppress(OSError):
-            self._socket.accept()[0].close()
-        with contextlib.suppress(OSError):
-            self._spare = os.open(os.devnull, os.O_RDONLY)
-        return None
-
-    def _give_up_spare(self) -> None:
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            os.close(spare)
-
     def close(self) -> None:
         """Take no more orders."""
-        self._give_up_spare()
-        self._socket.close()
-        shutil.rmtree(self._home, ignore_errors=True)
+        self._acceptor.close()
+        self._home.close()
         with contextlib.suppress(OSError):
             if self._record.read_text() == self._text:  # not that of a launch that came after
                 self._record.unlink()

@@ -1,6 +1,7 @@
 """Writes the launcher's files from a thread: a slow or full disk costs what is written, never the run.
 
-What the disk does not take is kept, up to a bound, and tried again; beyond that bytes are dropped, and counted in their place.
+What the disk does not take is kept, up to a bound, and tried again; beyond that bytes are dropped and counted in their place, and
+the user is told once.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from paceline.observe.events import Note, to_json
 
 KEPT = 16 << 20
 """Bytes that may wait for the disk, of all files together."""
@@ -38,8 +41,9 @@ class FileWriter:
     """Appends to files and replaces them, in a thread of its own."""
 
     def __init__(self) -> None:
-        self._failed = False
-        self._complaint: str | None = None
+        self._failed = self._dropped = self._lost = False
+        """What the user was told of: that the disk fails, that something was dropped, and that it never came."""
+        self._complaints: list[str] = []
         self._changed = threading.Condition()
         self._files: dict[Path, _File] = {}
         self._kept = 0
@@ -54,6 +58,7 @@ class FileWriter:
             file = self._files.setdefault(path, _File())
             if file.dropped or self._kept + len(data) > KEPT:
                 file.dropped += len(data)
+                self._complain_of_loss(path)
             else:
                 file.waiting += data
                 self._kept += len(data)
@@ -67,8 +72,9 @@ class FileWriter:
 
     def take_complaint(self) -> str | None:
         """Return, once, what to say of a disk that does not take what is written."""
-        complaint, self._complaint = self._complaint, None
-        return complaint
+        with self._changed:
+            complaints, self._complaints = self._complaints, []
+        return " ".join(complaints) or None
 
     def flush(self, wait_s: float = FLUSH_S) -> bool:
         """Wait until all is written, for a while at most and no longer than the disk takes it; return whether it is."""
@@ -82,6 +88,22 @@ class FileWriter:
             self._closing, self._retry_at = True, 0.0
             self._changed.notify_all()
         self._thread.join(wait_s)  # one that hangs in a write is left there
+        with self._changed:
+            left = [path.name for path, file in self._files.items() if file.waiting or file.dropped]
+            lost = self._kept + sum(file.dropped for file in self._files.values())
+            if left and not self._lost:
+                self._lost = True
+                others = f" and {len(left) - 1} other files" if len(left) > 1 else ""
+                self._complaints.append(
+                    f"{lost} bytes of {left[0]}{others} were lost at the end: the disk did not take them."
+                )
+
+    def _complain_of_loss(self, path: Path) -> None:
+        if not self._dropped:
+            self._dropped = True
+            self._complaints.append(
+                f"{path.name} has lost what the disk did not take in time; it says how much, and where."
+            )
 
     @property
     def _idle(self) -> bool:
@@ -114,8 +136,6 @@ class FileWriter:
             data, file.waiting = bytes(file.waiting), bytearray()
             dropped, file.dropped = file.dropped, 0
             whole, file.whole = file.whole, None
-        if dropped and path.suffix == ".log":
-            data += f"\n[{dropped} bytes of output were dropped here: the disk did not take them]\n".encode()
         written, replaces = 0, whole is not None
         error: OSError | None = None
         try:
@@ -130,18 +150,28 @@ class FileWriter:
         except OSError as failed:
             error = failed
         with self._changed:
-            self._kept -= min(self._kept, written)
+            self._kept -= written
             if error is None:
+                mark = _mark(path, dropped) if dropped else b""
+                file.waiting[:0] = mark
+                self._kept += len(mark)
                 return
             file.waiting[:0] = data[written:]
+            file.dropped += dropped
             file.whole = file.whole if file.whole is not None else whole
             self._retry_at = time.monotonic() + RETRY_S
             if not self._failed:
                 self._failed = True
-                self._complaint = (
+                self._complaints.append(
                     f"{path} cannot be written ({error.strerror}). The run goes on; what the disk does not take is kept for a "
                     "while, then dropped."
                 )
+
+
+def _mark(path: Path, dropped: int) -> bytes:
+    """Return what a file says in the place of bytes that were dropped, in its own format."""
+    words = f"{dropped} bytes were dropped here: the disk did not take them"
+    return f"{to_json(Note(text=words))}\n".encode() if path.suffix == ".jsonl" else f"\n[{words}]\n".encode()
 
 
 class _PartlyWrittenError(Exception):

@@ -161,8 +161,31 @@ def function_call(
     try:
         payload = pickle.dumps((bound, args, kwargs))
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise InputError(f"the arguments of {name} cannot be sent to another process: {error}") from error
+        which = _unsendable(bound, args, kwargs)
+        raise InputError(
+            f"{which} of {name} cannot be sent to another process: {error}. Give what can be pickled (no lambda, no function "
+            f"that is defined inside another, no open file), or make it inside {name}."
+        ) from error
     return FunctionCall(module=module, name=name, main_path=main_path, payload=payload, options=dict(options))
+
+
+def _unsendable(bound: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Return which argument it is that cannot be pickled."""
+    named = {f"argument {place + 1}": value for place, value in enumerate((*bound, *args))}
+    for which, value in {
+        **named,
+        **{f"the argument {name}=": value for name, value in kwargs.items()},
+    }.items():
+        try:
+            pickle.dumps(value)
+        except (pickle.PicklingError, TypeError, AttributeError):
+            return f"{which} ({getattr(value, '__qualname__', type(value).__name__)})"
+    return "what is given"
+
+
+def is_in_script(function: Callable[..., Any]) -> bool:
+    """Return whether workers import the script that was started to find a function."""
+    return getattr(_unbound(function, {})[0], "__module__", None) == "__main__"
 
 
 def name_of(function: Callable[..., Any] | str) -> str:

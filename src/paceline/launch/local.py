@@ -23,7 +23,6 @@ from paceline.launch.workers.process_limit import crowded
 from paceline.observe import JsonlSink, RunFailed
 from paceline.training.folder import EVENTS
 from paceline.training.options import RunOptions
-from paceline.transport.secret import VARIABLE
 from paceline.world import env, interfaces
 from paceline.world.env import Identity
 
@@ -61,10 +60,10 @@ class LocalLauncher:
         threads = spec.threads or max(1, env.cores() // spec.workers)
         secret, invitation = machines.shared_secret(spec.rendezvous, spec.secret_file)
         # Workers of several machines know each other by the secret of the machines.
-        shared = {name: value for name, value in spec.shared.items() if secret is None or name != VARIABLE}
+        shared = {name: value for name, value in spec.shared.items() if secret is None or name != env.SECRET}
         environment = {**env.snapshot(), **spec.environment, **shared}
         if secret is not None:
-            environment[VARIABLE] = secret.text
+            environment[env.SECRET] = secret.text
         address = LOOPBACK
         if spec.rendezvous is not None:
             own = interfaces.reaching(spec.rendezvous.host)

@@ -57,6 +57,8 @@ class State(Enum):
     ENDED = auto()
 
 
+_TIMED = (State.RELEASED, State.STARTING)
+"""Who may be given a time in which to be further."""
 _UNRETURNED = (
     " where another worker has returned already: nobody is left to go on with it, and what it would have returned is lost. "
     "Where the run has saved, call again with resume=True"
@@ -170,6 +172,8 @@ class Membership:
         """How many the present group began with, and are yet to be replaced in it."""
         self._asked = 0
         """How many newcomers were asked for and are not counted in yet: what asks for them goes on deciding."""
+        self._awaited: Member | None = None
+        """Somebody who had yet to leave the group when that was asked last."""
         self._changing = False
         self._stopping = False
         """Whether the next group is the last: it saves a checkpoint and ends."""
@@ -246,11 +250,14 @@ class Membership:
         was, member.state = member.state, State.ENDED
         if was in (State.RELEASED, State.ENDED):
             return []
-        if failure.kind in ("input", "disk") or not self.policy.elastic:
+        # One that was to join found no room for its records on a full disk; those that train have theirs.
+        outside = member.newcomer and was in (State.STARTING, State.WAITING)
+        ends = failure.kind == "input" or (failure.kind == "disk" and not outside)
+        if ends or not self.policy.elastic:
             return self._do_without(member, self._cause_of(failure))
         if (end := self._dies_again(member, failure, was)) is not None:
             return [GiveUp(end)]
-        if member.newcomer and was in (State.STARTING, State.WAITING):
+        if outside:
             return self._lost_newcomer(failure)
         return self._lost_from_group(member, failure, step)
 
@@ -269,7 +276,9 @@ class Membership:
     @property
     def due(self) -> float | None:
         """When something is to be decided though nothing has happened; None where nothing is."""
-        times = [limit for one in self.members.values() if (limit := self._deadline(one)) is not None]
+        # Asked at every turn of the launcher's loop, with thousands of members of whom hardly any is to do something in time.
+        watched = [one for one in self.members.values() if one.state in _TIMED]
+        times = [limit for one in watched if (limit := self._deadline(one)) is not None]
         return min(times if self._retry_at is None else [*times, self._retry_at], default=None)
 
     def tick(self) -> list[Action]:
@@ -570,13 +579,23 @@ class Membership:
 
     def _form_when_ready(self) -> list[Action]:
         """Form the next group when everybody who is left has come out of the old one."""
+        if self._is_awaiting():
+            return []
         group = self._in_group()
         if not group:
             return self._end_of_all()
-        if self._unexplained or any(one.state is State.TRAINING for one in group):
+        if self._unexplained:
             return []
         held_back = self._futile(group)
         return held_back if held_back or self._retry_at is not None else self._form_next(group)
+
+    def _is_awaiting(self) -> bool:
+        """Return whether somebody has yet to leave the group; there may be thousands, so who was awaited before is seen first."""
+        last = self._awaited
+        if last is None or last.state is not State.TRAINING or self.members.get(last.number) is not last:
+            inside = (one for one in reversed(self.members.values()) if one.state is State.TRAINING)
+            self._awaited = next(inside, None)
+        return self._awaited is not None
 
     def _form_next(self, group: list[Member]) -> list[Action]:
         """Form the next group of those who have come out of the old one, and of those who join."""

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.compat import python
 from paceline.errors import InputError, WorkerFailedError
 from paceline.launch import job
 from paceline.launch.base import LaunchSpec, Outcome
+from paceline.launch.clean_up import check_call
 from paceline.launch.clusters import mpi
 from paceline.launch.clusters.joined import JoinedLauncher
 from paceline.launch.console import Console
@@ -21,9 +23,10 @@ from paceline.launch.membership import Policy
 from paceline.launch.nodes import machines
 from paceline.launch.workers.role_call import MODULES, RoleCall
 from paceline.observe.events import Event, WorkerLost
-from paceline.remote.names import INTERFACE, ROLES, SECRET, Roles
+from paceline.remote.names import INTERFACE, ROLES, Roles
 from paceline.remote.roles import Role
 from paceline.training.options import RunOptions
+from paceline.world import env
 
 _SECRET_BYTES = 32
 
@@ -74,6 +77,8 @@ def launch_roles(
         rendezvous, str(nodes), join_timeout=join_timeout, machine_timeout=machine_timeout, lead=lead
     )
     calls = _calls(made)
+    if not is_joined and any(call is not None and call.main_path is not None for call in calls):
+        check_call(python.frame(1))
     spec = LaunchSpec(
         call=RoleCall(
             roles=named,
@@ -107,7 +112,7 @@ def role_variables(roles: Roles, interface: str) -> dict[str, str]:
 
 def secret_variable(secret: bytes | None = None) -> dict[str, str]:
     """Return the secret by which the workers of one launch know each other, as they find it in their environment."""
-    return {SECRET: (secret or secrets.token_bytes(_SECRET_BYTES)).hex()}
+    return {env.SECRET: (secret or secrets.token_bytes(_SECRET_BYTES)).hex()}
 
 
 def _agreed(

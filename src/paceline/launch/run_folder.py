@@ -18,6 +18,7 @@ from paceline.errors import InputError
 from paceline.launch.base import Outcome
 from paceline.observe.events import Note, RunStarted
 from paceline.training import folder
+from paceline.transport.runtime_folder import RuntimeFolder
 
 
 class RunFolder:
@@ -28,17 +29,21 @@ class RunFolder:
     """
 
     def __init__(self, out: Path | None, record: Mapping[str, Any], *, shared: bool = False) -> None:
-        self._temporary = out is None
-        self.path = Path(tempfile.mkdtemp(prefix="paceline-")) if out is None else out
-        self._record = record
         self._shared = shared or out is None
+        self._temporary: RuntimeFolder | None = None
+        """Of a launch that asked for no folder: it goes with the launch, and at the next one where that was killed."""
+        if out is None:
+            self._temporary = RuntimeFolder()
+            out = self._temporary.path
+        self.path = out
+        self._record = record
         self._made: list[Path] = []
         """The folders that were made here, the innermost first."""
         self._found: set[Path] | None = None
         """What lay there before, folders and files; None as long as the folder may be another launch's too."""
         self._spec_before: bytes | None = None
         self._lock: int | None = None
-        self._keep = not self._temporary
+        self._keep = self._temporary is None
 
     def __enter__(self) -> RunFolder:
         try:
@@ -47,7 +52,7 @@ class RunFolder:
                 self._found = {place for name in folder.FILES if (place := self.path / name).exists()}
                 self._found |= self._written()
             (self.path / "logs").mkdir(exist_ok=True)
-            if not self._temporary:
+            if self._temporary is None:
                 spec = self.path / folder.SPEC
                 self._spec_before = spec.read_bytes() if spec.exists() else None
                 folder.write_spec(self.path, self._record)
@@ -96,25 +101,26 @@ class RunFolder:
     def finish(self, outcome: Outcome) -> None:
         """Decide what stays: a run that was never begun leaves nothing, a failed one its logs."""
         failure, spec = outcome.failure, self.path / folder.SPEC
-        if not self._temporary and not spec.exists() and folder.has_run(self.path):
+        if self._temporary is None and not spec.exists() and folder.has_run(self.path):
             # Somebody has cleared up in a run that can be gone on with.
             folder.write_spec(self.path, self._record)
         if failure is not None and failure.kind == "input":
             begun = failure.step is not None and failure.step > 0
-            self._keep = not self._temporary and (begun or folder.has_run(self.path))
+            self._keep = self._temporary is None and (begun or folder.has_run(self.path))
             if self._spec_before is not None:  # what was refused must not speak for the run that is there
                 with suppress(FileNotFoundError):  # the folder may be gone
                     spec.write_bytes(self._spec_before)
         elif failure is None and outcome.interrupted and not outcome.at_once and self._nothing_done():
             self._keep = False
             print(f"no step was finished, so nothing of this run is kept in {self.path}", file=sys.stderr)  # noqa: T201
-        elif failure is not None and self._temporary:
-            self._keep = True
-            print(f"the output of every rank is in {self.path / 'logs'}", file=sys.stderr)  # noqa: T201
+        elif failure is not None and outcome.interrupted is None and self._temporary is not None:
+            kept = Path(tempfile.mkdtemp(prefix="paceline-")) / "logs"
+            shutil.move(self.path / "logs", kept)
+            print(f"the output of every rank is in {kept}", file=sys.stderr)  # noqa: T201
 
     def _nothing_done(self) -> bool:
         """Return whether a run in the user's folder has begun and got no further: nobody could go on with it."""
-        if self._temporary or self._found is None or folder.has_run(self.path):
+        if self._temporary is not None or self._found is None or folder.has_run(self.path):
             return False
         events = self.path / folder.EVENTS
         if not events.exists() or events in self._found:
@@ -128,8 +134,8 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        gone = not self._temporary and not (self.path / folder.SPEC).exists()
-        if not self._keep:
+        gone = self._temporary is None and not (self.path / folder.SPEC).exists()
+        if self._temporary is not None or not self._keep:
             self._take_away()
         self._release()
         if gone and isinstance(error, FileNotFoundError):
@@ -137,8 +143,8 @@ class RunFolder:
 
     def _take_away(self) -> None:
         """Delete what this launch wrote, and the folders that it made as far as they are empty then."""
-        if self._temporary:
-            shutil.rmtree(self.path, ignore_errors=True)  # made by mkdtemp, and nobody else knows of it
+        if self._temporary is not None:
+            self._temporary.close()
             return
         emptied = list(self._made)
         if self._found is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 
+from paceline.transport.addresses import at
 from paceline.transport.runtime_folder import RuntimeFolder
 from paceline.transport.secret import Secret
 from paceline.transport.store_server import StoreServer
@@ -18,18 +19,17 @@ class MeetingPoint:
         self._reserved = _reserve(host)
         self.port = int(self._reserved.getsockname()[1])
         """Nobody listens there: rank 0 of a script that calls `init_process_group` does."""
-        self._server = StoreServer(
-            folder.address("store") if secret is None else f"tcp://{_bracketed(host)}:*", secret=secret
-        )
+        address = folder.address("store") if secret is None else f"tcp://{at(host, '*')}"
+        try:
+            self._server = StoreServer(address, secret=secret)
+        except OSError:
+            self._reserved.close()
+            raise
         self._remote_port = None if secret is None else self._server.address.rpartition(":")[2]
 
     def address(self, host: str) -> str:
         """Return where workers reach the store that reach this machine as `host`."""
-        return (
-            self._server.address
-            if self._remote_port is None
-            else f"tcp://{_bracketed(host)}:{self._remote_port}"
-        )
+        return self._server.address if self._remote_port is None else f"tcp://{at(host, self._remote_port)}"
 
     def close(self) -> None:
         """Stop serving, and release the port."""
@@ -40,10 +40,10 @@ class MeetingPoint:
 def _reserve(host: str) -> socket.socket:
     """Bind a free port without listening: Linux lets another socket that says SO_REUSEADDR, as torch's does, bind it too."""
     reserved = socket.socket(family(host), socket.SOCK_STREAM)
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind((host, 0))
+    try:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((host, 0))
+    except OSError:
+        reserved.close()
+        raise
     return reserved
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -35,7 +35,7 @@ from paceline.launch.health.monitor import HealthMonitor
 from paceline.launch.health.watch import Watch
 from paceline.launch.job import ScriptCall
 from paceline.launch.membership import Membership, State
-from paceline.launch.nodes.admission import Follower
+from paceline.launch.nodes.admission import FollowingMachine
 from paceline.launch.nodes.inventory import LEADER, Node, Nodes
 from paceline.launch.nodes.leading import Leading
 from paceline.launch.nodes.probation import Probation
@@ -52,6 +52,8 @@ from paceline.world import env
 
 NOTICES = (signal.SIGINT, signal.SIGTERM)
 """The signals whose first one lets the run end after a step, with a checkpoint."""
+ROSTER_S = 0.02
+"""How long workers.json may lag behind."""
 END_S = 2.0
 """Of --grace, what is left for the end of workers that did not come to one."""
 
@@ -80,6 +82,8 @@ class Supervisor:
         self._cause_by: float | None = None
         """Until when the cause of a start that failed is waited for, if it is."""
         self._probation = Probation()
+        self._roster_at: float | None = None
+        """When workers.json is to be written, if it is."""
         self._told_to_break = -1
         """The latest generation whose group was told to break."""
         self._leading = Leading(plan, self._selector, self, console) if plan.rendezvous is not None else None
@@ -144,7 +148,8 @@ class Supervisor:
             return False
         if self._shutdown.overdue:
             return False  # what SIGKILL does not end is left behind
-        return any(not self._only_waits(one) for one in self._roster.running()) or self._pool.unheard
+        busy = any(one.running and not self._only_waits(one) for one in self._roster)
+        return busy or self._pool.unheard
 
     def _only_waits(self, entry: Entry) -> bool:
         """Return whether a worker is none of the group's yet: nobody waits for one when the run ends meanwhile."""
@@ -158,7 +163,7 @@ class Supervisor:
         far = None if self._leading is None else time.monotonic() + self._leading.tick()
         decide_at = None if ending.in_progress else self._membership.due
         moments = (
-            *(ending.deadline, look_at, far, decide_at),
+            *(ending.deadline, look_at, far, decide_at, self._roster_at),
             *(() if ending.in_progress else self._later),
         )
         times = [moment for moment in moments if moment is not None]
@@ -167,6 +172,9 @@ class Supervisor:
             # A callback before this one may have closed the descriptor, and even have opened another of that number.
             if self._selector.get_map().get(key.fd) is key:
                 key.data[0]() if isinstance(key.data, tuple) else key.data()
+        if self._roster_at is not None and time.monotonic() >= self._roster_at:
+            self._roster_at = None
+            self._scheduler.write_roster(self._folder, self._pool.files)
         if self._leading is not None:
             self._leading.tick()
             self._see_who_works()
@@ -258,7 +266,8 @@ class Supervisor:
         if not self._shutdown.saves_wanted:
             return
         self._shutdown.saves_wanted = 0
-        if not self._can_stop or not any(one.trains for one in self._roster.running()):
+        out = self._plan.out
+        if out is None or not self._can_stop or not any(one.trains for one in self._roster.running()):
             self._say(
                 "SIGUSR1: no checkpoint can be saved: "
                 + (
@@ -268,7 +277,7 @@ class Supervisor:
                 )
             )
             return
-        self._say("SIGUSR1: saving a checkpoint behind this step.")
+        self._say(f"SIGUSR1: saving a checkpoint behind this step, in {out / run_folder.CHECKPOINTS}.")
         self._do(self._membership.save())
 
     def _end_all(self) -> None:
@@ -319,11 +328,15 @@ class Supervisor:
         self._signal(entry, signal.SIGKILL)
         self._lost(entry, dataclasses.replace(failure, rank=entry.rank, host=host))
 
-    # What the crews tell. Those of other machines may speak of workers that are forgotten here already.
+    # What the worker pools tell. Those of other machines may speak of workers that are forgotten here already.
 
     def started(self, number: int, pid: int) -> None:  # noqa: ARG002
-        """Write down who runs where."""
-        self._scheduler.write_roster(self._folder, self._pool.files)
+        """Have it written down who runs where."""
+        self._write_roster_soon()
+
+    def _write_roster_soon(self) -> None:
+        """Once for all that start in the same moment: there may be thousands."""
+        self._roster_at = self._roster_at or time.monotonic() + ROSTER_S
 
     def said(self, number: int, kind: str, value: Any) -> None:
         """Take a worker's message."""
@@ -407,7 +420,7 @@ class Supervisor:
 
     # What is heard of other machines.
 
-    def arrived(self, machine: Follower, pool: RemoteWorkerPool) -> None:
+    def arrived(self, machine: FollowingMachine, pool: RemoteWorkerPool) -> None:
         """Add a machine to the run: from the beginning, or from the next step on."""
         policy = self._membership.policy
         vacant = policy.most - self._nodes.wanted
@@ -421,7 +434,7 @@ class Supervisor:
             self.remark(f"{machine.name} has come; {node.wanted} workers join there.")
             self._fill()
 
-    def left(self, machine: Follower, fate: str) -> None:
+    def left(self, machine: FollowingMachine, fate: str) -> None:
         """Take a machine's workers as lost; none is started elsewhere in their place."""
         lost = self._roster.on(machine.index)
         self._nodes.drop(machine.index)
@@ -480,9 +493,11 @@ class Supervisor:
 
     def _fill(self) -> None:
         """Start the first workers of machines that were not in the first group, once that trains."""
-        first = [one for one in self._roster.running() if not self._only_waits(one)]
         if self._shutdown.in_progress or not self._membership.policy.elastic:
             return
+        if not any(node.due for node in self._nodes):
+            return
+        first = [one for one in self._roster.running() if not self._only_waits(one)]
         if first and all(one.trains for one in first):
             self._scheduler.start_due()
 
@@ -499,7 +514,7 @@ class Supervisor:
                 case Assign() if action is places[0]:
                     self._scheduler.assign(places)
                     self._health.regrouped()
-                    self._scheduler.write_roster(self._folder, self._pool.files)
+                    self._write_roster_soon()
                 case Release():
                     self._roster[action.member].rank = -1
                     self._scheduler.send(action.member, {"do": "release"})

@@ -47,7 +47,7 @@ class RunStarted(Event):
     shards_from: str = "option"
     """Who said how many shards: option, task or workers."""
     transport: str = ""
-    """What tensors travel by between workers: shared memory, gloo, nccl, rpc, threads, none, or several."""
+    """What tensors travel by between workers: shared memory, gloo, nccl, calls, threads, none, or several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +154,8 @@ class Regrouped(Event):
     """Where the parts of a state that is sharded came from: workers, copies, checkpoint, beginning."""
     redone: int = 0
     """Steps that had been taken and are taken again."""
+    moved_bytes: int = 0
+    """Bytes of a state that is sharded that went from one worker to another, all of them together."""
     transport: str = ""
     """What tensors travel by in the new group."""
 

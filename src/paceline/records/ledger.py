@@ -100,7 +100,7 @@ class Ledger:
             self._make_room(0)
         except OSError as error:
             self._release()
-            raise self._unwritable(error) from error
+            raise _unwritable(self.path, error) from error
         except InputError:
             self._release()
             raise
@@ -125,7 +125,7 @@ class Ledger:
         try:
             os.fsync(self._file)
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise _unwritable(self.path, error) from error
 
     def close(self) -> None:
         """Cut off the bytes that were not used, and close the file; a second call does nothing."""
@@ -134,7 +134,7 @@ class Ledger:
         try:
             os.ftruncate(self._file, self._base + self._at)
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise _unwritable(self.path, error) from error
         finally:
             self._release()
 
@@ -167,17 +167,34 @@ class Ledger:
             os.posix_fallocate(self._file, base, size)
             window = mmap.mmap(self._file, size, offset=base)
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise _unwritable(self.path, error) from error
         if self._window is not None:
             self._window.close()
         self._window, self._base, self._at = window, base, end - base
         return window
 
-    def _unwritable(self, error: OSError) -> RecordsError:
-        return RecordsError(
-            f"the ledger {self.path} cannot be written: {error.strerror}. "
-            "Make room or choose another --out; the run can be resumed from its last checkpoint."
-        )
+
+def check_room(folder: Path) -> None:
+    """Raise where the disk has no room for one more ledger; a worker that is to join a group asks before it does."""
+    place = folder / FOLDER / f".room-{os.getpid()}"
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with place.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, MIN_RESERVED)
+    except OSError as error:
+        raise _unwritable(place, error) from error
+    finally:
+        place.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, error: OSError) -> RecordsError:
+    saved = any((path.parent.parent / "checkpoints").glob("step-*"))
+    remedy = (
+        "Make room; the run can then be resumed from its last checkpoint."
+        if saved
+        else "Make room or choose another --out, and start again: no checkpoint was saved."
+    )
+    return RecordsError(f"the ledger {path} cannot be written: {error.strerror}. {remedy}")
 
 
 def paths(folder: Path) -> dict[Origin, Path]:

@@ -158,7 +158,7 @@ class Receipt:
         except OSError as error:
             partial.unlink(missing_ok=True)
             raise RecordsError(
-                f"{folder / NAME} cannot be written: {error.strerror}. Make room, or choose another --out."
+                f"{folder / NAME} cannot be written: {error.strerror}. Make room there."
             ) from error
 
     def _document(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def write(folder: Path, position: Position, held: LocalState) -> None:
         torch.save(
             {
                 "position": asdict(position),
-                "slots": own_slots(held.rest),
+                "slots": own_slots(held.extra_state),
                 "chunks": [
                     (
                         key,

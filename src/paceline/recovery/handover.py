@@ -10,23 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise, product
 from typing import Any
-
-from torch import Tensor
 
 from paceline.recovery.position import Position
 from paceline.state.chunks import (
     MODEL,
     OPTIMIZER,
-    Catalogue,
     ChunkBounds,
     ChunkIndex,
     TensorChunk,
     TensorMeta,
-    collect_from,
     index_of,
 )
+from paceline.state.redistribution import Redistribution, remaining
 from paceline.strategies.replica import Replica
 from paceline.world import World, all_gather_object
 
@@ -129,82 +125,32 @@ def _is_whole(found: ChunkIndex, outline: Mapping[str, bool]) -> bool:
 @lru_cache(maxsize=4096)
 def _cover(shape: tuple[int, ...], chunks: frozenset[ChunkBounds]) -> bool:
     """Return whether some chunks leave nothing of a tensor out; those of two groups lie over each other, so no sum tells."""
-    edges = [
-        sorted(
-            {
-                0,
-                length,
-                *(bounds.offset[side] + far for bounds in chunks for far in (0, bounds.shape[side])),
-            }
-        )
-        for side, length in enumerate(shape)
-    ]
-    cells = product(*(pairwise(marks) for marks in edges))
-    return all(any(_inside(cell, bounds) for bounds in chunks) for cell in cells)
-
-
-def _inside(cell: Sequence[tuple[int, int]], bounds: ChunkBounds) -> bool:
-    return all(
-        start <= low and high <= start + length
-        for (low, high), start, length in zip(cell, bounds.offset, bounds.shape, strict=True)
-    )
-
-
-def wanted_bounds(replica: Replica, catalogue: Catalogue) -> dict[str, ChunkBounds]:
-    """Return the part of each tensor that a replica will ask for: its own of the model, and the same of the slots."""
-    held = replica.local_state()
-    wanted: dict[str, ChunkBounds] = {}
-    for key, meta in catalogue.items():
-        kind, _, name = key.partition("/")
-        if kind == OPTIMIZER:
-            name = name.rpartition("/")[0]
-        mine = held.chunks.get(f"{MODEL}/{name}")
-        if mine is not None:
-            cut = meta.shape == mine.meta.shape and not replica.reads_whole
-            wanted[key] = mine.bounds if cut else ChunkBounds.whole(meta.shape)
-        elif kind == OPTIMIZER and name.startswith("outside"):
-            wanted[key] = ChunkBounds.whole(meta.shape)
-    return wanted
+    return not remaining([ChunkBounds.whole(shape)], chunks)
 
 
 def receive(
     world: World,
     source: StateSource,
     mine: Sequence[Mapping[str, TensorChunk]],
-    rest: Mapping[str, Any] | None,
+    extra_state: Mapping[str, Any] | None,
     replica: Replica,
-) -> None:
-    """Bring everybody's chunks together, and have a replica take its part; all workers call it."""
+) -> int:
+    """Have a replica load its part of what everybody holds, and return the bytes that moved; all workers call it."""
     catalogue = source.found.metas
-    wanted = wanted_bounds(replica, catalogue)
-    rests = [one for one in all_gather_object(world.comm, rest) if one is not None]
-    kept: dict[str, Tensor] = {}
-
-    def bring(key: str, bounds: ChunkBounds) -> Tensor:
-        return next(chunks[key].values for chunks in mine if key in chunks and chunks[key].bounds == bounds)
-
-    for key, whole in collect_from(world, bring, source.found):
-        if key in wanted:
-            kept[key] = wanted[key].of(whole).clone()
-
-    def read(key: str, bounds: ChunkBounds) -> Tensor:
-        if wanted.get(key) == bounds:
-            return kept[key]
-        if key in kept and kept[key].shape == catalogue[key].shape:
-            return bounds.of(kept[key])
-        raise RuntimeError(f"{key}: {bounds} was not asked for beforehand")
-
-    replica.load_local_state(catalogue, read, merge_rests(rests))
+    extra_states = [one for one in all_gather_object(world.comm, extra_state) if one is not None]
+    there = Redistribution(world, mine, source.found, replica.wanted(catalogue))
+    replica.load_local_state(catalogue, there.read, merge_extra_states(extra_states))
+    return there.moved
 
 
-def merge_rests(rests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_extra_states(extra_states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Put together what workers know beside the tensors: each may know its own parameters only."""
-    first = rests[0]
+    first = extra_states[0]
     groups = [dict(group) for group in first[OPTIMIZER]["groups"]]
     plain: dict[str, Any] = {}
-    for rest in rests:
-        plain |= rest[OPTIMIZER]["state"]
-        for group, more in zip(groups, rest[OPTIMIZER]["groups"], strict=True):
+    for extra_state in extra_states:
+        plain |= extra_state[OPTIMIZER]["state"]
+        for group, more in zip(groups, extra_state[OPTIMIZER]["groups"], strict=True):
             names = group["params"]
             group["params"] = [*names, *(name for name in more["params"] if name not in names)]
     return {**first, OPTIMIZER: {**first[OPTIMIZER], "groups": groups, "state": plain}}

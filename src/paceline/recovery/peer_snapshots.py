@@ -37,7 +37,7 @@ class Snapshot:
 
     position: Position
     shared: dict[str, Any]
-    rest: dict[str, Any]
+    extra_state: dict[str, Any]
     own: dict[str, TensorChunk]
     received: dict[str, TensorChunk] = field(default_factory=dict)
 
@@ -97,7 +97,7 @@ class PeerSnapshots:
             # The group broke, and nobody would receive it. Whoever asks stands between two operations, where nothing
             # regroups: the next operation finds out, and the next group takes one at once.
             return
-        snapshot = Snapshot(position, shared, held.rest, to_host(held.chunks))
+        snapshot = Snapshot(position, shared, held.extra_state, to_host(held.chunks))
         self._last = snapshot
         # One of the same step that another group took stays until this one is whole.
         self.kept.setdefault(position.number, snapshot)
@@ -121,7 +121,7 @@ class PeerSnapshots:
         try:
             number = snapshot.position.number
             rows = [(key, chunk.meta, chunk.bounds) for key, chunk in snapshot.own.items()]
-            header = number, rows, own_slots(snapshot.rest)
+            header = number, rows, own_slots(snapshot.extra_state)
             told = torch.frombuffer(bytearray(pickle.dumps(header)), dtype=torch.uint8)
             theirs, metas, slots = pickle.loads(self._swap(comm, told).numpy().tobytes())  # noqa: S301  (a worker of this run)
             if theirs != number:
@@ -139,7 +139,7 @@ class PeerSnapshots:
             values = buffer[start : start + size].clone().view(meta.dtype).view(bounds.shape)
             received[key] = TensorChunk(values, bounds, meta)
             start += size
-        snapshot.received, snapshot.rest = received, with_slots(snapshot.rest, slots)
+        snapshot.received, snapshot.extra_state = received, with_slots(snapshot.extra_state, slots)
         self.kept[number] = snapshot
         for old in sorted(self.kept)[:-KEPT]:
             del self.kept[old]

@@ -303,7 +303,11 @@ class Regrouping:
             "reason": place.reason,
         }
         seconds = round(time.monotonic() - (group.broken_at or started), 4)
-        moved: dict[str, Any] = {"source": self._source, "redone": self.redone}
+        moved: dict[str, Any] = {
+            "source": self._source,
+            "redone": self.redone,
+            "moved_bytes": self.sharded.moved_bytes,
+        }
         group.recoveries.append({**change, **(moved if self._source else {}), "seconds": seconds})
         group.emit(Regrouped(**change, **moved, seconds=seconds, transport=group.transport))
 

@@ -26,6 +26,8 @@ class ShardedRecovery:
     def __init__(self, options: RecoveryOptions) -> None:
         self._options = options
         self._snapshots = PeerSnapshots(options.snapshot_every)
+        self.moved_bytes = 0
+        """Bytes of the state that went from one worker to another for the group that formed last."""
         self._outline: dict[str, bool] = {}
         """Every tensor of the model, and whether it is trained."""
         self._departing: dict[int, list[LocalState]] = {}
@@ -102,6 +104,7 @@ class ShardedRecovery:
     ) -> StateInventory:
         """Return what this worker can bring of the state; `checkpoint` is the newest that it sees on disk."""
         self._departing = {} if self._options.out is None else departing_state.read(self._options.out)
+        self.moved_bytes = 0
         return StateInventory(
             finished=finished,
             position=position,
@@ -124,12 +127,13 @@ class ShardedRecovery:
         parts = self._departing.get(source.position.number, [])
         left = [one.chunks for one in parts]
         if source.kind == WORKERS and held is not None and brings:
-            rest = with_slots(held.rest, *(one.rest for one in parts))
-            receive(world, source, [held.chunks, *left], rest, replica)
+            extra_state = with_slots(held.extra_state, *(one.extra_state for one in parts))
+            self.moved_bytes = receive(world, source, [held.chunks, *left], extra_state, replica)
         elif source.kind == SNAPSHOTS and snapshot is not None and brings:
-            receive(world, source, [snapshot.own, snapshot.received], snapshot.rest, replica)
+            held_then = [snapshot.own, snapshot.received]
+            self.moved_bytes = receive(world, source, held_then, snapshot.extra_state, replica)
         else:
-            receive(world, source, left, None, replica)
+            self.moved_bytes = receive(world, source, left, None, replica)
 
     def leave_behind(self, position: Position, held: LocalState) -> None:
         """Write this worker's part down for the others: it was told to leave."""

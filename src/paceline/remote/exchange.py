@@ -18,6 +18,7 @@ from paceline.errors import CallRefusedError, RemoteError
 from paceline.remote.failures import Failure, gone, late, unsendable
 from paceline.remote.pending import GRANTS, UNREAD, UNSENDABLE, Call
 from paceline.remote.thread_pool import ThreadPool
+from paceline.transport.incoming import Received, memory_of
 from paceline.transport.mailbox import Mailbox
 from paceline.transport.values import Buffer, Reader, UnsendableError, Vocabulary, Writer
 
@@ -139,10 +140,9 @@ class Exchange:
         context: Context | None = None,
         waits: bool = False,
     ) -> Call:
-        """Ask a worker for something; the answer comes to the call that is returned.
+        """Ask a worker for something; the answer comes to the call that is returned, and is there already if that `waits`.
 
-        A caller that waits for it at once leaves its tensors as they are meanwhile, so they are sent from where they are; all
-        others may write to them as soon as this returns.
+        What is sent may be written to as soon as this returns. Where the worker takes nothing, it waits as long as the call may.
         """
         call = Call(self, next(self.session.numbers), worker, what, timeout_s)
         call.holds = holds
@@ -159,11 +159,17 @@ class Exchange:
         if call.deadline < self._due:
             self._due = call.deadline
             self._errands.put(True)
-        self._grant(worker, writer)
+        if writer.notes:
+            self._grant(worker, writer)
         identity = 0 if context is None else context.identity
         route = _ROUTE.pack(kind, KEEPS if keeps else 0, call.number, identity)
-        if not self._send(worker, route + head, writer.frames, copies=not waits):
-            self._give_up(call)
+        if not waits:
+            self._ask(call, route + head, writer.frames)
+            return call
+        self._mailbox.step_aside()
+        with self._mailbox.reading(worker) as reading:  # before it is sent: the answer may be quicker
+            self._ask(call, route + head, writer.frames)
+            reading.until(call.done)
         return call
 
     def post(
@@ -180,9 +186,16 @@ class Exchange:
         head, writer = self._written(worker, value, context is not None)
         if context is not None:
             context.made((self.ranks[worker], number), writer.leaves)
-        self._grant(worker, writer)
+        if writer.notes:
+            self._grant(worker, writer)
         route = _ROUTE.pack(kind, flags | (GRANTS if writer.notes else 0), number, 0)
-        self._send(worker, route + head, writer.frames)
+        self._send(worker, route + head, writer.frames, waits=kind <= FAILURE)
+
+    def read_for(self, call: Call) -> None:
+        """Take the messages of a call's worker in this thread until the call has ended, unless another thread takes them."""
+        self._mailbox.step_aside()
+        with self._mailbox.reading(call.worker) as reading:
+            reading.until(call.done)
 
     def release(self, owner: str, hold: Hold) -> None:
         """Release a hold, soon, and from any place in a program: a finalizer must not wait for anybody."""
@@ -213,8 +226,10 @@ class Exchange:
                     )
                 )
 
-    def receive(self, sender: str, content: memoryview, frames: Sequence[Buffer]) -> None:
-        """Take a message: complete the call that it answers, or have the request carried out."""
+    def receive(
+        self, sender: str, content: memoryview, frames: Sequence[Buffer]
+    ) -> Callable[[], None] | None:
+        """Take a message: complete the call that it answers, or return what carries the request out."""
         kind, flags, number, identity = _ROUTE.unpack_from(content)
         content = content[_ROUTE.size :]
         if kind <= FAILURE:
@@ -223,18 +238,18 @@ class Exchange:
                 (call.answer if kind == ANSWER else call.fail)(flags, content, frames)
             elif flags & GRANTS and kind == ANSWER:
                 self.reader(content, frames).value()  # too late: what it hands over is released again
-            return
+            return None
         handler = _handlers.get(kind)
         request = Request(self, sender, (flags, number, identity), content, frames)
         if handler is None:
             request.refuse(CallRefusedError(f"there is no request of kind {kind}"))
-            return
+            return None
         if request.keeps:  # before the next message: that may pass the value on, or release it
             self.session.objects.hold(request.number, request.number, sender)
         if kind in _in_order:
             _guarded(handler, request)
-        else:
-            self.pool.submit(lambda: _guarded(handler, request))
+            return None
+        return functools.partial(_guarded, handler, request)
 
     def _written(self, worker: str, value: Any, lifts: bool) -> tuple[bytes, Writer]:
         writer = Writer(self._vocabulary, worker, lifts=lifts)
@@ -249,12 +264,24 @@ class Exchange:
                 self.post(owner, HOLD, [*number, *token, worker])
 
     def _send(
-        self, worker: str, content: bytes, frames: Sequence[memoryview], *, copies: bool = True
+        self,
+        worker: str,
+        content: bytes,
+        frames: Sequence[memoryview],
+        *,
+        deadline: float = math.inf,
+        waits: bool = True,
     ) -> bool:
         if worker != self.session.name:
-            return self._mailbox.send(worker, content, frames, copies=copies)
-        self.receive(worker, memoryview(content), [_Local(memoryview(bytearray(one))) for one in frames])
+            return self._mailbox.send(worker, content, frames, deadline=deadline, waits=waits)
+        job = self.receive(worker, memoryview(content), [Received(_copied(one)) for one in frames])
+        if job is not None:
+            self.pool.submit(job)
         return True
+
+    def _ask(self, call: Call, content: bytes, frames: Sequence[memoryview]) -> None:
+        if not self._send(call.worker, content, frames, deadline=call.deadline):
+            self._give_up(call)
 
     def _give_up(self, call: Call) -> None:
         if self._calls.pop(call.number, None) is not None:
@@ -313,14 +340,11 @@ class _EndedError(Exception):
     """The session is over."""
 
 
-class _Local:
-    """A buffer of a message to this worker itself."""
-
-    def __init__(self, content: memoryview) -> None:
-        self._content, self.size = content, len(content)
-
-    def content(self) -> memoryview:
-        return self._content
+def _copied(content: memoryview) -> Any:
+    """Return a buffer of a message to this worker itself."""
+    found = memory_of(len(content))
+    memoryview(found)[:] = content  # type: ignore[arg-type]
+    return found
 
 
 def _guarded(handler: Handler, request: Request) -> None:

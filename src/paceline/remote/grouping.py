@@ -12,7 +12,7 @@ from paceline.remote import served  # noqa: F401  (what a message may ask for is
 from paceline.remote.names import Roles
 from paceline.remote.reach import of_group
 from paceline.remote.session import Session
-from paceline.transport.secret import Secret
+from paceline.world.run_secret import run_secret
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -56,7 +56,7 @@ def open_group(world: World) -> Session:
 
 def _group_secret(world: World) -> bytes:
     """Return what the workers of this group share: made of the run's secret where there is one, so that nothing is sent."""
-    of_run = Secret.from_environment()
+    of_run = run_secret()
     if of_run is not None:
         return of_run.key("group", str(world.generation))
     drawn = torch.frombuffer(bytearray(secrets.token_bytes(SECRET_BYTES)), dtype=torch.uint8)

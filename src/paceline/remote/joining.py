@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from paceline.errors import InputError
 from paceline.remote import reach, served  # noqa: F401  (what a message may name is here before the first comes)
-from paceline.remote.names import INTERFACE, ROLES, SECRET, Roles
+from paceline.remote.names import INTERFACE, ROLES, Roles
 from paceline.remote.reach import LOOPBACK
 from paceline.remote.session import JOIN_S, TIMEOUT_S, Session
 from paceline.world import env
@@ -62,7 +62,7 @@ def enter(
     timeout_s: float,
 ) -> Session:
     """Meet the others at the launcher's store, each in its role; the launcher has told the secret where none is given."""
-    told = env.read(SECRET)
+    told = env.read(env.SECRET)
     if not (secret or told):
         raise InputError(
             "nobody gave the run's secret. Start the script with paceline run --roles, or give all the same join(secret=...)."

@@ -10,7 +10,7 @@ from functools import cached_property
 from paceline.errors import InputError, UnknownNameError
 from paceline.ranges import WORKERS
 
-ROLES, SECRET, INTERFACE = "PACELINE_ROLES", "PACELINE_SECRET", "PACELINE_INTERFACE"
+ROLES, INTERFACE = "PACELINE_ROLES", "PACELINE_INTERFACE"
 """The variables through which a launcher tells a script what `remote.join` needs."""
 
 

@@ -56,6 +56,8 @@ class Call:
 
     def wait(self) -> Any:
         """Return the answer when it is there, or raise what the call came to; its time is kept by the exchange."""
+        if not self._ended:
+            self._exchange.read_for(self)
         with self._done:
             self._read()
         if self._error is not None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import torch
+
 from paceline.errors import InputError
 from paceline.remote.exchange import Exchange
 from paceline.remote.failures import gone
@@ -91,7 +93,13 @@ class Session:
             session.exchange.close()
             raise
         _current = session  # calls may come in before the next line returns
-        mailbox.start(peers, session.exchange.receive, session.note_lost)
+        mailbox.start(
+            peers,
+            session.exchange.receive,
+            session.note_lost,
+            submit=session.exchange.pool.submit,
+            prepare=torch.get_num_threads,  # a thread that never asked computes on all cores
+        )
         return session
 
     def workers(self, role: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import torch
 
 MOST = 1024
 """How many calls a worker can be in at once; more wait their turn."""
-Job = Callable[[], None]
+Job = Callable[[], object]
 
 
 class ThreadPool:

@@ -84,7 +84,7 @@ class LocalState:
     """All that one worker holds of a run's state."""
 
     chunks: dict[str, TensorChunk]
-    rest: dict[str, Any]
+    extra_state: dict[str, Any]
     """Groups and plain values of the optimizer, schedule, scaler: the same on all workers."""
 
     @property
@@ -97,13 +97,13 @@ class LocalState:
 
 
 def split(state: Mapping[str, Any]) -> LocalState:
-    """Take a whole state apart into whole chunks and the rest."""
+    """Take a whole state apart into whole chunks and the extra state."""
     check_saved(state[MODEL])
     chunks = {f"{MODEL}/{name}": TensorChunk.whole(value.detach()) for name, value in state[MODEL].items()}
     slots, plain = held_slots(state[OPTIMIZER]["state"], {})
     chunks |= slots
-    rest = {key: value for key, value in state.items() if key not in (MODEL, OPTIMIZER)}
-    return LocalState(chunks, {**rest, OPTIMIZER: {**state[OPTIMIZER], "state": plain}})
+    extra_state = {key: value for key, value in state.items() if key not in (MODEL, OPTIMIZER)}
+    return LocalState(chunks, {**extra_state, OPTIMIZER: {**state[OPTIMIZER], "state": plain}})
 
 
 def check_saved(saved: Mapping[str, Any]) -> None:
@@ -116,18 +116,18 @@ def check_saved(saved: Mapping[str, Any]) -> None:
         )
 
 
-def assemble(tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Put a whole state together from whole tensors by key and the rest."""
+def assemble(tensors: Mapping[str, Tensor], extra_state: Mapping[str, Any]) -> dict[str, Any]:
+    """Put a whole state together from whole tensors by key and the extra state."""
     model = {key.partition("/")[2]: value for key, value in tensors.items() if key.startswith(f"{MODEL}/")}
-    slots = {name: dict(plain) for name, plain in rest[OPTIMIZER]["state"].items()}
+    slots = {name: dict(plain) for name, plain in extra_state[OPTIMIZER]["state"].items()}
     for key, value in tensors.items():
         if key.startswith(f"{OPTIMIZER}/"):
             name, _, slot = key.partition("/")[2].rpartition("/")
             slots.setdefault(name, {})[slot] = value
-    behind = {key: rest[key] for key in ("scheduler", "scaler") if key in rest}
-    before = {key: value for key, value in rest.items() if key not in (OPTIMIZER, *behind)}
+    behind = {key: extra_state[key] for key in ("scheduler", "scaler") if key in extra_state}
+    before = {key: value for key, value in extra_state.items() if key not in (OPTIMIZER, *behind)}
     # In the order in which one process has it.
-    return {**before, MODEL: model, OPTIMIZER: {**rest[OPTIMIZER], "state": slots}, **behind}
+    return {**before, MODEL: model, OPTIMIZER: {**extra_state[OPTIMIZER], "state": slots}, **behind}
 
 
 # The state of a worker that has a part of each parameter.
@@ -186,7 +186,7 @@ def read_slots(catalogue: Catalogue, read: Read, parts: Parts) -> dict[str, dict
 
 
 def read_whole(
-    catalogue: Catalogue, read: Read, rest: Mapping[str, Any], keeps: Callable[[str, str], bool]
+    catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any], keeps: Callable[[str, str], bool]
 ) -> dict[str, Any]:
     """Return a state of whole tensors with what a worker keeps: `keeps` is asked for the section and the name of each."""
     tensors: dict[str, Tensor] = {}
@@ -197,7 +197,7 @@ def read_whole(
             values = read(key, ChunkBounds.whole(meta.shape))
             # An optimizer goes on with the very tensors it is given.
             tensors[key] = values if section == MODEL else values.clone()
-    state = assemble(tensors, rest)
+    state = assemble(tensors, extra_state)
     slots = {name: one for name, one in state[OPTIMIZER]["state"].items() if keeps(OPTIMIZER, name)}
     return {**state, OPTIMIZER: {**state[OPTIMIZER], "state": slots}}
 
@@ -260,11 +260,6 @@ def collect(
     world: World, chunks: Mapping[str, TensorChunk], found: ChunkIndex
 ) -> Iterator[tuple[str, Tensor]]:
     """Return every tensor whole, one after the other, to everybody; no more than `TOGETHER` bytes of them at a time."""
-    return collect_from(world, lambda key, _: chunks[key].values, found)
-
-
-def collect_from(world: World, read: Read, found: ChunkIndex) -> Iterator[tuple[str, Tensor]]:
-    """Do the same for workers that hold several chunks of a tensor: `read` returns the chunk that is asked for."""
     for keys in _batches(found):
         whole = {
             key: torch.empty(found.metas[key].shape, dtype=found.metas[key].dtype, device=world.device)
@@ -277,7 +272,7 @@ def collect_from(world: World, read: Read, found: ChunkIndex) -> Iterator[tuple[
                 for bounds, holder in found.holders[key].items()
                 if holder == rank
             ]
-            _spread(world, rank, sent, whole, read, found)
+            _spread(world, rank, sent, whole, chunks, found)
         yield from whole.items()
 
 
@@ -299,7 +294,7 @@ def _spread(
     rank: int,
     sent: list[tuple[str, ChunkBounds]],
     whole: dict[str, Tensor],
-    read: Read,
+    chunks: Mapping[str, TensorChunk],
     found: ChunkIndex,
 ) -> None:
     """Bring one worker's chunks of some tensors to everybody, as one message of bytes."""
@@ -312,8 +307,8 @@ def _spread(
         views.append(buffer[start : start + bounds.numel * dtype.itemsize].view(dtype).view(bounds.shape))
         start += length
     if world.rank == rank:
-        for (key, bounds), view in zip(sent, views, strict=True):
-            view.copy_(read(key, bounds))
+        for (key, _), view in zip(sent, views, strict=True):
+            view.copy_(chunks[key].values)
     got = buffer if world.size == 1 else world.comm.broadcast(buffer, rank)
     start = 0
     for (key, bounds), length in zip(sent, lengths, strict=True):

@@ -48,8 +48,6 @@ class Placement(ABC):
     """The user's own module, bare, as it is saved."""
     whole = False
     """Whether this worker holds all of the state; else it is sharded among the workers."""
-    reads_whole = False
-    """Whether `load_local_state` reads whole tensors although it keeps a part of them."""
     adapts = False
     """Whether it goes on where other parameters begin to train."""
     holds_unsaved = False
@@ -92,12 +90,16 @@ class Placement(ABC):
         """Return what this worker holds of model and optimizer, without asking anybody."""
 
     @abstractmethod
-    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Load this worker's part of a state of which all tensors are known and can be read in parts."""
+
+    def wanted(self, catalogue: Catalogue) -> dict[str, ChunkBounds]:
+        """Return which part of each tensor `load_local_state` will read, by key: it is sent what it lacks of that."""
+        return {key: ChunkBounds.whole(meta.shape) for key, meta in catalogue.items()}
 
     def gathered(self, held: LocalState, world: World) -> dict[str, Any]:
         """Put a whole state together of what everybody holds; all workers ask together."""
-        return assemble(dict(collect(world, held.chunks, survey(world, held.chunks))), held.rest)
+        return assemble(dict(collect(world, held.chunks, survey(world, held.chunks))), held.extra_state)
 
     def refresh(self) -> None:  # noqa: B027
         """Fetch the values that a step begins with."""
@@ -149,12 +151,12 @@ class WholePlacement(Placement):
 
     def gathered(self, held: LocalState, world: World) -> dict[str, Any]:  # noqa: ARG002
         """Return what this worker has: it is everything."""
-        return assemble({key: chunk.values for key, chunk in held.chunks.items()}, held.rest)
+        return assemble({key: chunk.values for key, chunk in held.chunks.items()}, held.extra_state)
 
-    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Load a whole state."""
         tensors = {key: read(key, ChunkBounds.whole(meta.shape)) for key, meta in catalogue.items()}
-        load_whole_state(self.model, self.optimizer, assemble(tensors, rest), grows=self.adapts)
+        load_whole_state(self.model, self.optimizer, assemble(tensors, extra_state), grows=self.adapts)
 
     def synchronize(self) -> None:
         """Refuse to save or report weights in which the workers have parted, however that came about."""

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.compat.optim import ensure_hooks
 from paceline.data import to_device
 from paceline.errors import InputError, NonFiniteLossError
-from paceline.state.chunks import Catalogue, LocalState, Read, split
+from paceline.state.chunks import Catalogue, ChunkBounds, LocalState, Read, split
 from paceline.state.optimizer_state import check_own_entries, plain
 from paceline.strategies import gradients
 from paceline.strategies.base import (
@@ -122,11 +122,6 @@ class Replica:
     def whole(self) -> bool:
         """Whether this worker holds all of the state; else it is sharded among the workers."""
         return self.placement.whole
-
-    @property
-    def reads_whole(self) -> bool:
-        """Whether `load_local_state` reads whole tensors although it keeps a part of them."""
-        return self.placement.reads_whole
 
     @property
     def notes(self) -> list[str]:
@@ -304,19 +299,23 @@ class Replica:
         return LocalState(
             held.chunks,
             {
-                **held.rest,
+                **held.extra_state,
                 "scheduler": None if self.scheduler is None else plain(self.scheduler.state_dict()),
                 "scaler": None if self.scaler is None else plain(self.scaler.state_dict()),
             },
         )
 
-    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def wanted(self, catalogue: Catalogue) -> dict[str, ChunkBounds]:
+        """Return which part of each tensor `load_local_state` will read, by key."""
+        return self.placement.wanted(catalogue)
+
+    def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Take over this worker's part of a state of which all tensors are known and can be read in parts."""
-        self.placement.load_local_state(catalogue, read, rest)
-        if self.scheduler is not None and rest["scheduler"] is not None:
-            self.scheduler.load_state_dict(rest["scheduler"])
-        if self.scaler is not None and rest["scaler"] is not None:
-            self.scaler.load_state_dict(rest["scaler"])
+        self.placement.load_local_state(catalogue, read, extra_state)
+        if self.scheduler is not None and extra_state["scheduler"] is not None:
+            self.scheduler.load_state_dict(extra_state["scheduler"])
+        if self.scaler is not None and extra_state["scaler"] is not None:
+            self.scaler.load_state_dict(extra_state["scaler"])
 
     def state(self) -> dict[str, Any]:
         """Return everything by name, whole, independent of the strategy; where it is sharded all workers ask together."""
@@ -327,7 +326,7 @@ class Replica:
         """Take over a whole state, of this or another strategy."""
         held = split(state)
         metas = {key: chunk.meta for key, chunk in held.chunks.items()}
-        self.load_local_state(metas, lambda key, bounds: bounds.of(held.chunks[key].values), held.rest)
+        self.load_local_state(metas, lambda key, bounds: bounds.of(held.chunks[key].values), held.extra_state)
 
     def buffers_put_back(self) -> list[Tensor]:
         """Return the buffers of which `abandon` undoes whatever was done to them in the step."""

@@ -129,12 +129,12 @@ class ShardedTensors:
         homes = {part.values: part.home for part in self.by_name.values() if part.home is not None}
         self.host = HostRows(homes, optimizer) if homes else None
 
-    def local_state(self, optimizer: Optimizer, rest: Mapping[str, Any]) -> LocalState:
-        """Return what this worker holds of model and optimizer; `rest` is what is no tensor beside them."""
+    def local_state(self, optimizer: Optimizer, extra_state: Mapping[str, Any]) -> LocalState:
+        """Return what this worker holds of model and optimizer; `extra_state` is what is no tensor beside them."""
         described = plain(optimizer_state(cast(nn.Module, self), optimizer))
         slots, others = held_slots(described["state"], self.by_name)
         return LocalState(
-            {**self._model_chunks(), **slots}, {**rest, OPTIMIZER: {**described, "state": others}}
+            {**self._model_chunks(), **slots}, {**extra_state, OPTIMIZER: {**described, "state": others}}
         )
 
     def load_local_state(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paceline import strategies
-from paceline.observe import Event
+from paceline.observe import Event, Note
+from paceline.records import ledger
 from paceline.recovery.membership import FixedMembership, Membership
 from paceline.recovery.options import RecoveryOptions
 from paceline.recovery.recovery import Recovery
@@ -58,10 +59,12 @@ class Engine(EngineCore):
             history=CallHistory(),
             loaders=OpenLoaders(state),
             journal=Journal(state.emit, world.device),
-            records=open_records(options, state.world),
+            records=open_records(options, state.world, lambda text: state.emit(Note(text=text))),
             sharded=sharded,
             recovery=Recovery(state, membership or FixedMembership(), sharded, recovery_options),
         )
+        if options.out is not None and state.waits_to_join:
+            ledger.check_room(options.out)
         self.replay = Replay(state=state, history=self.history)
         self.preparation = preparation = Preparation(core=self)
         self.saving = saving = Saving(core=self, preparation=preparation)

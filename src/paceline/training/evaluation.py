@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,15 +14,21 @@ from paceline.strategies.base import MetricsFunction, Rows, ShardWork, StepWork
 from paceline.strategies.replica import Replica
 from paceline.task import Mean, as_float
 from paceline.training.checks.same_stream import EVALUATION, read_alike
-from paceline.world import World, all_gather_object, seeds
+from paceline.world import World, all_gather_object, fault_points, seeds
 
 
 def evaluate(
     loader: ShardedLoader, metrics: MetricsFunction, replica: Replica, world: World, seed: int
 ) -> dict[str, float]:
     """Measure a whole data set and give the exact mean of each metric."""
-    works = (
-        StepWork(
+    rows = replica.evaluate(_works(loader, world, seed), _checked(metrics))
+    return combine(rows, world)
+
+
+def _works(loader: ShardedLoader, world: World, seed: int) -> Iterator[StepWork]:
+    for data in read_alike(loader, world, EVALUATION, 0):
+        fault_points.hit(fault_points.EVALUATION)
+        yield StepWork(
             number=data.step,
             size=data.size,
             shards=[
@@ -34,10 +41,6 @@ def evaluate(
                 for shard in data.shards
             ],
         )
-        for data in read_alike(loader, world, EVALUATION, 0)
-    )
-    rows = replica.evaluate(works, _checked(metrics))
-    return combine(rows, world)
 
 
 def combine(rows: Rows, world: World) -> dict[str, float]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.data import ShardedLoader
 from paceline.data.permutation import EpochPermutation
+from paceline.errors import RecordsError
 from paceline.records import ledger
 from paceline.records.chain import Chain
 from paceline.records.receipt import NAME, Point, Receipt, RunSegment
@@ -45,8 +46,11 @@ class NoRecords:
 class Records(NoRecords):
     """The records of a run with a folder."""
 
-    def __init__(self, folder: Path, world: World, *, resume: bool) -> None:
-        self._folder, self._world, self._resume = folder, world, resume
+    def __init__(self, folder: Path, world: World, *, resume: bool, note: Callable[[str], None]) -> None:
+        """`note` tells the user something in a line."""
+        self._folder, self._world, self._resume, self._note = folder, world, resume, note
+        self._unwritten = False
+        """Whether the disk did not take the receipt when it was written last."""
         self._ledger: ledger.Ledger | None = None
         self._receipt: Receipt | None = None
         """Rank 0 has it, and the chain."""
@@ -56,7 +60,7 @@ class Records(NoRecords):
         """Find this start's place in the run's history; all workers agree on its generation."""
         if self._world.is_first:
             self._receipt = self._opened(describe())
-            self._receipt.write(self._folder)
+            self._write(self._receipt)
         self._enter_generation()
 
     def regroup(self, world: World, describe: Callable[[], Receipt]) -> None:
@@ -65,12 +69,23 @@ class Records(NoRecords):
         before, self._receipt = self._receipt, None
         if world.is_first:
             # Another process may have been rank 0 since this one was, so the disk knows best.
-            if (self._folder / NAME).exists():
+            if (self._folder / NAME).exists() and not self._unwritten:
                 before = Receipt.read(self._folder)
             made = describe()
             self._receipt = self._first(made) if before is None else self._restarted(before, made.last)
-            self._receipt.write(self._folder, durable=False)
+            self._write(self._receipt, durable=False)
         self._enter_generation()
+
+    def _write(self, receipt: Receipt, *, durable: bool = True) -> None:
+        """Write the receipt; where the disk does not take it the run goes on, and it is written whole the next time."""
+        try:
+            receipt.write(self._folder, durable=durable)
+        except RecordsError as error:
+            if not self._unwritten:
+                self._note(f"{error} The run goes on, and tries again at the next checkpoint.")
+            self._unwritten = True
+        else:
+            self._unwritten = False
 
     def _enter_generation(self) -> None:
         generation = None if self._receipt is None else self._receipt.last.generation
@@ -101,7 +116,10 @@ class Records(NoRecords):
         return receipt
 
     def _restarted(self, before: Receipt, start: RunSegment) -> Receipt:
-        receipt = before.restarted(replace(start, generation=before.last.generation + 1))
+        # The disk may not have taken the receipt of a generation that this worker's ledger knows.
+        used = before.last.generation if self._ledger is None else self._ledger.generation
+        generation = max(before.last.generation, used) + 1
+        receipt = before.restarted(replace(start, generation=generation))
         if self._chain is None or self._chain.step != receipt.linked[0]:
             self._chain = Chain(self._folder, receipt)
         return receipt
@@ -124,13 +142,13 @@ class Records(NoRecords):
         link = self._chain.follow(self._receipt, number)
         point = Point(weights_sha256=weights_sha256, chain=None if link is None else link.hex())
         self._receipt = self._receipt.saved(number, point)
-        self._receipt.write(self._folder)
+        self._write(self._receipt)
 
     def finish(self) -> None:
         """Write it to the receipt."""
         if self._receipt is not None:
             self._receipt = replace(self._receipt, finished=True)
-            self._receipt.write(self._folder)
+            self._write(self._receipt)
 
     def close(self) -> None:
         """Bring the ledger to its true length."""
@@ -138,9 +156,11 @@ class Records(NoRecords):
             self._ledger.close()
 
 
-def open_records(options: RunOptions, world: World) -> NoRecords:
+def open_records(options: RunOptions, world: World, note: Callable[[str], None]) -> NoRecords:
     """Return the records of a run; without a folder there are none."""
-    return NoRecords() if options.out is None else Records(options.out, world, resume=options.resume)
+    if options.out is None:
+        return NoRecords()
+    return Records(options.out, world, resume=options.resume, note=note)
 
 
 @dataclass(frozen=True)

@@ -64,13 +64,13 @@ def load(replica: Replica, options: RunOptions, world: World, emit: Callable[[Ev
     meta = found.manifest.meta
     _check_answer(options.out, options, meta)
     _take(replica, world, found)
-    rest = found.rest
+    extra_state = found.extra_state
     return Resumed(
         Position(**found.manifest.position),
         dict(meta),
-        rest.get(KEY, {}),
-        rest.get(OUTCOMES),
-        rest.get(STREAM),
+        extra_state.get(KEY, {}),
+        extra_state.get(OUTCOMES),
+        extra_state.get(STREAM),
     )
 
 
@@ -100,7 +100,7 @@ def _take(replica: Replica, world: World, found: Found) -> None:
                 raise unusable(found.path, error) from error
 
         try:
-            replica.load_local_state(parts.catalogue, read, found.rest)
+            replica.load_local_state(parts.catalogue, read, found.extra_state)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             reason = f"its state was not taken ({type(error).__name__}: {' '.join(str(error).split())})"
             raise unusable(found.path, CheckpointError(reason)) from error

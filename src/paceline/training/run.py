@@ -50,7 +50,10 @@ class Run:
         buffers: Mapping[str, Rule] | None = None,
         structure: Structure | None = None,
     ) -> tuple[nn.Module, Optimizer]:
-        """Place the model, wire up its gradients, and take over the state of a run that is being resumed."""
+        """Place the model, wire up its gradients, and take over the state of a run that is being resumed.
+
+        Return model and optimizer, to go on with; a schedule is stepped by the run.
+        """
         return self._engine.preparation.prepare(model, optimizer, scheduler, buffers, structure)
 
     def register_state(self, name: str, value: Any) -> Any:

@@ -174,7 +174,7 @@ class Saving:
                 more[STREAM] = began
             return saver.save(
                 world,
-                replace(held, rest={**held.rest, **more}),
+                replace(held, extra_state={**held.extra_state, **more}),
                 metadata,
                 background=state.options.save_async and not last,
                 unless_saved=last and self.saved_at == state.position,

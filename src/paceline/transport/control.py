@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import queue
+import socket as sockets
 import threading
 import time
 from collections.abc import Callable
@@ -20,14 +21,29 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from paceline.transport import curve
+from paceline.transport.addresses import at
 from paceline.transport.router import LARGEST_MESSAGE, Handlers, Peer, Router, keep_alive
 from paceline.transport.secret import Secret
 
 Message = dict[str, Any]
+_ENDED = (
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
+    zmq.Event.DISCONNECTED,
+    zmq.Event.CLOSED,
+)
 STRANGER = "it does not know this run's secret, or this machine does not"
 CLOSED = "closed the connection"
+NOBODY = "nobody answers there"
+NO_LEADER = "what takes connections there does not speak as a leader does (a proxy with none behind it, or another program)"
+_NEVER_MS = 3_600_000
+"""When libzmq would connect again by itself. Where it is told not to (-1), it drops what came in before the end."""
 TRY_S = 0.2
 """How long to wait before a leader that does not listen yet is called again."""
+GREETING_S = 1.0
+"""How long what takes a connection has to show that it speaks our protocol."""
+_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+"""What a client of libzmq's sends first."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +116,7 @@ class ControlServer:
             gone=lambda peer, reason: self._events.add(Gone(peer, reason)),
             refused=lambda count: self._events.add(Refused(count)),
         )
-        address = f"tcp://{bracketed(host)}:{port or '*'}"
+        address = f"tcp://{at(host, port or '*')}"
         try:
             self._router = Router(address, handlers, secret=secret, silence_s=silence_s)
         except OSError:
@@ -137,7 +153,8 @@ class ControlClient:
         join_s: float,
         bind_to: str | None = None,
     ) -> None:
-        self._address = f"tcp://{bind_to + ';' if bind_to else ''}{bracketed(host)}:{port}"
+        self._address = f"tcp://{bind_to + ';' if bind_to else ''}{at(host, port)}"
+        self._host, self._port = host, port
         self._secret, self._silence_s, self._join_s = secret, silence_s, join_s
         self._events = _Events()
         self.fileno, self.events = self._events.fileno, self._events.events
@@ -168,18 +185,33 @@ class ControlClient:
 
     def _run(self) -> None:
         deadline = time.monotonic() + self._join_s
-        reason: str | None = None
-        while reason is None:
+        reason = NOBODY
+        while True:
             conversation = _Conversation(
                 self._context, self._address, self._secret, self._silence_s, self._wake
             )
             try:
-                reason = conversation.run(self._events.hear, self._outgoing, deadline)
+                reason = conversation.run(self._events.hear, self._outgoing, deadline) or reason
             finally:
                 conversation.close()
-            if reason is None and time.monotonic() >= deadline:
-                reason = "nobody answers there"
+            if reason == NO_LEADER and self._is_leader():
+                reason = STRANGER
+            if reason not in (NOBODY, NO_LEADER) or time.monotonic() >= deadline:
+                break
         self._events.add(Gone(self.LEADER, reason))
+
+    def _is_leader(self) -> bool:
+        """Return whether what closed a connection without a word is a leader: one with another secret does, as a proxy does."""
+        try:
+            with sockets.create_connection((self._host, self._port), GREETING_S) as connection:
+                connection.settimeout(GREETING_S)
+                connection.sendall(_GREETING)
+                greeting = b""
+                while len(greeting) < len(_GREETING) and (more := connection.recv(len(_GREETING))):
+                    greeting += more
+        except OSError:
+            return False
+        return greeting[:1] == b"\xff" and greeting[12:32].rstrip(b"\0") == b"CURVE"
 
 
 class _Conversation:
@@ -197,7 +229,7 @@ class _Conversation:
         curve.call(socket, secret)
         keep_alive(socket, silence_s)
         socket.linger = 0
-        socket.reconnect_ivl = -1
+        socket.reconnect_ivl = _NEVER_MS
         socket.sndhwm = 0
         socket.maxmsgsize = LARGEST_MESSAGE
         socket.ipv6 = "[" in address
@@ -214,13 +246,13 @@ class _Conversation:
         outgoing: queue.SimpleQueue[bytes | None],
         deadline: float,
     ) -> str | None:
-        """Talk until it is over and return why; None where no connection came about, and it may be tried again."""
-        is_open = False
+        """Talk until it is over and return why; NOBODY or NO_LEADER where it may be tried again, None where time is up."""
+        is_open, unmet = False, NOBODY
         while True:
             left = None if is_open else max(0, int(1000 * (deadline - time.monotonic())) + 1)
             ready = dict(self._poller.poll(left))
             if not ready and not is_open:
-                return None
+                return None if unmet == NOBODY else unmet
             if self._socket in ready:
                 hear(ControlClient.LEADER, self._socket.recv_multipart())
                 continue  # all that it said comes before the news that it is gone
@@ -228,21 +260,26 @@ class _Conversation:
                 kind = parse_monitor_message(self._monitor.recv_multipart())["event"]
                 if kind == zmq.Event.HANDSHAKE_SUCCEEDED:
                     is_open = True
-                elif kind in (
-                    zmq.Event.HANDSHAKE_FAILED_AUTH,
-                    zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
-                    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
-                ):
+                elif kind == zmq.Event.CONNECTED:
+                    unmet = NO_LEADER
+                elif kind == zmq.Event.HANDSHAKE_FAILED_AUTH:
                     return STRANGER
-                elif kind in (zmq.Event.DISCONNECTED, zmq.Event.CLOSED):
+                elif kind in _ENDED:
                     if is_open:
+                        self._hear_last_words(hear)
                         return CLOSED
                     time.sleep(min(TRY_S, max(0.0, deadline - time.monotonic())))
-                    return None
+                    return unmet
             if is_open and not self._send(outgoing):
                 return "the connection was closed here"
             if not is_open and self._wake in ready and self._is_to_close(outgoing):
                 return "the connection was closed here"
+
+    def _hear_last_words(self, hear: Callable[[Peer, list[bytes]], None]) -> None:
+        """Take what came in before the end, but after it was looked whether anything had."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                hear(ControlClient.LEADER, self._socket.recv_multipart(zmq.NOBLOCK))
 
     def _send(self, outgoing: queue.SimpleQueue[bytes | None]) -> bool:
         with contextlib.suppress(BlockingIOError):
@@ -270,11 +307,6 @@ class _Conversation:
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close()
-
-
-def bracketed(host: str) -> str:
-    """Write a host as an address has it: IPv6 in brackets."""
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def encode(message: Message) -> bytes:

@@ -6,8 +6,10 @@ they are. Whoever asked is named by who it is and by the number of its request; 
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 Asker = tuple[bytes, bytes]
@@ -15,6 +17,7 @@ Answer = tuple[Asker, list[bytes]]
 OK, ERROR = b"ok", b"error"
 LARGEST_TABLE = 1 << 30
 """How many bytes all keys and values together may take."""
+MOST_GATHERED = 100_000
 
 
 class _MalformedError(ValueError):
@@ -23,13 +26,13 @@ class _MalformedError(ValueError):
 
 @dataclass(eq=False)
 class _Wait:
-    """A request for keys, some of which are not there yet."""
+    """Keys that are asked for, some of which are not there yet."""
 
-    asker: Asker
     keys: list[bytes]
-    missing: set[bytes]
-    values: bool
-    """Whether the answer is the values, or only that they are there."""
+    form: bytes
+    """What is answered: the values (get), the values in one frame (gather), or only that they are there (wait)."""
+    askers: dict[Asker, None]
+    missing: set[bytes] = field(default_factory=set)
 
 
 @dataclass
@@ -39,6 +42,10 @@ class KeyValueTable:
     _values: dict[bytes, bytes] = field(default_factory=dict)
     _waiting: defaultdict[bytes, list[_Wait]] = field(default_factory=lambda: defaultdict(list))
     _by_peer: defaultdict[bytes, list[_Wait]] = field(default_factory=lambda: defaultdict(list))
+    _gathering: dict[tuple[bytes, int], _Wait] = field(default_factory=dict)
+    """What is gathered, by folder and number of keys: all ranks of a group ask for the same, and wait together."""
+    _gathered: tuple[tuple[bytes, int], bytes] | None = None
+    """What was gathered last, packed once for all of them."""
     _size: int = 0
 
     def __post_init__(self) -> None:
@@ -51,6 +58,7 @@ class KeyValueTable:
             b"delete": self._delete,
             b"count": self._count,
             b"get": self._get,
+            b"gather": self._gather,
             b"wait": self._wait,
         }
 
@@ -68,19 +76,27 @@ class KeyValueTable:
 
     def forget(self, peer: bytes) -> None:
         """Drop what somebody who is gone waits for."""
-        for wait in self._by_peer.pop(peer, ()):
-            for key in wait.missing:
-                waiting = self._waiting[key]
-                waiting.remove(wait)
-                if not waiting:
-                    del self._waiting[key]
+        for wait in dict.fromkeys(self._by_peer.pop(peer, ())):
+            for asker in [one for one in wait.askers if one[0] == peer]:
+                del wait.askers[asker]
+            if not wait.askers:
+                self._drop(wait)
+
+    def _drop(self, wait: _Wait) -> None:
+        for key in wait.missing:
+            waiting = self._waiting[key]
+            waiting.remove(wait)
+            if not waiting:
+                del self._waiting[key]
+        if wait.form == b"gather":
+            del self._gathering[_folder_of(wait)]
 
     def _set(self, asker: Asker, parts: list[bytes]) -> list[Answer]:
         if not parts or len(parts) % 2:
             raise _MalformedError("set needs pairs of keys and values")
-        answers: list[Answer] = []
-        for key, value in zip(parts[::2], parts[1::2], strict=True):
-            answers += self._store(key, value)
+        values = dict(zip(parts[::2], parts[1::2], strict=True))
+        self._check_room(values)
+        answers = [answer for key, value in values.items() for answer in self._store(key, value)]
         return [*answers, (asker, [OK])]
 
     def _append(self, asker: Asker, parts: list[bytes]) -> list[Answer]:
@@ -108,6 +124,7 @@ class KeyValueTable:
     def _delete(self, asker: Asker, parts: list[bytes]) -> list[Answer]:
         (key,) = _exactly(parts, 1)
         value = self._values.pop(key, None)
+        self._note_change(key)
         if value is not None:
             self._size -= len(key) + len(value)
         return [(asker, [OK, b"0" if value is None else b"1"])]
@@ -117,14 +134,29 @@ class KeyValueTable:
         return [(asker, [OK, str(len(self._values)).encode()])]
 
     def _get(self, asker: Asker, parts: list[bytes]) -> list[Answer]:
-        return self._when_there(asker, parts, values=True)
+        return self._when_there(_Wait(parts, b"get", {asker: None}))
 
     def _wait(self, asker: Asker, parts: list[bytes]) -> list[Answer]:
-        return self._when_there(asker, parts, values=False)
+        return self._when_there(_Wait(parts, b"wait", {asker: None}))
 
-    def _when_there(self, asker: Asker, keys: list[bytes], *, values: bool) -> list[Answer]:
-        wait = _Wait(asker, keys, set(), values)
-        return [self._answer(wait)] if self._is_complete(wait) else []
+    def _gather(self, asker: Asker, parts: list[bytes]) -> list[Answer]:
+        """Answer the values of `folder/0` to `folder/count-1` in one frame, which is made once for all who ask for it."""
+        folder, number = _exactly(parts, 2)
+        if not (number.isdigit() and len(number) < 10) or not 0 < (count := int(number)) <= MOST_GATHERED:
+            raise _MalformedError(f"gather needs a folder, and a number from 1 to {MOST_GATHERED}")
+        if self._gathered is not None and self._gathered[0] == (folder, count):
+            return [(asker, [OK, self._gathered[1]])]
+        same = self._gathering.get((folder, count))
+        if same is None:
+            keys = [b"%b/%d" % (folder, one) for one in range(count)]
+            return self._when_there(_Wait(keys, b"gather", {asker: None}))
+        if asker not in same.askers:
+            same.askers[asker] = None
+            self._by_peer[asker[0]].append(same)
+        return []
+
+    def _when_there(self, wait: _Wait) -> list[Answer]:
+        return self._answers(wait) if self._is_complete(wait) else []
 
     def _is_complete(self, wait: _Wait) -> bool:
         """Return whether all keys are there now; else wait for those that are not, one deleted meanwhile among them."""
@@ -132,30 +164,75 @@ class KeyValueTable:
         for key in wait.missing:
             self._waiting[key].append(wait)
         if wait.missing:
-            self._by_peer[wait.asker[0]].append(wait)
+            for peer, _ in wait.askers:
+                self._by_peer[peer].append(wait)
+            if wait.form == b"gather":
+                self._gathering[_folder_of(wait)] = wait
         return not wait.missing
+
+    def _check_room(self, values: Mapping[bytes, bytes]) -> None:
+        """Refuse what does not fit, before any of it is stored: somebody may wait for the first of it."""
+        if self._size + sum(self._growth(key, value) for key, value in values.items()) > LARGEST_TABLE:
+            raise _MalformedError(f"the store is full: it holds {self._size} bytes")
+
+    def _growth(self, key: bytes, value: bytes) -> int:
+        before = self._values.get(key)
+        return len(value) + (len(key) if before is None else -len(before))
 
     def _store(self, key: bytes, value: bytes) -> list[Answer]:
         """Keep a value, and return the answers to those whose last missing key it is."""
-        before = self._values.get(key)
-        size = self._size + len(value) + (len(key) if before is None else -len(before))
-        if size > LARGEST_TABLE:
-            raise _MalformedError(f"the store is full: it holds {self._size} bytes")
-        self._values[key], self._size = value, size
+        self._check_room({key: value})
+        self._size += self._growth(key, value)
+        self._values[key] = value
+        self._note_change(key)
         answers = []
         for wait in self._waiting.pop(key, ()):
             wait.missing.discard(key)
             if not wait.missing:
-                mine = self._by_peer[wait.asker[0]]
-                mine.remove(wait)
-                if not mine:
-                    del self._by_peer[wait.asker[0]]
-                if self._is_complete(wait):
-                    answers.append(self._answer(wait))
+                self._release(wait)
+                answers += self._when_there(wait)
         return answers
 
-    def _answer(self, wait: _Wait) -> Answer:
-        return wait.asker, [OK, *(self._values[key] for key in wait.keys)] if wait.values else [OK]
+    def _release(self, wait: _Wait) -> None:
+        """Take a request off the books of those who made it."""
+        self._drop(wait)
+        for peer, _ in wait.askers:
+            mine = self._by_peer[peer]
+            mine.remove(wait)
+            if not mine:
+                del self._by_peer[peer]
+
+    def _answers(self, wait: _Wait) -> list[Answer]:
+        values = [] if wait.form == b"wait" else [self._values[key] for key in wait.keys]
+        if wait.form == b"gather":
+            values = [pack(values)]
+            self._gathered = _folder_of(wait), values[0]
+        return [(asker, [OK, *values]) for asker in wait.askers]
+
+    def _note_change(self, key: bytes) -> None:
+        if self._gathered is not None and key.rpartition(b"/")[0] == self._gathered[0][0]:
+            self._gathered = None
+
+
+def pack(values: Sequence[bytes]) -> bytes:
+    """Write several values as one frame, compressed: addresses of gloo's are alike, and each rank is sent those of all."""
+    lengths = struct.pack(f"<I{len(values)}I", len(values), *map(len, values))
+    return zlib.compress(lengths + b"".join(values), level=1)
+
+
+def unpack(frame: bytes) -> list[bytes]:
+    """Read them back."""
+    frame = zlib.decompress(frame)
+    (count,) = struct.unpack_from("<I", frame)
+    lengths, at, values = struct.unpack_from(f"<{count}I", frame, 4), 4 + 4 * count, []
+    for length in lengths:
+        values.append(frame[at : at + length])
+        at += length
+    return values
+
+
+def _folder_of(wait: _Wait) -> tuple[bytes, int]:
+    return wait.keys[0].rpartition(b"/")[0], len(wait.keys)
 
 
 def _exactly(parts: list[bytes], count: int) -> list[bytes]:

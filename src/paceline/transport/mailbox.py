@@ -1,118 +1,47 @@
 """One process's end of the messages between processes: an inbox, and a way to each peer that it has something to say to.
 
-On one machine messages go through a socket file in a folder that nobody else may enter. Between machines they go over TCP:
-whoever connects gives a password made of the secret, and every frame is sealed (`sealing.py`), so nothing depends on the
-network. A peer whose connection breaks is reported at once. No torch.
+On one machine messages go through a socket file in a folder that nobody else may enter, and large buffers through memory that
+both see (`shared_buffers.py`). Between machines they go over TCP: whoever connects proves to know the secret (`admission.py`),
+and every frame is sealed (`sealing.py`), so nothing depends on the network. A peer whose connection breaks is reported at once.
+No torch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import secrets
 import shutil
 import socket
 import sys
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import zmq
-from zmq.utils.monitor import recv_monitor_message
+from paceline.transport.admission import Admission, listen
+from paceline.transport.incoming import EndedError, Incoming, Job, Receive, Received
+from paceline.transport.outgoing import Entry, Outgoing
+from paceline.transport.readers import Readers
+from paceline.transport.sealing import BOOT_BYTES, Seal, SealError
+from paceline.transport.shared_buffers import Arena, SharedView
+from paceline.transport.turns import Turn, Turns
 
-from paceline.transport.sealing import (
-    BOOT_BYTES,
-    HEADER_BYTES,
-    LARGEST_FRAME,
-    TAG_BYTES,
-    Seal,
-    SealError,
-    derived,
-    header,
-    read_header,
-)
-
+__all__ = ["UNSEALED", "Entry", "Mailbox", "Receive", "Received"]
 UNSEALED = "a message does not carry this run's secret"
-_HANDSHAKE_MS = 3000
-"""How long a connection may take to give the password; a stranger that says nothing is dropped then."""
-_LARGEST = LARGEST_FRAME + HEADER_BYTES + TAG_BYTES
-_NO_COPY = 1 << 16
-"""From this size on a frame is sent from the memory it is in: below, a copy costs less than the bookkeeping."""
-_BACKLOG = 1024
 _FOLDER = "paceline-calls-"
 _LONGEST_PATH = 100
 """A socket's path has 107 characters at most on Linux."""
 _PARTING_S = 5.0
 """How long a thread of ours that is giving a message on may take to end."""
-_USER = b"paceline"
-_BROKEN = zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
-_EVENTS = _BROKEN | zmq.Event.CONNECT_RETRIED | zmq.Event.MONITOR_STOPPED
 
 
-@dataclass(frozen=True)
-class Entry:
-    """Where a process is found."""
+class _Reading(threading.local):
+    """Whether this thread takes messages, for which others wait."""
 
-    boot: bytes
-    address: str
-
-    @property
-    def sealed(self) -> bool:
-        """Whether what is sent there leaves the machine."""
-        return self.address.startswith("tcp://")
-
-
-class Received:
-    """A frame that has arrived, and is opened by whoever reads it."""
-
-    def __init__(self, frame: zmq.Frame, opened: Callable[[memoryview], bytes] | None) -> None:
-        self._frame, self._opened = frame, opened
-        self.size = len(frame.buffer) - (TAG_BYTES if opened is not None else 0)
-
-    def content(self) -> memoryview | bytes:
-        """Return what is in it, or raise SealError."""
-        content = self._frame.buffer
-        return content if self._opened is None else self._opened(content)
-
-
-Receive = Callable[[str, memoryview, Sequence[Received]], None]
-
-
-class _Peer:
-    """A way to one process."""
-
-    def __init__(self, name: str, entry: Entry, secret: bytes, boot: bytes) -> None:
-        self.name, self.entry = name, entry
-        self.lock = threading.Lock()
-        self.push: zmq.Socket[bytes] | None = None
-        self.gone = False
-        self.there = True
-        """Until its connection has broken, which is reported once."""
-        self._boot, self._count = boot, 0
-        self._out = Seal(secret, boot, entry.boot) if entry.sealed else None
-        self.incoming = Seal(secret, entry.boot, boot) if entry.sealed else None
-
-    def send(self, content: bytes, frames: Sequence[memoryview], *, copies: bool) -> None:
-        """Send a message; the caller has the lock, which keeps messages in the order of their count."""
-        if self.push is None:
-            return
-        self._count += 1
-        head = header(self._boot, self._count, len(frames))
-        seal, send = self._out, self.push.send
-        if seal is not None:
-            content = seal.close(head, 0, content)
-        send(head + content, zmq.SNDMORE if frames else 0)
-        last = len(frames)
-        for place, frame in enumerate(frames, 1):
-            sent = frame if seal is None else seal.close(head, place, frame)
-            # What is sealed is a copy already.
-            copy = len(sent) < _NO_COPY or (copies and seal is None)
-            send(sent, zmq.SNDMORE if place < last else 0, copy=copy)
+    now = False
 
 
 class Mailbox:
@@ -121,21 +50,24 @@ class Mailbox:
     def __init__(self, secret: bytes) -> None:
         self.boot = secrets.token_bytes(BOOT_BYTES)
         self._secret = secret
-        self._context = zmq.Context()
-        self._inbox = self._listening()
-        self._far: zmq.Socket[bytes] | None = None
+        self._near: socket.socket | None = None
+        self._far: socket.socket | None = None
         """The inbox for other machines. What comes in there is sealed; what comes from this machine never goes that way."""
-        self._peers: dict[str, _Peer] = {}
-        self._senders: dict[bytes, _Peer] = {}
+        self._ways: dict[str, Outgoing] = {}
+        self._senders: dict[bytes, Outgoing] = {}
+        self._incoming: dict[str, Incoming] = {}
+        self._readers = Readers()
+        self._turns = Turns()
+        self._admission: Admission | None = None
+        self._arena: Arena | None = None
+        self._arena_failed = False
+        self._lock = threading.Lock()
         self._folder: Path | None = None
-        self._started = self._closing = False
-        self._refused = False
-        self._watched: list[tuple[_Peer, zmq.Socket[bytes]]] = []
-        self._wake = self._context.socket(zmq.PAIR)
-        self._woken = self._context.socket(zmq.PAIR)
-        self._wake.bind("inproc://wake")
-        self._woken.connect("inproc://wake")
-        self._wake_lock = threading.Lock()
+        self._socket_file: Path | None = None
+        self._closing = self._refused = False
+        self._reading = _Reading()
+        self._receive: Receive = lambda *_: None
+        self._submit: Callable[[Job], None] = _run_apart
 
     def bind(self, folder: str | None, host: str | None) -> tuple[str, str]:
         """Listen in a folder of this machine and, where a host is given, on that address of it; returns both addresses.
@@ -147,192 +79,249 @@ class Mailbox:
             place = near if len(near) < _LONGEST_PATH // 2 else "/tmp"  # noqa: S108  (mkdtemp makes it safe)
             self._folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=place))
             folder = str(self._folder)
-        local = f"ipc://{folder}/{self.boot.hex()[:12]}"
-        self._inbox.bind(local)
+        self._socket_file = Path(folder) / self.boot.hex()[:12]
+        self._near = listen(socket.AF_UNIX, str(self._socket_file))
+        local = f"ipc://{self._socket_file}"
         if host is None:
             return local, ""
-        asked = self._context.socket(zmq.REP)
-        asked.bind("inproc://zeromq.zap.01")
-        self._start(lambda: self._admit(asked), "paceline-admission", asked)
-        self._far = self._listening()
-        self._far.plain_server = True
-        self._far.zap_domain = b"paceline"
-        self._far.setsockopt(zmq.IPV6, 1 if ":" in host else 0)
-        port = self._far.bind_to_random_port(f"tcp://[{host}]" if ":" in host else f"tcp://{host}")
+        self._far = listen(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, 0))
+        port = self._far.getsockname()[1]
         return local, f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
-    def _listening(self) -> zmq.Socket[bytes]:
-        inbox: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
-        inbox.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-        inbox.setsockopt(zmq.MAXMSGSIZE, _LARGEST)
-        inbox.setsockopt(zmq.BACKLOG, _BACKLOG)
-        inbox.setsockopt(zmq.RCVHWM, 0)
-        return inbox
+    def start(
+        self,
+        peers: dict[str, Entry],
+        receive: Receive,
+        lose: Callable[[str], None],
+        *,
+        submit: Callable[[Job], None] | None = None,
+        prepare: Job = lambda: None,
+    ) -> None:
+        """Take messages of these peers, each given to `receive` with its sender's name; `lose` hears who is gone.
 
-    def start(self, peers: dict[str, Entry], receive: Receive, lose: Callable[[str], None]) -> None:
-        """Take messages of these peers, each given to `receive` with its sender's name; `lose` hears who is gone."""
+        What `receive` returns is done by the thread that took the message, or given to `submit` where that thread has
+        something else to do. Threads call `prepare` when they begin.
+        """
+        self._receive, self._submit = receive, submit or self._submit
+
+        def lost(name: str) -> None:
+            if not self._closing:
+                lose(name)
+
         for name, entry in peers.items():
-            self._peers[name] = self._senders[entry.boot] = _Peer(name, entry, self._secret, self.boot)
-        self._started = True
-        for inbox in (self._inbox, self._far):
-            if inbox is not None:
-                self._start(functools.partial(self._take, inbox, receive), "paceline-inbox", inbox)
-        self._start(lambda: self._watch(lose), "paceline-connections", self._woken)
+            way = Outgoing(name, entry, self._secret, self.boot, self._readers, self._shared, lost)
+            self._ways[name] = self._senders[entry.boot] = way
+        self._turns.start()
+        self._readers.start(prepare)
+        self._admission = Admission(self._secret, self.boot, self._near, self._far, self._admit, self._refuse)
 
-    def send(self, name: str, content: bytes, frames: Sequence[memoryview], *, copies: bool = True) -> bool:
-        """Send a message, from any thread; False where the peer is gone. Without `copies` large frames are read later."""
-        peer = self._peers[name]
-        with peer.lock:
-            if peer.push is None:
-                if peer.gone or self._closing:
-                    return False
-                peer.push = self._connected(peer)
-            peer.send(content, frames, copies=copies)
-        return True
+    def send(
+        self,
+        name: str,
+        content: bytes,
+        frames: Sequence[memoryview],
+        *,
+        deadline: float = math.inf,
+        waits: bool = True,
+    ) -> bool:
+        """Send a message, from any thread; False where the peer is gone.
+
+        It waits for a peer that takes nothing, up to the deadline; the frames may be written to as soon as it returns.
+        """
+        return self._ways[name].send(
+            content, frames, deadline=deadline, waits=waits and not self._reading.now
+        )
+
+    def reading(self, name: str) -> Reading:
+        """Return a block in which this thread takes a peer's messages itself, unless another one does already."""
+        return Reading(self, self._incoming.get(name))
 
     def forget(self, name: str) -> None:
         """Send nothing more to a peer that is gone."""
-        peer = self._peers[name]
-        with peer.lock:
-            peer.gone, push, peer.push = True, peer.push, None
-            if push is not None:
-                push.close(linger=0)
-        _clear_away(peer.entry.address)
+        way = self._ways[name]
+        way.end()
+        incoming = self._incoming.get(name)
+        if incoming is not None:
+            incoming.end()
+        _clear_away(way.entry.address)
 
-    def close(self, linger_s: float = 0.0) -> None:
-        """End, when what was sent has left or so much time has passed."""
+    def close(self) -> None:
+        """End: what was sent arrives, as far as the operating system has taken it."""
+        if self._closing:
+            return
         self._closing = True
-        for peer in self._peers.values():
-            with peer.lock:
-                peer.gone, push, peer.push = True, peer.push, None
-                if push is not None:
-                    push.close(linger=int(1000 * linger_s))
-        with self._wake_lock:
-            self._wake.close(linger=0)
-        if not self._started:
-            self._inbox.close(linger=0)
-            if self._far is not None:
-                self._far.close(linger=0)
-            self._woken.close(linger=0)
-        # Ends what waits in our threads, each of which closes its own sockets. Not in this thread: one of them may be giving
-        # a message on to somebody who takes his time.
-        ending = threading.Thread(target=self._context.term, daemon=True, name="paceline-parting")
-        ending.start()
-        ending.join(_PARTING_S)
+        if self._admission is not None:
+            self._admission.close()
+        for one in (self._near, self._far):
+            if one is not None:
+                one.close()
+        if self._socket_file is not None:
+            self._socket_file.unlink(missing_ok=True)
+        self._end_connections()
+        with self._lock:
+            if self._arena is not None:
+                self._arena.close()
+                self._arena = None
+            self._arena_failed = True
+        for way in self._ways.values():
+            way.release()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _start(self, target: Callable[[], None], name: str, own: zmq.Socket[bytes]) -> None:
-        """Run something on a thread that ends with the mailbox, and closes its socket then."""
+    def _end_connections(self) -> None:
+        for way in self._ways.values():
+            way.end()
+        incoming = list(self._incoming.values())
+        for one in incoming:
+            one.end()
+        self._turns.close()
+        self._readers.close(_PARTING_S)
+        for one in incoming:
+            if one.lock.acquire(timeout=_PARTING_S):
+                one.close()
+                one.lock.release()
 
-        def run() -> None:
-            try:
-                target()
-            except zmq.ContextTerminated:
-                own.close(linger=0)
+    def _shared(self) -> Arena | None:
+        """Return what large buffers to peers of this machine are written into."""
+        with self._lock:
+            if self._arena is None and not self._arena_failed:
+                try:
+                    self._arena = Arena()
+                except OSError:
+                    self._arena_failed = True
+            return self._arena
 
-        threading.Thread(target=run, daemon=True, name=name).start()
+    def _admit(
+        self, connection: socket.socket, boot: bytes, far: bool, view: SharedView | None
+    ) -> str | None:
+        """Take messages from a connection, or return what is wrong with it."""
+        way = self._senders.get(boot)
+        if way is None:
+            return "it names no worker of this run"
+        if way.entry.sealed != far:
+            return "it did not come the way that its sender's messages come"
+        if way.name in self._incoming:
+            return "its sender is connected already"
+        seal = Seal(self._secret, boot, self.boot) if far else None
+        incoming = Incoming(connection, way.name, boot, seal, view)
+        self._incoming[way.name] = incoming
+        self._readers.add(connection.fileno(), functools.partial(self._ready, incoming))
+        return None
 
-    def _connected(self, peer: _Peer) -> zmq.Socket[bytes]:
-        push: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
-        push.setsockopt(zmq.SNDHWM, 0)
-        push.setsockopt(zmq.LINGER, 0)
-        if peer.entry.sealed:
-            push.plain_username, push.plain_password = _USER, _password(self._secret)
-            push.setsockopt(zmq.IPV6, 1 if "[" in peer.entry.address else 0)
-        monitor = push.get_monitor_socket(_EVENTS)
-        push.connect(peer.entry.address)
-        with self._wake_lock:
-            self._watched.append((peer, monitor))
-            if not self._closing:
-                self._wake.send(b"")
-        return push
+    def _ready(self, incoming: Incoming, others: bool) -> None:
+        """Take what a peer says, and carry it out here where others wait for messages meanwhile."""
+        if not incoming.lock.acquire(blocking=False):
+            return  # whoever has it arms it
+        if incoming.ended:
+            incoming.lock.release()
+            return
+        going, jobs = self._take(incoming)
+        if not (going and jobs and others):
+            self.go_on(incoming, going=going)
+            for job in jobs:
+                self._submit(job)
+            return
 
-    def _take(self, inbox: zmq.Socket[bytes], receive: Receive) -> None:
-        """Read the first frame of every message, and give it on."""
-        recv, senders, far = inbox.recv, self._senders, inbox is self._far
-        while True:
-            frames = [recv(copy=False)]
-            while frames[-1].more:
-                frames.append(recv(copy=False))
-            try:
-                first = frames[0].buffer
-                boot, count, number = read_header(first)
-                peer = senders.get(boot)
-                if peer is None or number != len(frames) - 1:
-                    raise SealError("it names no worker of this run")
-                if peer.entry.sealed != far:
-                    raise SealError("it did not come the way that its sender's messages come")
-                seal, content = peer.incoming, first[HEADER_BYTES:]
-                if seal is None:
-                    rest = [Received(one, None) for one in frames[1:]]
+        def hand_on(left: list[Job]) -> None:
+            for job in left:
+                self._submit(job)
+            self.go_on(incoming, going=True)
+
+        self._turns.run(Turn(jobs, hand_on))
+
+    def step_aside(self) -> None:
+        """Have others read what this thread would read next: it is going to wait."""
+        self._turns.end_own()
+
+    def silence(self, incoming: Incoming) -> None:
+        """Have no thread woken for what a peer says."""
+        self._readers.silence(incoming.connection.fileno())
+
+    def take_for(self, incoming: Incoming) -> bool:
+        """Take what a peer says next in a thread that waits for an answer; return whether more may come."""
+        going, jobs = self._take(incoming)
+        for job in jobs:
+            self._submit(job)
+        return going
+
+    def _take(self, incoming: Incoming) -> tuple[bool, list[Job]]:
+        """Give on the messages that are there; return whether more may come, and what is to be done about these."""
+        jobs: list[Job] = []
+        self._reading.now = True
+        try:
+            for content, buffers in incoming.messages():
+                try:
+                    job = self._receive(incoming.name, content, buffers)
+                except Exception:  # noqa: BLE001  (one message costs at most itself)
+                    traceback.print_exc(file=sys.stderr)
                 else:
-                    head = bytes(first[:HEADER_BYTES])
-                    content = memoryview(seal.open(head, 0, content))
-                    seal.check(count)  # only now is it known to be the sender's own
-                    rest = [
-                        Received(one, functools.partial(seal.open, head, place))
-                        for place, one in enumerate(frames[1:], 1)
-                    ]
-            except SealError as error:
-                self._refuse(error)
-                continue
-            try:
-                receive(peer.name, content, rest)
-            except Exception:  # noqa: BLE001  (one message costs at most itself: all others come through this thread)
-                traceback.print_exc(file=sys.stderr)
+                    if job is not None:
+                        jobs.append(job)
+        except EndedError:
+            return False, jobs
+        except SealError as error:
+            self._refuse(str(error))
+            return False, jobs
+        finally:
+            self._reading.now = False
+        return True, jobs
 
-    def _refuse(self, error: SealError) -> None:
+    def go_on(self, incoming: Incoming, *, going: bool) -> None:
+        """Let others read, or close what is at its end."""
+        descriptor = incoming.connection.fileno()
+        if going:
+            incoming.lock.release()
+            self._readers.arm(descriptor)
+        else:
+            self._readers.remove(descriptor)
+            incoming.close()
+            incoming.lock.release()
+
+    def _refuse(self, reason: str) -> None:
         """Write into the log that there are strangers: once, since they may send as many messages as they like."""
         if not self._refused:
             self._refused = True
-            print(f"paceline: refused: {UNSEALED} ({error})", file=sys.stderr)  # noqa: T201  (the worker's log)
+            print(f"paceline: refused: {UNSEALED} ({reason})", file=sys.stderr)  # noqa: T201  (the worker's log)
 
-    def _admit(self, asked: zmq.Socket[bytes]) -> None:
-        """Answer the library's question whether a connection gave the right password."""
-        while True:
-            version, request, _, _, _, mechanism, *given = asked.recv_multipart()
-            right = mechanism == b"PLAIN" and given == [_USER, _password(self._secret)]
-            if not right:
-                self._refuse(SealError("a connection gave another password"))
-            asked.send_multipart([version, request, *((b"200", b"OK") if right else (b"400", b"")), b"", b""])
 
-    def _watch(self, lose: Callable[[str], None]) -> None:
-        """Report each peer whose connection breaks, and one that refuses to be connected to."""
-        try:
-            self._follow(lose)
-        finally:
-            for _, monitor in self._watched:
-                monitor.close(linger=0)
+class Reading:
+    """A block in which one thread takes the messages of a peer, so that no other is woken for the answer it waits for."""
 
-    def _follow(self, lose: Callable[[str], None]) -> None:
-        poller = zmq.Poller()
-        poller.register(self._woken, zmq.POLLIN)
-        while True:
-            ready = dict(poller.poll())
-            if self._woken in ready:
-                self._woken.recv()
-            with self._wake_lock:
-                watched = list(self._watched)
-            for peer, monitor in watched:
-                if monitor not in ready:
-                    poller.register(monitor, zmq.POLLIN)
-                    continue
-                event = recv_monitor_message(monitor)["event"]
-                if event == zmq.Event.MONITOR_STOPPED:
-                    self._unwatch(poller, peer, monitor)
-                elif peer.there and not self._closing and (event & _BROKEN or _refuses(peer.entry.address)):
-                    peer.there = False
-                    try:
-                        lose(peer.name)
-                    except Exception:  # noqa: BLE001  (what is done about one must not hide the loss of the next)
-                        traceback.print_exc(file=sys.stderr)
+    def __init__(self, mailbox: Mailbox, incoming: Incoming | None) -> None:
+        self._mailbox, self._incoming = mailbox, incoming
+        self._going = True
 
-    def _unwatch(self, poller: zmq.Poller, peer: _Peer, monitor: zmq.Socket[bytes]) -> None:
-        poller.unregister(monitor)
-        with self._wake_lock:
-            self._watched.remove((peer, monitor))
-        monitor.close(linger=0)
+    def __enter__(self) -> Reading:
+        incoming = self._incoming
+        if incoming is not None:
+            if not incoming.lock.acquire(blocking=False):
+                self._incoming = None
+            elif incoming.ended:
+                self._incoming = None
+                incoming.lock.release()
+            else:
+                self._mailbox.silence(incoming)
+        return self
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Take messages until something is done, if it is this thread that takes them."""
+        if self._incoming is None:
+            return
+        while self._going and not done():
+            self._incoming.wait()
+            try:
+                self._going = self._mailbox.take_for(self._incoming)
+            except BaseException:  # a signal's: nobody knows what of a message was read
+                self._going = False
+                raise
+
+    def __exit__(self, *_: object) -> None:
+        if self._incoming is not None:
+            self._mailbox.go_on(self._incoming, going=self._going)
+
+
+def _run_apart(job: Job) -> None:
+    threading.Thread(target=job, daemon=True, name="paceline-calls").start()
 
 
 def _clear_away(address: str) -> None:
@@ -343,24 +332,3 @@ def _clear_away(address: str) -> None:
             path.unlink(missing_ok=True)
             if path.parent.name.startswith(_FOLDER):
                 path.parent.rmdir()
-
-
-def _password(secret: bytes) -> bytes:
-    return derived(secret, b"password").hex().encode()
-
-
-def _refuses(address: str) -> bool:
-    """Return whether nobody listens at an address any more; one that is only busy, or far away, does not refuse."""
-    try:
-        if address.startswith("ipc://"):
-            with socket.socket(socket.AF_UNIX) as probe:
-                probe.setblocking(False)
-                probe.connect(address.removeprefix("ipc://"))
-        else:
-            found = urlsplit(address)
-            socket.create_connection((str(found.hostname), int(found.port or 0)), timeout=1.0).close()
-    except (ConnectionRefusedError, FileNotFoundError):
-        return True
-    except OSError:
-        time.sleep(0.01)
-    return False

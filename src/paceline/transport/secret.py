@@ -14,7 +14,6 @@ from zmq.utils import z85
 
 from paceline.errors import InputError
 
-VARIABLE, FILE_VARIABLE = "PACELINE_SECRET", "PACELINE_SECRET_FILE"
 SHORTEST = 16
 """A secret of fewer characters could be guessed by trying."""
 _KEY_BYTES = 32
@@ -47,12 +46,11 @@ class Secret:
         return cls(secrets.token_hex(_KEY_BYTES))
 
     @classmethod
-    def from_environment(cls) -> Secret | None:
-        """Read PACELINE_SECRET, or the file that PACELINE_SECRET_FILE names; None when neither is set."""
-        text = os.environ.get(VARIABLE, "").strip()
+    def given(cls, text: str | None, path: str | None) -> Secret | None:
+        """Return the secret that was given as text, or else in a file; None where neither was."""
+        text = (text or "").strip()
         if text:
             return cls(text)
-        path = os.environ.get(FILE_VARIABLE)
         return cls.read(Path(path)) if path else None
 
     @classmethod

@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import Store
 
 from paceline.errors import PacelineError
 from paceline.transport import curve
-from paceline.transport.key_value import OK
+from paceline.transport.key_value import OK, unpack
 from paceline.transport.router import LARGEST_MESSAGE, keep_alive
 from paceline.transport.secret import Secret
 from paceline.transport.store_server import SILENCE_S
@@ -28,7 +28,8 @@ from paceline.transport.store_server import SILENCE_S
 TIMEOUT_S = 300.0
 AGAIN_S = 5.0
 """How often to ask again, where asking twice does no harm."""
-_REPEATABLE = (b"get", b"wait", b"check", b"set")
+_WAITING = (b"get", b"gather", b"wait")
+_REPEATABLE = (*_WAITING, b"check", b"set")
 _numbers = itertools.count()
 
 
@@ -95,6 +96,9 @@ class _Connections:
 class RunStore(Store):
     """The store that the workers of a run meet at."""
 
+    timeout: timedelta
+    """How long a wait may take: torch's own property, which its stubs leave out."""
+
     def __init__(
         self,
         address: str,
@@ -108,7 +112,8 @@ class RunStore(Store):
         self._timed_out = timed_out
         self._connections = connections or _Connections(address, secret)
         self._address = address
-        self._limit_s = timeout_s
+        # Kept in torch's half of the store alone: through a PrefixStore, torch sets it there and asks nobody.
+        self.set_timeout(timedelta(seconds=timeout_s))
         self._together = 0
         self._clones: list[RunStore] = []
         self._fetched: dict[str, bytes] = {}
@@ -128,7 +133,11 @@ class RunStore(Store):
 
     @contextlib.contextmanager
     def gathering(self, size: int) -> Iterator[None]:
-        """Read what so many ranks write at once: gloo, while a group forms, asks for every rank's address one by one."""
+        """Read what so many ranks write at once: gloo, while a group forms, asks for every rank's address one by one.
+
+        It waits for each as long as a connection may take. That goes for connecting: until all have come, this store's own
+        time-out counts.
+        """
         self.check([])  # connects here and now: of the sockets that are opened meanwhile, none is the store's
         self._together = size
         try:
@@ -186,7 +195,7 @@ class RunStore(Store):
 
     def clone(self) -> RunStore:
         """Return another handle on the same store."""
-        made = self.for_group(timeout_s=self._limit_s, timed_out=self._timed_out)
+        made = self.for_group(timeout_s=self.timeout.total_seconds(), timed_out=self._timed_out)
         self._clones.append(made)  # torch's half of a store does not keep Python's
         return made
 
@@ -196,45 +205,33 @@ class RunStore(Store):
 
     getNumKeys = num_keys  # noqa: N815
 
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002
-        """Return when all keys are there.
-
-        torch hands over the time-out of its operations, far too long for a meeting; this store's own counts.
-        """
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Return when all keys are there, within `timeout` or, without one, this store's own."""
         with self._lock:
             if all(key in self._fetched for key in keys):
                 return
-        together = self._siblings(keys)
-        if not together:
-            self._request(b"wait", *keys)
+        folder = self._folder_of_ranks(keys)
+        if folder is None:
+            self._request(b"wait", *keys, within=None if self._together else timeout)
             return
-        values = self._request(b"get", *together)
+        values = unpack(self._request(b"gather", folder, str(self._together))[0])
         with self._lock:
-            self._fetched |= zip(together, values, strict=True)
+            self._fetched |= {f"{folder}/{rank}": value for rank, value in enumerate(values)}
 
-    @property
-    def timeout(self) -> timedelta:
-        """How long a wait may take."""
-        return timedelta(seconds=self._limit_s)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Let waits take so long from now on."""
-        self._limit_s = timeout.total_seconds()
-
-    def _siblings(self, keys: list[str]) -> list[str]:
-        """Return the keys of all ranks where one rank's was asked for: `.../0` to `.../size-1`."""
+    def _folder_of_ranks(self, keys: list[str]) -> str | None:
+        """Return where the keys of all ranks are where one rank's was asked for: `.../0` to `.../size-1`."""
         folder, slash, rank = keys[0].rpartition("/")
-        if len(keys) != 1 or not slash or not rank.isdecimal() or int(rank) >= self._together:
-            return []
-        return [f"{folder}/{one}" for one in range(self._together)]
+        is_one = len(keys) == 1 and slash and rank.isdecimal() and int(rank) < self._together
+        return folder if is_one else None
 
-    def _request(self, what: bytes, *parts: str | bytes) -> list[bytes]:
+    def _request(self, what: bytes, *parts: str | bytes, within: timedelta | None = None) -> list[bytes]:
         number = next(_numbers).to_bytes(8)
         frames = [one.encode() if isinstance(one, str) else bytes(one) for one in parts]
         if sum(map(len, frames)) > LARGEST_MESSAGE:
             raise PacelineError(f"the run's store takes requests of {LARGEST_MESSAGE} bytes at most")
-        waits = what in (b"get", b"wait")
-        limit = time.monotonic() + self._limit_s
+        waits = what in _WAITING
+        patience = self.timeout if within is None else within
+        limit = time.monotonic() + patience.total_seconds()
         with self._connections.one() as socket:
             poller = zmq.Poller()
             poller.register(socket, zmq.POLLIN)
@@ -262,13 +259,14 @@ class RunStore(Store):
                 if waits:
                     self._check_interrupted()
                 if left <= 0:
-                    raise self._timed_out(self._too_late(waits, parts))
+                    raise self._timed_out(_too_late(waits, parts, patience))
 
     def _check_interrupted(self) -> None:
         if self._interrupted is not None:
             raise self._interrupted()
 
-    def _too_late(self, waits: bool, parts: tuple[Any, ...]) -> str:
-        if waits:
-            return f"timed out waiting for {', '.join(str(one) for one in parts[:8])}"
-        return f"the run's store gave no answer within {self._limit_s:g} s"
+
+def _too_late(waits: bool, parts: tuple[Any, ...], patience: timedelta) -> str:
+    if waits:
+        return f"timed out waiting for {', '.join(str(one) for one in parts[:8])}"
+    return f"the run's store gave no answer within {patience.total_seconds():g} s"

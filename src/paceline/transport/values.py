@@ -1,7 +1,8 @@
 """Values as frames: a head of JSON, and the memory of tensors and arrays as it is. Reading a message runs nothing it brings.
 
 What is plain travels by itself; values of a class travel where a `Vocabulary` knows the class, on both sides. Small buffers
-follow the head in one frame, since each frame costs some microseconds; large ones are frames of their own, sent without a copy.
+follow the head in one frame, since each frame costs some microseconds; large ones are frames of their own, sent and read
+without a copy.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ import torch
 from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from torch import Tensor, nn
 
+from paceline.compat.json_text import encode
 from paceline.compat.tensors import sparse_parts
 from paceline.errors import CallRefusedError
-from paceline.transport.sealing import LARGEST_FRAME
+from paceline.transport.sealing import LARGEST_HEAD
 
 SMALL = 4096
 """Buffers up to this size follow the head, larger ones have frames of their own."""
@@ -34,9 +36,8 @@ _REQUIRES_GRAD, _PARAMETER = 1, 2
 _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 _DTYPE_NAMES = {value: name for name, value in _DTYPES.items()}
 _NUMERIC = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool})
-_PLAIN = frozenset({type(None), bool, int, float, str})
+_ATOMS = frozenset({type(None), bool, float, str})
 _WORD = 1 << 63
-_encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 
 
 class UnsendableError(TypeError):
@@ -64,8 +65,8 @@ class Buffer(Protocol):
 
     size: int
 
-    def content(self) -> memoryview | bytes:
-        """Return what is in it."""
+    def take(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return its memory, which whoever takes it has alone; once."""
 
 
 class Writer:
@@ -80,28 +81,33 @@ class Writer:
         """What the vocabulary wants to remember of this message."""
         self._vocabulary, self._lifts = vocabulary, lifts
         self._lifted: list[Any] = []
-        self._small: list[bytes | memoryview] = []
+        self._small: list[Any] = []
         self._filled = self._depth = 0
 
     def head(self, value: Any) -> bytes:
         """Return the first frame of a message that holds this value; `frames` follow."""
         tree = self.write(value)
         try:
-            text = _encode([self._lifted, tree]).encode("ascii")
+            text = encode([self._lifted, tree])
         except (ValueError, RecursionError) as error:
             raise UnsendableError(f"{type(error).__name__}: {error}") from None
         size = len(text)
-        if size > LARGEST_FRAME // 2:
+        if size + self._filled > LARGEST_HEAD // 2:
             raise UnsendableError(
-                f"the plain values of one message come to {size >> 20} MB; give tensors or arrays"
+                f"the plain values and small tensors of one message come to {(size + self._filled) >> 20} MB; "
+                "give them as larger tensors or arrays"
             )
         return b"".join((size.to_bytes(4, "little"), text, *self._small))
 
     def write(self, value: Any) -> Any:
         """Return a value as JSON knows it."""
         kind = type(value)
-        if kind in _PLAIN:
-            return value if kind is not int or -_WORD <= value < _WORD else {"i": hex(value)}
+        if kind in _ATOMS:
+            return value
+        if kind is int:
+            return value if -_WORD <= value < _WORD else {"i": hex(value)}
+        if kind is Tensor:
+            return self.tensor(value)
         if self._depth == DEEPEST:
             raise UnsendableError(f"it is nested more than {DEEPEST} deep, or holds itself")
         self._depth += 1
@@ -112,23 +118,37 @@ class Writer:
 
     def many(self, values: Any) -> list[Any]:
         """Return several values as JSON knows them."""
-        kept = list(values)
-        return kept if set(map(type, kept)) <= _PLAIN else [self.write(one) for one in kept]
+        write = self.write
+        return [one if type(one) in _ATOMS else write(one) for one in values]
 
     def add(self, content: memoryview | bytes) -> int:
-        """Put a buffer of bytes into the message; returns its place, which `Reader.fill` wants."""
+        """Put a buffer of bytes into the message; returns its place, which `Reader.memory` wants."""
         size = len(content)
         if size <= SMALL:
             self._small.append(content)
             self._filled += size
             return self._filled - size
-        whole = memoryview(content)
-        place = len(self.frames)
-        self.frames += [whole[at : at + LARGEST_FRAME] for at in range(0, size, LARGEST_FRAME)]
-        return place
+        self.frames.append(memoryview(content))
+        return len(self.frames) - 1
 
     def tensor(self, value: Tensor) -> dict[str, Any]:
         """Write a tensor; one that requires gradients goes where they are read first, if the message lifts them."""
+        if type(value) is Tensor:
+            try:
+                array = value.numpy()  # refuses whatever is more than numbers in memory of this machine
+            except (TypeError, RuntimeError):
+                pass
+            else:
+                if array.flags.c_contiguous:
+                    shape, size = array.shape, array.nbytes
+                    if size <= SMALL:
+                        place = self._filled
+                        self._small.append(array)
+                        self._filled += size
+                    else:
+                        place = len(self.frames)
+                        self.frames.append(memoryview(array.reshape(-1).view(np.uint8)))  # type: ignore[arg-type]
+                    return {"T": [_DTYPE_NAMES[value.dtype], list(shape), place, 0]}
         if not (self._lifts and value.requires_grad):
             return {"T": self._tensor(value)}
         self.leaves.append(value)
@@ -213,7 +233,7 @@ class Reader:
     def value(self) -> Any:
         """Return the value, or raise CallRefusedError where the message is not one of ours."""
         try:
-            noted, value = _Decoder.read(str(self._text, "ascii"), self._made)
+            noted, value = _Decoder.read(str(self._text, "ascii"), self)
             if type(noted) is not list:
                 raise ValueError("it does not begin with its tensors")
         except CallRefusedError:
@@ -222,45 +242,23 @@ class Reader:
             raise CallRefusedError(f"a message could not be read: {type(error).__name__}: {error}") from error
         return value
 
-    def _made(self, given: dict[str, Any]) -> Any:
-        if len(given) != 1:
-            raise ValueError("a value has one tag")
-        ((tag, payload),) = given.items()
-        read = _READ.get(tag)
-        return self.vocabulary.read(tag, payload) if read is None else read(self, payload)
-
-    def fill(self, size: int, place: int, make: Callable[[], memoryview]) -> None:
-        """Copy a large buffer into memory of its size, which is made when the message is known to bring so much."""
-        count = -(-size // LARGEST_FRAME)
-        frames = self._frames[place : place + count]
-        if place < 0 or sum(one.size for one in frames) != size:
+    def memory(self, size: int, place: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return the memory of a large buffer."""
+        if not 0 <= place < len(self._frames) or self._frames[place].size != size:
             raise ValueError("a frame is missing or of another size")
-        target, at = make(), 0
-        for one in frames:
-            # By numpy, which lets other threads run meanwhile.
-            np.copyto(
-                np.frombuffer(target[at : at + one.size], np.uint8), np.frombuffer(one.content(), np.uint8)
-            )
-            at += one.size
+        return self._frames[place].take()
 
-    def content(self, size: int, place: int) -> bytearray:
-        """Return a buffer's bytes."""
-        if size <= SMALL:
-            part = self._small[place : place + size]
-            if place < 0 or len(part) != size:
-                raise ValueError("a buffer is cut off")
-            return bytearray(part)
-        made = bytearray()
-
-        def make() -> memoryview:
-            made.extend(bytes(size))
-            return memoryview(made)
-
-        self.fill(size, place, make)
-        return made
+    def content(self, size: int, place: int) -> bytearray | memoryview:
+        """Return a buffer's bytes, which may be written to."""
+        if size > SMALL:
+            return memoryview(self.memory(size, place))  # type: ignore[arg-type]
+        part = self._small[place : place + size]
+        if place < 0 or len(part) != size:
+            raise ValueError("a buffer is cut off")
+        return bytearray(part)
 
     def tensor(self, payload: list[Any]) -> Tensor:
-        """Make a tensor, in memory of its own that torch has aligned."""
+        """Make a tensor, in memory of its own that is aligned as torch would have it."""
         name, shape, place, flags, order, device = (*payload, None, None)[:6]
         if name == "sparse":
             return _flagged(_sparse(*shape), flags)
@@ -273,12 +271,11 @@ class Reader:
         if 0 < size <= SMALL:
             found = torch.frombuffer(self.content(size, place), dtype=dtype).clone()
             found = found if len(shape) == 1 else found.view(shape)
+        elif size:
+            found = torch.frombuffer(self.memory(size, place), dtype=dtype)
+            found = found if len(shape) == 1 else found.view(shape)
         else:
-            found = torch.empty(0, dtype=dtype)
-            if size:
-                self.fill(size, place, lambda: _bytes_of(found.resize_(shape)))
-            else:
-                found = found.view(shape)
+            found = torch.empty(shape, dtype=dtype)
         if order is not None:
             back = [0] * len(shape)
             for to, source in enumerate(order):
@@ -324,25 +321,33 @@ class _Decoder:
     _idle: ClassVar[deque[_Decoder]] = deque()
 
     def __init__(self) -> None:
-        self.hook: Callable[[dict[str, Any]], Any] = dict
-        self.decode = json.JSONDecoder(object_hook=self._made).decode
+        self.reader: Any = None
+        self.decode = json.JSONDecoder(object_hook=self._made).raw_decode
 
     def _made(self, given: dict[str, Any]) -> Any:
-        return self.hook(given)
+        """Make what one of the text's objects stands for."""
+        if len(given) != 1:
+            raise ValueError("a value has one tag")
+        ((tag, payload),) = given.items()
+        read, reader = _READ.get(tag), self.reader
+        return reader.vocabulary.read(tag, payload) if read is None else read(reader, payload)
 
     @classmethod
-    def read(cls, text: str, hook: Callable[[dict[str, Any]], Any]) -> Any:
-        """Return what a text says, each of its objects made by `hook`."""
+    def read(cls, text: str, reader: Reader) -> Any:
+        """Return what a text says to this reader."""
         try:
             decoder = cls._idle.pop()
         except IndexError:
             decoder = cls()  # of as many threads as read at once, and of calls within a hook
-        decoder.hook = hook
+        decoder.reader = reader
         try:
-            return decoder.decode(text)
+            found, end = decoder.decode(text)
         finally:
-            decoder.hook = dict
+            decoder.reader = None
             cls._idle.append(decoder)
+        if end != len(text):
+            raise ValueError("there is more than one value in it")
+        return found
 
 
 def refusal(name: str) -> CallRefusedError:
@@ -436,7 +441,7 @@ _PATHS = {one.__name__: one for one in (Path, PosixPath, PurePath, PurePosixPath
 _WRITE: dict[type, Callable[[Writer, Any], Any]] = {
     list: lambda writer, value: writer.many(value),
     tuple: lambda writer, value: {"t": writer.many(value)},
-    dict: lambda writer, value: {"d": _pairs(writer, value)},
+    dict: lambda writer, value: {"d": _pairs(writer, value) if value else []},
     Tensor: Writer.tensor,
     nn.Parameter: Writer.tensor,
     bytes: lambda writer, value: {"b": [len(value), writer.add(value)]},
@@ -469,7 +474,7 @@ _READ: dict[str, Callable[[Reader, Any], Any]] = {
     "T": Reader.tensor,
     "g": Reader.lifted,
     "b": lambda reader, payload: bytes(reader.content(*payload)),
-    "ba": lambda reader, payload: reader.content(*payload),
+    "ba": lambda reader, payload: bytearray(reader.content(*payload)),
     "a": _read_array,
     "n": _read_number,
     "y": lambda _, payload: descr_to_dtype(payload),

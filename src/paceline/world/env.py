@@ -27,6 +27,8 @@ _MPI = (
 """The variables of MPICH's launcher (and Intel's), and of Open MPI's."""
 _OWN_RUN = "paceline"
 """The run id that paceline's own launcher sets, by which it is told apart from torchrun."""
+SECRET, SECRET_FILE = "PACELINE_SECRET", "PACELINE_SECRET_FILE"
+"""The variables that hold the run's secret, or name the file that does."""
 STORE, RUNTIME_DIR = "PACELINE_STORE", "PACELINE_RUNTIME_DIR"
 """The variables that say where the launcher serves the run's store, and in which folder workers may open their sockets."""
 

@@ -14,7 +14,10 @@ REDUCTION = "reduction"
 OPTIMIZER = "optimizer"
 CHECKPOINT = "checkpoint"
 REGROUP = "regroup"
-POINTS = (DATA, FORWARD, BACKWARD, REDUCTION, OPTIMIZER, CHECKPOINT, REGROUP)
+EVALUATION = "evaluation"
+STEP_POINTS = (DATA, FORWARD, BACKWARD, REDUCTION, OPTIMIZER)
+"""Those that come in every step."""
+POINTS = (*STEP_POINTS, CHECKPOINT, REGROUP, EVALUATION)
 
 _trap: Callable[[str], None] | None = None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import socket
 from datetime import timedelta
@@ -14,7 +13,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from paceline.compat import process_groups
 from paceline.errors import InputError
-from paceline.transport.secret import Secret
+from paceline.transport.addresses import at
 from paceline.transport.store import RunStore
 from paceline.world import env
 from paceline.world.backends import choose_backend, choose_device
@@ -24,7 +23,8 @@ from paceline.world.env import Identity
 from paceline.world.interfaces import is_loopback
 from paceline.world.interruption import InterruptedWaitError, Interruption, broken
 from paceline.world.local import LocalComm
-from paceline.world.process_group import Patience, ProcessGroupComm
+from paceline.world.process_group import Patience, ProcessGroupComm, reading_together
+from paceline.world.run_secret import run_secret
 from paceline.world.sockets import Sockets
 from paceline.world.status_page import NoStatusPage
 from paceline.world.world import World
@@ -116,10 +116,8 @@ def _join_group(
     process_groups.count_groups_anew()
     try:
         # Only gloo's ranks all write an address, which each of them reads.
-        at_once = contextlib.ExitStack()
-        if isinstance(meeting, RunStore) and backend == "gloo":
-            at_once.enter_context(meeting.gathering(identity.size))
-        with sockets.opened_here(), at_once:
+        together = reading_together(meeting if backend == "gloo" else None, identity.size)
+        with together, sockets.opened_here():
             dist.init_process_group(
                 _name_in_torch(backend),
                 store=PrefixStore(f"generation-{generation}", meeting),
@@ -162,10 +160,7 @@ def meet(identity: Identity, timeout: timedelta) -> Store:
         raise InputError(
             "MASTER_PORT is not set, so the workers cannot meet. Launch with torchrun or paceline, or set it."
         )
-    address = identity.master_address
-    if ":" in address and not address.startswith("["):
-        address = f"[{address}]"
-    url = f"tcp://{address}:{identity.master_port}"
+    url = f"tcp://{at(identity.master_address, identity.master_port)}"
     store: Store
     store, _, _ = next(rendezvous(url, identity.rank, identity.size, timeout=timeout))
     return store
@@ -174,7 +169,7 @@ def meet(identity: Identity, timeout: timedelta) -> Store:
 @functools.lru_cache(maxsize=1)
 def run_store(address: str) -> RunStore:
     """Return this process's connection to the store of the run."""
-    return RunStore(address, secret=Secret.from_environment() if address.startswith("tcp:") else None)
+    return RunStore(address, secret=run_secret() if address.startswith("tcp:") else None)
 
 
 def _keep_to_loopback(address: str) -> None:

@@ -6,6 +6,7 @@ sum that is divided afterwards, on every backend.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Sequence
 from datetime import timedelta
@@ -18,6 +19,7 @@ from torch.distributed.distributed_c10d import Store
 
 from paceline.compat import process_groups
 from paceline.errors import InputError, PacelineError
+from paceline.transport.store import RunStore
 from paceline.world import arguments
 from paceline.world.base import Comm, Pending, PendingReduction, ReduceOp
 from paceline.world.interruption import Interruption
@@ -40,6 +42,11 @@ class Patience(NamedTuple):
     """An operation."""
     meeting: timedelta
     """Connecting with the others, when a group is formed."""
+
+
+def reading_together(store: Store | None, size: int) -> contextlib.AbstractContextManager[None]:
+    """Have a run's store read the addresses of all ranks at once, while gloo forms a group of so many."""
+    return store.gathering(size) if isinstance(store, RunStore) else contextlib.nullcontext()
 
 
 class ProcessGroupComm(Comm):
@@ -224,12 +231,15 @@ class ProcessGroupComm(Comm):
         # Rank 0's random number makes the name of this split unlike any other's in the life of the store.
         name = f"split-{seats[0][2]:x}-{color}"
         sockets = Sockets()
-        with sockets.opened_here():
+        together = reading_together(None if self._sends_cuda else self._store, len(members))
+        with together, sockets.opened_here():
             group = process_groups.new_group(
                 name, [global_ranks[rank] for _, rank in members], self._patience.meeting
             )
         self._interruption.on_raise(sockets.shut)
-        return ProcessGroupComm(group, patience=self._patience, interruption=self._interruption)
+        return ProcessGroupComm(
+            group, patience=self._patience, interruption=self._interruption, store=self._store
+        )
 
     def close(self) -> None:
         """Destroy the group; closing the whole world's group ends those split from it too."""

@@ -14,7 +14,7 @@ from paceline.world.local import LocalComm
 from paceline.world.mesh import DATA, SAME_SAMPLES, Mesh
 from paceline.world.status_page import NoStatusPage
 
-SHARED_MEMORY, RPC, THREADS, NO_TRANSPORT = "shared memory", "rpc", "threads", "none"
+SHARED_MEMORY, CALLS, THREADS, NO_TRANSPORT = "shared memory", "calls", "threads", "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

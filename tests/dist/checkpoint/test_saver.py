@@ -96,7 +96,7 @@ def read_part(world: World, folder: Path) -> dict[str, torch.Tensor]:
     found = find_newest(world, Checkpoints(folder), lambda path, reason: pytest.fail(f"{path}: {reason}"))
     assert found is not None
     with found.open() as parts:
-        assert same(found.rest, REST)
+        assert same(found.extra_state, REST)
         return {
             key: parts.read(
                 key,

@@ -77,7 +77,7 @@ def test_a_function_that_workers_cannot_import_is_refused():
 
 
 def test_arguments_that_cannot_travel_are_refused():
-    with pytest.raises(paceline.InputError, match="arguments of describe cannot be sent"):
+    with pytest.raises(paceline.InputError, match=r"argument 1 \(lock\) of describe cannot be sent"):
         paceline.launch(describe, threading.Lock(), workers=2)
 
 

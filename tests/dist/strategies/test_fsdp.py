@@ -161,7 +161,7 @@ def regroup(run: paceline.Run) -> tuple[dict[str, Any], dict[str, Any], bool]:
     second.load_local_state(
         {key: chunk.meta for key, chunk in held.chunks.items()},
         lambda key, bounds: bounds.of(sharded_runs.whole(before, key)),
-        held.rest,
+        held.extra_state,
     )
     again = second.state()
     second.step(works[1], sharded_runs.loss, 0.05)

@@ -144,7 +144,7 @@ def tensors(state: State) -> dict[str, Tensor]:
 def assert_same_state(left: State, right: State) -> None:
     assert tensors(left).keys() == tensors(right).keys()
     assert all(torch.equal(value, tensors(right)[key]) for key, value in tensors(left).items())
-    assert split(left).rest == split(right).rest
+    assert split(left).extra_state == split(right).extra_state
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -231,7 +231,7 @@ def regroup(run: paceline.Run, job: Job) -> tuple[State, State]:
     )
     whole = dict(collect(own.world, held.chunks, survey(own.world, held.chunks)))
     metas = {key: TensorMeta(tuple(value.shape), value.dtype) for key, value in whole.items()}
-    again.load_local_state(metas, lambda key, bounds: bounds.of(whole[key]), held.rest)
+    again.load_local_state(metas, lambda key, bounds: bounds.of(whole[key]), held.extra_state)
     return before, again.state()
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from paceline.transport import store
 from paceline.world import (
     Identity,
     LocalComm,
@@ -206,3 +207,16 @@ def parity(world):
 
 def test_a_group_of_one_and_the_null_object_agree():
     assert run_workers(parity, 2) == [15, 15]
+
+
+def requests_of_a_split(world):
+    before = next(store._numbers)
+    part = world.comm.split(0)
+    inner = part.split(0)
+    return next(store._numbers) - before - 1, inner.size
+
+
+def test_a_split_asks_the_store_as_often_for_few_as_for_many():
+    few, many = (run_workers(requests_of_a_split, workers) for workers in (2, 4))
+    assert [size for _, size in many] == [4] * 4
+    assert {count for count, _ in few} == {count for count, _ in many}

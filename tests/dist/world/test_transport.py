@@ -49,8 +49,8 @@ def test_one_process_threads_servers_and_the_records(tmp_path: Path) -> None:
     (alone,) = paceline.launch(trainer.main, SPEC, **options)
     (threads,) = paceline.launch(trainer.main, SPEC, strategy="dp", workers=2, **options)
     served = paceline.launch(trainer.main, SPEC, strategy="ps", workers=2, out=tmp_path / "ps", **options)[0]
-    assert [one["transport"] for one in (alone, threads, served)] == ["none", "threads", "rpc"]
+    assert [one["transport"] for one in (alone, threads, served)] == ["none", "threads", "calls"]
     events = [json.loads(line) for line in (tmp_path / "ps" / "events.jsonl").read_text().splitlines()]
-    assert [one["transport"] for one in events if one["kind"] == "run_started"] == ["rpc"]
+    assert [one["transport"] for one in events if one["kind"] == "run_started"] == ["calls"]
     receipt = json.loads((tmp_path / "ps" / "receipt.json").read_text())
-    assert (receipt["transport"], receipt["transport_asked"]) == ("rpc", "auto")
+    assert (receipt["transport"], receipt["transport_asked"]) == ("calls", "auto")

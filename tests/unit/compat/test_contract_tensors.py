@@ -266,3 +266,18 @@ def test_a_fake_tensor_has_a_shape_and_no_memory() -> None:
         made = torch.empty(10**9, 2) @ torch.empty(2, 10**9)
     assert isinstance(made, FakeTensor)
     assert made.shape == (10**9, 10**9)
+
+
+@leans_on("json.encoder.c_make_encoder")
+def test_json_is_written_as_the_encoder_of_the_library_writes_it() -> None:
+    import json
+
+    from paceline.compat.json_text import encode
+
+    value = [None, True, -1.5, float("inf"), 2**70, 'a "b" \u00e9\n', {"T": ["float", [10], 0]}, []]
+    assert encode(value) == json.dumps(value, separators=(",", ":")).encode()
+    try:
+        encode([object()])
+    except TypeError:
+        return
+    raise AssertionError("it writes what JSON does not know")

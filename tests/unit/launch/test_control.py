@@ -23,6 +23,20 @@ def control(tmp_path):
     assert not (tmp_path / NAME).exists()
 
 
+def test_the_socket_of_a_launcher_that_was_killed_goes_when_the_next_begins(tmp_path):
+    killed = os.fork()
+    if not killed:
+        ControlSocket(tmp_path, str)
+        os._exit(0)
+    os.waitpid(killed, 0)
+    left = Path(json.loads((tmp_path / NAME).read_text())["socket"])
+    assert left.exists()
+    other = tmp_path / "other"
+    other.mkdir()
+    ControlSocket(other, str).close()
+    assert not left.parent.exists()
+
+
 def connect(folder):
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     made.connect(json.loads((folder / NAME).read_text())["socket"])

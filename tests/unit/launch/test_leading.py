@@ -1,5 +1,6 @@
 """A leader and what comes to it, on the loopback interface: who is let in, who is not, and what each is told."""
 
+import contextlib
 import select
 import selectors
 import socket
@@ -18,7 +19,7 @@ from paceline.launch.nodes.follower import Follower
 from paceline.launch.nodes.hello import Hello, spec_of
 from paceline.launch.nodes.leading import Leading
 from paceline.launch.nodes.rendezvous import Rendezvous
-from paceline.transport.control import ControlClient, ControlServer, Gone, Said
+from paceline.transport.control import NO_LEADER, ControlClient, ControlServer, Gone, Said
 from paceline.transport.secret import Secret
 from paceline.world import env
 from tests.patience import HANG_S
@@ -356,3 +357,32 @@ def test_a_follower_without_a_leader_says_so(plan, tmp_path):
         f"no machine holds the rendezvous at {made.rendezvous.endpoint}: nobody answers there, for 0.5 s. "
         f"Start the same command on {HERE}, or check the address and the firewall."
     )
+
+
+def test_a_follower_behind_a_proxy_without_a_leader_calls_until_its_time_is_up(plan, tmp_path):
+    made = plan(join_s=3.5)
+    (tmp_path / "logs").mkdir()
+    follower, taken = Follower(made, tmp_path, Console()), []
+    ended = threading.Event()
+
+    def close_each():
+        while not ended.is_set():
+            with contextlib.suppress(OSError):
+                taken.append(listening.accept()[0].close())
+
+    with socket.create_server((HERE, made.rendezvous.port)) as listening:
+        listening.settimeout(0.05)
+        proxy = threading.Thread(target=close_each)
+        proxy.start()
+        try:
+            outcome = follower.run()
+        finally:
+            follower.close()
+            ended.set()
+            proxy.join()
+    assert outcome.status == 2
+    assert outcome.failure.message == (
+        f"no machine holds the rendezvous at {made.rendezvous.endpoint}: {NO_LEADER}, for 3.5 s. "
+        f"Start the same command on {HERE}, or check the address and the firewall."
+    )
+    assert len(taken) > 6

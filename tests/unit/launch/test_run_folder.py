@@ -1,6 +1,7 @@
 """What a launch leaves of its folder: only files that it wrote itself ever go, and no folder that holds anything else."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -37,6 +38,29 @@ def test_a_refused_run_takes_its_own_files_and_the_folders_that_it_made(tmp_path
         write(made.path, *WRITTEN)
         made.finish(REFUSED)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_logs_of_a_launch_without_a_folder_stay_where_it_failed_and_go_where_it_was_killed(capsys):
+    code = Outcome(results=(), failure=Failure(rank=0, host="here", kind="code", message="no"))
+    with RunFolder(None, {}) as made:
+        write(made.path, "logs/rank-0.log")
+        made.finish(code)
+    kept = Path(capsys.readouterr().err.rpartition(" ")[2].strip())
+    assert files(kept) == {"rank-0.log"}
+    assert not made.path.exists()
+    shutil.rmtree(kept.parent)
+    reader, writer = os.pipe()
+    killed = os.fork()
+    if not killed:
+        os.write(writer, str(RunFolder(None, {}).__enter__().path).encode())
+        os._exit(0)
+    os.waitpid(killed, 0)
+    left = Path(os.read(reader, 1000).decode())
+    os.close(reader)
+    os.close(writer)
+    assert left.exists()
+    with RunFolder(None, {}):
+        assert not left.exists()
 
 
 def test_a_refused_run_leaves_what_others_put_beside_it_or_into_it_meanwhile(tmp_path):

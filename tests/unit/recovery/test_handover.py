@@ -2,7 +2,7 @@
 
 import torch
 
-from paceline.recovery.handover import StateInventory, choose, merge_rests
+from paceline.recovery.handover import StateInventory, choose, merge_extra_states
 from paceline.recovery.position import Position
 from paceline.state.chunks import ChunkBounds, TensorChunk, TensorMeta
 
@@ -85,13 +85,13 @@ def test_slots_that_only_the_lost_one_kept_are_missed():
 
 
 def test_groups_of_parameters_that_each_knows_in_part_become_one():
-    def rest(name):
+    def extra_state(name):
         return {
             "optimizer": {"groups": [{"lr": 0.1, "params": [name]}], "state": {name: {"n": 1}}},
             "scaler": None,
         }
 
-    made = merge_rests([rest("a"), rest("b")])
+    made = merge_extra_states([extra_state("a"), extra_state("b")])
     assert made["optimizer"]["groups"] == [{"lr": 0.1, "params": ["a", "b"]}]
     assert made["optimizer"]["state"] == {"a": {"n": 1}, "b": {"n": 1}}
 

@@ -106,10 +106,10 @@ class Frame:
     """A frame as it would arrive."""
 
     def __init__(self, content):
-        self._content, self.size = bytes(content), len(content)
+        self._content, self.size = bytearray(content), len(content)
 
-    def content(self):
-        return self._content
+    def take(self):
+        return np.frombuffer(self._content, np.uint8)
 
 
 def travel(value):

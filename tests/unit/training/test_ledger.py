@@ -194,6 +194,21 @@ def test_another_file_is_no_ledger(tmp_path: Path) -> None:
     assert path.read_bytes() == b"something else entirely"
 
 
+def test_whoever_is_to_join_on_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    ledger.check_room(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ledger.MIN_RESERVED // 2, before[1]))
+    try:
+        with pytest.raises(RecordsError, match=r"start again: no checkpoint was saved\.$"):
+            ledger.check_room(tmp_path)
+        (tmp_path / "checkpoints" / "step-3").mkdir(parents=True)
+        with pytest.raises(RecordsError, match=r"resumed from its last checkpoint\.$"):
+            ledger.check_room(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list((tmp_path / ledger.FOLDER).iterdir()) == []
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / ledger.FOLDER).write_text("in the way")
     with pytest.raises(RecordsError, match=r"ledger.*rank-0-from-0\.bin cannot be written"):

@@ -1,16 +1,18 @@
 """The control connection between launchers: real sockets on the loopback interface."""
 
+import contextlib
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
-from paceline.transport.control import ControlClient, ControlServer, Gone, Refused, Said
+from paceline.transport.control import CLOSED, ControlClient, ControlServer, Gone, Refused, Said
 from paceline.transport.secret import Secret
 
 CLIENT = """
@@ -191,3 +193,52 @@ def test_what_is_no_object_says_nothing(server, connect):
     client._outgoing.put(b"[1, 2")
     client._ring()
     assert heard(server, Said).message == {}
+
+
+@pytest.fixture
+def proxy():
+    """Take connections and close them, or say something of its own first: a proxy without a leader behind it, another program."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    listening.settimeout(0.05)
+    ended, says = threading.Event(), []
+
+    def serve():
+        while not ended.is_set():
+            with contextlib.suppress(OSError), listening.accept()[0] as one:
+                one.sendall(b"".join(says))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield listening.getsockname()[1], says
+    ended.set()
+    thread.join()
+    listening.close()
+
+
+@pytest.mark.parametrize("words", [b"", b"HTTP/1.1 503 Service Unavailable\r\n\r\n" + b" " * 100])
+def test_what_takes_connections_and_is_no_leader_is_called_again_until_the_time_is_up(connect, proxy, words):
+    port, says = proxy
+    says.append(words)
+    began = time.monotonic()
+    client = connect(port=port, join_s=1.5)
+    assert "does not speak as a leader does" in heard(client, Gone).reason
+    assert time.monotonic() - began >= 1.5
+
+
+def test_the_last_words_of_a_leader_that_closes_are_heard_before_its_end(secret):
+    """libzmq drops what came in on a connection that is not to be made again; it did so once in ten times."""
+    for number in range(60):
+        server = ControlServer("127.0.0.1", 0, secret, silence_s=5.0)
+        client = ControlClient("127.0.0.1", server.port, secret, silence_s=5.0, join_s=10.0)
+        try:
+            client.send({"hello": number})
+            peer = heard(server, Said).peer
+            for part in range(20):
+                server.send(peer, {"part": part})
+            server.close()
+            said = [heard(client, Said).message for _ in range(20)]
+            assert said == [{"part": part} for part in range(20)]
+            assert heard(client, Gone).reason == CLOSED
+        finally:
+            client.close()
+            server.close()

@@ -3,17 +3,17 @@
 import os
 import socket
 import stat
-import struct
 import threading
 import time
 from pathlib import Path
 
 import pytest
-import zmq
-from zmq.utils import garbage
 
+from paceline.errors import RemoteError
+from paceline.transport.admission import hello
+from paceline.transport.incoming import ENTRY, LENGTH
 from paceline.transport.mailbox import Entry, Mailbox
-from paceline.transport.sealing import HEADER_BYTES, Seal, SealError, header
+from paceline.transport.sealing import HEADER_BYTES, LARGEST_HEAD, PIECE, Seal, SealError, header
 from tests.patience import HANG_S
 
 SECRET = b"a secret"
@@ -35,7 +35,7 @@ class End:
         self.mailbox.start({name: one.entry for name, one in others.items()}, self.take, self.lose)
 
     def take(self, sender, content, frames):
-        read = [bytes(one.content()) for one in frames]
+        read = [one.take().tobytes() for one in frames]
         assert [len(one) for one in read] == [one.size for one in frames]
         with self.changed:
             self.got.append((sender, bytes(content), read))
@@ -49,13 +49,6 @@ class End:
     def wait(self, ready):
         with self.changed:
             assert self.changed.wait_for(ready, HANG_S)
-
-
-@pytest.fixture(autouse=True)
-def no_thread_of_the_librarys():
-    """End the thread by which pyzmq hears that memory it was lent has been sent."""
-    yield
-    garbage.gc.stop()
 
 
 @pytest.fixture(params=[None, "127.0.0.1"], ids=["ipc", "tcp"])
@@ -128,15 +121,36 @@ def test_nobody_else_may_enter_the_folder_and_it_is_removed():
     assert not folder.exists()
 
 
-def push_to(end, **options):
-    """Connect as a stranger does."""
-    context = zmq.Context()
-    push = context.socket(zmq.PUSH)
-    push.setsockopt(zmq.LINGER, 0)
-    for name, value in options.items():
-        setattr(push, name, value)
-    push.connect(end.entry.address)
-    return context, push
+def connect(end):
+    """Connect as a stranger does; return the connection and the number that it was given."""
+    raw = socket.create_connection(("127.0.0.1", int(end.entry.address.rpartition(":")[2])), timeout=HANG_S)
+    return raw, raw.recv(16)
+
+
+def admitted(end, sender):
+    """Connect as a worker does that knows the secret."""
+    raw, nonce = connect(end)
+    raw.sendall(sender.entry.boot + hello(SECRET, nonce, sender.entry.boot, end.entry.boot))
+    assert raw.recv(1) == b"-"
+    return raw
+
+
+def framed(*parts):
+    """Return a message as it is on the wire."""
+    first, *rest = parts
+    return LENGTH.pack(len(first)) + first + b"".join(rest)
+
+
+def is_dropped(raw):
+    """Return whether the other side has closed a connection."""
+    raw.settimeout(HANG_S)
+    try:
+        while raw.recv(4096):
+            pass
+    except ConnectionResetError:
+        pass
+    raw.close()
+    return True
 
 
 def undisturbed(one, other, capfd):
@@ -149,58 +163,67 @@ def undisturbed(one, other, capfd):
     assert capfd.readouterr().err.count("paceline: refused: a message does not carry this run's secret") == 1
 
 
-@pytest.mark.parametrize("options", [{}, {"plain_username": b"paceline", "plain_password": b"guessed"}])
-def test_a_stranger_without_the_password_gets_nowhere(far, options, capfd):
+@pytest.mark.parametrize("proof", ["none", "guessed", "recorded", "for another", "of another secret"])
+def test_a_stranger_without_the_secret_gets_nowhere(far, proof, capfd):
     one, other = far
-    context, push = push_to(other, **options)
-    for _ in range(20):
-        push.send_multipart([header(one.entry.boot, 1 << 40, 0) + b"garbage"])
-    with socket.create_connection(("127.0.0.1", int(other.entry.address.rpartition(":")[2]))) as raw:
-        raw.sendall(os.urandom(1000))
-        if options:
-            undisturbed(one, other, capfd)
-        else:
-            one.mailbox.send("other", b"still here", [])
-            other.wait(lambda: other.got)
-    context.destroy(linger=0)
+    raw, nonce = connect(other)
+    boot = one.entry.boot
+    given = {
+        "none": b"\xff" + os.urandom(200),
+        "guessed": boot + os.urandom(32),
+        "recorded": boot + hello(SECRET, os.urandom(16), boot, other.entry.boot),
+        "for another": boot + hello(SECRET, nonce, boot, boot),
+        "of another secret": boot + hello(b"another", nonce, boot, other.entry.boot),
+    }
+    raw.sendall(given[proof] + framed(header(boot, 1, 0) + b"garbage"))
+    assert is_dropped(raw)
+    undisturbed(one, other, capfd)
     assert [content for _, content, _ in other.got] == [b"still here"]
 
 
-def test_a_stranger_who_has_read_the_password_on_the_wire_has_no_key(far, capfd):
+def test_a_worker_of_another_run_gets_nowhere(far, capfd):
     one, other = far
-    from paceline.transport.mailbox import _password
-
-    context, push = push_to(other, plain_username=b"paceline", plain_password=_password(SECRET))
-    for content in (
-        b"",
-        b"x",
-        header(os.urandom(16), 1, 0) + b"x" * 40,
-        header(one.entry.boot, 9, 0) + b"x" * 40,
-    ):
-        push.send(content)
-    push.send_multipart([header(one.entry.boot, 9, 5) + b"x" * 40, b"y"])
-    time.sleep(0.2)
+    raw, nonce = connect(other)
+    stranger = os.urandom(16)
+    raw.sendall(stranger + hello(SECRET, nonce, stranger, other.entry.boot))
+    assert is_dropped(raw)
     undisturbed(one, other, capfd)
-    context.destroy(linger=0)
-    assert len(other.got) == 1
+
+
+def test_whoever_takes_over_a_connection_has_no_key(far, capfd):
+    one, other = far
+    for content in (
+        framed(header(os.urandom(16), 1, 0) + b"x" * 40),
+        framed(header(one.entry.boot, 9, 0) + b"x" * 40),
+        framed(b"x"),
+        LENGTH.pack(LARGEST_HEAD + 1000),
+    ):
+        end = End("127.0.0.1")
+        end.start(one=one)
+        raw = admitted(end, one)
+        raw.sendall(content)
+        assert is_dropped(raw)
+        assert end.got == []
+        end.mailbox.close()
+    assert capfd.readouterr().err.count("paceline: refused: ") == 4
+    one.mailbox.send("other", b"still here", [LARGE])
+    other.wait(lambda: other.got)
 
 
 def test_a_stranger_on_the_network_cannot_speak_as_a_worker_of_the_same_machine(capfd):
     """Those send without a seal, through the file system; over the network nothing is taken without one."""
-    from paceline.transport.mailbox import _password
-
     near, far_away, listening = End("127.0.0.1"), End("127.0.0.1"), End("127.0.0.1")
     entries = {"near": near.near, "far": far_away.entry}
     listening.mailbox.start(entries, listening.take, listening.lose)
-    context, push = push_to(listening, plain_username=b"paceline", plain_password=_password(SECRET))
-    push.send(header(near.entry.boot, 1, 0) + b"do as I say")
-    time.sleep(0.3)
+    raw, nonce = connect(listening)
+    raw.sendall(near.entry.boot + hello(SECRET, nonce, near.entry.boot, listening.entry.boot))
+    raw.sendall(framed(header(near.entry.boot, 1, 0) + b"do as I say"))
+    assert is_dropped(raw)
     assert listening.got == []
     assert "did not come the way" in capfd.readouterr().err
     near.mailbox.start({"listening": listening.near}, near.take, near.lose)
     near.mailbox.send("listening", b"hello", [])
     listening.wait(lambda: listening.got == [("near", b"hello", [])])
-    context.destroy(linger=0)
     for end in (near, far_away, listening):
         end.mailbox.close()
 
@@ -225,25 +248,33 @@ def test_an_exception_in_what_takes_a_message_costs_that_message_alone(capfd):
         end.mailbox.close()
 
 
-def test_what_was_recorded_cannot_be_sent_again_cut_short_or_put_together_anew(far, capfd):
-    """A listener on the wire has the password and every frame, of which each is sealed for one place in one message."""
-    one, other = far
-    from paceline.transport.mailbox import _password
-
-    recorded = []
+@pytest.mark.parametrize("wrong", ["again", "earlier", "another's frame", "cut short", "unsealed"])
+def test_what_was_recorded_cannot_be_sent_again_cut_short_or_put_together_anew(wrong, capfd):
+    """Each frame is sealed for one place in one message; whoever breaks in on the wire ends the connection, no more."""
+    one, other = End("127.0.0.1"), End("127.0.0.1")
+    other.start(one=one)
+    recorded = {}
     seal = Seal(SECRET, one.entry.boot, other.entry.boot)
-    for count in (1, 2):
+    for count in (1, 2, 3):
         head = header(one.entry.boot, count, 1)
-        recorded.append([head + seal.close(head, 0, b"word"), seal.close(head, 1, b"frame %d" % count)])
-    context, push = push_to(other, plain_username=b"paceline", plain_password=_password(SECRET))
-    push.send_multipart(recorded[1])  # as the sender itself would have
+        first = head + seal.close(head, 0, ENTRY.pack(7, 0) + b"word")
+        recorded[count] = first, seal.close(head, 1, b"frame %d" % count)
+    raw = admitted(other, one)
+    raw.sendall(framed(*recorded[2]))  # as the sender itself would have
     other.wait(lambda: other.got)
-    for again in (recorded[1], recorded[0], recorded[1][:1], [*recorded[1], b"more"]):
-        push.send_multipart(again)
-    time.sleep(0.2)
+    sent = {
+        "again": framed(*recorded[2]),
+        "earlier": framed(*recorded[1]),
+        "another's frame": framed(recorded[3][0], recorded[1][1]),
+        "cut short": framed(recorded[3][0][:-1], recorded[3][1]),
+        "unsealed": framed(header(one.entry.boot, 3, 0) + b"word"),
+    }
+    raw.sendall(sent[wrong])
+    assert is_dropped(raw)
     assert other.got == [("one", b"word", [b"frame 2"])]
     assert capfd.readouterr().err.count("paceline: refused: ") == 1
-    context.destroy(linger=0)
+    for end in (one, other):
+        end.mailbox.close()
 
 
 def test_a_frame_opens_only_in_its_place():
@@ -268,24 +299,106 @@ def test_idle_connections_and_half_a_handshake_keep_nobody_out(far):
     port = int(other.entry.address.rpartition(":")[2])
     idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]
     for number, raw in enumerate(idle):
-        raw.sendall((b"\xff" + bytes(8) + b"\x7f\x03\x00PLAIN")[: number % 17])
+        raw.sendall(os.urandom(number % 47))
     one.mailbox.send("other", b"x", [LARGE])
     other.wait(lambda: other.got)
-    for raw in idle:  # each is dropped when it has not given the password in time
-        raw.settimeout(HANG_S)
-        while raw.recv(4096):
-            pass
-        raw.close()
+    assert all(is_dropped(raw) for raw in idle)  # each, when it has not proved itself in time
 
 
-def test_a_frame_of_a_size_that_nobody_may_announce_is_not_set_aside_for(far):
-    one, other = far
-    with socket.create_connection(("127.0.0.1", int(other.entry.address.rpartition(":")[2]))) as raw:
-        raw.settimeout(HANG_S)
-        raw.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00PLAIN" + bytes(15) + b"\0" + bytes(31))
-        raw.sendall(struct.pack(">BQ", 6, 1 << 50))
-        while raw.recv(4096):
-            pass
-    one.mailbox.send("other", b"x", [])
-    other.wait(lambda: other.got)
+def test_a_message_of_a_size_that_nobody_may_announce_is_not_set_aside_for(far):
+    one, _ = far
     assert HEADER_BYTES == 28
+    listening = End("127.0.0.1")
+    listening.start(one=one)
+    raw = admitted(listening, one)
+    raw.sendall(LENGTH.pack(0xFFFFFFFF))
+    assert is_dropped(raw)
+    listening.mailbox.close()
+
+
+def test_what_is_sent_may_be_written_to_at_once(ends):
+    one, other = ends
+    memory = bytearray(3 * PIECE + 5)
+    for number in range(20):
+        memory[:] = bytes([number]) * len(memory)
+        assert one.mailbox.send("other", b"", [memoryview(memory)])
+        memory[:] = b"\xff" * len(memory)
+    other.wait(lambda: len(other.got) == 20)
+    assert all(frames == [bytes([at]) * len(memory)] for at, (_, _, frames) in enumerate(other.got))
+
+
+@pytest.mark.parametrize("host", [None, "127.0.0.1"], ids=["ipc", "tcp"])
+def test_what_waits_for_a_peer_that_takes_nothing_is_bounded_and_never_sent_as_it_became_later(
+    host, monkeypatch
+):
+    monkeypatch.setattr("paceline.transport.mailbox.Arena", no_memory)
+    one, other = End(host), End(host)
+    stopped = threading.Event()
+
+    def take(*message):
+        if bytes(message[1]) == b"stop":
+            stopped.wait(HANG_S)
+        other.take(*message)
+
+    one.start(other=other)
+    other.mailbox.start({"one": one.entry}, take, other.lose)
+    one.mailbox.send("other", b"stop", [])
+    memory = bytearray(b"a" * (32 << 20))
+    assert one.mailbox.send("other", b"begun", [memoryview(memory)], deadline=time.monotonic() + 0.3)
+    memory[:] = b"b" * len(memory)
+    for _ in range(20):
+        assert one.mailbox.send("other", b"dropped", [memoryview(memory)], deadline=time.monotonic() + 0.01)
+    assert one.mailbox._ways["other"]._waiting <= 1.1 * len(memory)
+    stopped.set()
+    one.mailbox.send("other", b"last", [])
+    other.wait(lambda: len(other.got) == 3)
+    assert [content for _, content, _ in other.got] == [b"stop", b"begun", b"last"]
+    assert other.got[1][2] == [b"a" * len(memory)]
+    for end in (one, other):
+        end.mailbox.close()
+
+
+def no_memory(*_):
+    raise OSError("there is none")
+
+
+def test_a_thread_that_others_depend_on_never_waits_and_hears_that_too_much_is_waiting(ends, monkeypatch):
+    one, _ = ends
+    monkeypatch.setattr("paceline.transport.outgoing._MOST_COPIED", 1000)
+    way = one.mailbox._ways["other"]
+    with way._lock:
+        way._connecting = threading.current_thread()  # as if it took its time
+    for _ in range(2):
+        assert one.mailbox.send("other", b"x" * 600, [], waits=False)
+    with pytest.raises(RemoteError, match="other takes nothing of what is sent to it"):
+        one.mailbox.send("other", b"x", [], waits=False)
+
+
+def test_a_request_that_takes_its_time_keeps_no_other_waiting():
+    one, other = End(), End()
+    released, done = threading.Event(), []
+
+    def take(_sender, content, _frames):
+        word = bytes(content)
+
+        def work():
+            if word == b"slow":
+                released.wait(HANG_S)
+            done.append(word)
+
+        return work
+
+    one.start(other=other)
+    other.mailbox.start({"one": one.entry}, take, other.lose)
+    for word in (b"slow", b"first", b"second"):
+        one.mailbox.send("other", word, [])
+    limit = time.monotonic() + HANG_S
+    while len(done) < 2 and time.monotonic() < limit:
+        time.sleep(0.001)
+    assert sorted(done) == [b"first", b"second"]
+    released.set()
+    while len(done) < 3 and time.monotonic() < limit:
+        time.sleep(0.001)
+    assert len(done) == 3
+    for end in (one, other):
+        end.mailbox.close()

@@ -4,6 +4,7 @@ import pytest
 
 from paceline.errors import InputError
 from paceline.transport.secret import Secret
+from paceline.world.run_secret import run_secret
 
 
 def test_keys_differ_by_purpose_and_by_secret():
@@ -22,21 +23,21 @@ def test_it_is_not_shown():
 def test_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("PACELINE_SECRET", raising=False)
     monkeypatch.delenv("PACELINE_SECRET_FILE", raising=False)
-    assert Secret.from_environment() is None
+    assert run_secret() is None
     file = tmp_path / "secret"
     file.write_text("0123456789abcdef\n")
     monkeypatch.setenv("PACELINE_SECRET_FILE", str(file))
     file.chmod(0o644)
     with pytest.raises(InputError, match="chmod 600"):
-        Secret.from_environment()
+        run_secret()
     file.chmod(0o600)
-    assert Secret.from_environment() == Secret("0123456789abcdef")
+    assert run_secret() == Secret("0123456789abcdef")
     monkeypatch.setenv("PACELINE_SECRET", "another secret of the run")
-    assert Secret.from_environment() == Secret("another secret of the run")
+    assert run_secret() == Secret("another secret of the run")
     monkeypatch.setenv("PACELINE_SECRET", "short")
     with pytest.raises(InputError, match="5 characters"):
-        Secret.from_environment()
+        run_secret()
     monkeypatch.delenv("PACELINE_SECRET")
     file.unlink()
     with pytest.raises(InputError, match="No such file"):
-        Secret.from_environment()
+        run_secret()

@@ -3,12 +3,14 @@
 import gc
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 from torch.distributed import PrefixStore, ProcessGroupGloo
 
 from paceline.errors import PacelineError
-from paceline.transport.key_value import ERROR, OK, KeyValueTable
+from paceline.transport import key_value
+from paceline.transport.key_value import ERROR, OK, KeyValueTable, unpack
 from paceline.transport.secret import Secret
 from paceline.transport.store import RunStore, StoreTimeoutError
 from paceline.transport.store_server import StoreServer
@@ -156,3 +158,92 @@ def test_who_is_gone_is_not_answered():
     assert table.take(asker, [b"get", b"a"]) == []
     table.forget(b"peer")
     assert table.take((b"other", b"2"), [b"set", b"a", b"1"]) == [((b"other", b"2"), [OK])]
+
+
+def test_a_time_out_that_is_set_through_torchs_prefix_counts(store):
+    group = PrefixStore("group", store)
+    group.set_timeout(timedelta(seconds=0.2))
+    assert (store.timeout, group.timeout) == (timedelta(seconds=0.2), timedelta(seconds=0.2))
+    began = time.monotonic()
+    with pytest.raises(StoreTimeoutError, match="timed out waiting for group/never"):
+        group.get("never")
+    assert time.monotonic() - began < 4
+
+
+def test_a_wait_lasts_as_long_as_it_was_given(server):
+    store = RunStore(server.address, secret=server.secret, timeout_s=0.2)
+    group = PrefixStore("group", store)
+    began = time.monotonic()
+    with pytest.raises(StoreTimeoutError, match="timed out waiting for group/never"):
+        group.wait(["never"], timedelta(seconds=0.5))
+    assert time.monotonic() - began >= 0.5
+    store.set_timeout(timedelta(seconds=60))
+    began = time.monotonic()
+    with pytest.raises(StoreTimeoutError):
+        group.wait(["never"], timedelta(seconds=0.2))
+    assert time.monotonic() - began < 30
+
+
+def test_those_who_come_late_are_awaited_longer_than_a_connection(store):
+    """Gloo hands the store the time that it has for connecting, which is short where a group forms once more."""
+    groups = []
+
+    def join(rank):
+        mine = store.for_group(timeout_s=10.0, timed_out=StoreTimeoutError)
+        with mine.gathering(2):
+            groups.append(ProcessGroupGloo(PrefixStore("late", mine), rank, 2, timedelta(seconds=0.5)))
+        groups.append(mine)
+
+    first = threading.Thread(target=join, args=(0,))
+    first.start()
+    time.sleep(1.0)
+    join(1)
+    first.join()
+    assert len(groups) == 4
+
+
+def test_several_values_that_do_not_fit_together_are_not_stored_in_part(monkeypatch):
+    """Else who waits for the first of them would never be answered."""
+    monkeypatch.setattr(key_value, "LARGEST_TABLE", 20)
+    table, asker, waiting = KeyValueTable(), (b"peer", b"1"), (b"other", b"2")
+    assert table.take(waiting, [b"get", b"a"]) == []
+    ((who, (status, words)),) = table.take(asker, [b"set", b"a", b"1", b"b", b"x" * 30])
+    assert (who, status, words) == (asker, ERROR, b"the store is full: it holds 0 bytes")
+    assert table.take(asker, [b"count"]) == [(asker, [OK, b"0"])]
+    fits = [b"set", b"a", b"x" * 30, b"b", b"2", b"a", b"1"]  # the last of a key's values counts
+    assert table.take(asker, fits) == [(waiting, [OK, b"1"]), (asker, [OK])]
+    assert table.take(asker, [b"set", b"a", b"y" * 17]) == [(asker, [OK])]
+    ((_, (status, _)),) = table.take(asker, [b"set", b"a", b"y" * 18])
+    assert status == ERROR
+
+
+def gathered(answers):
+    return {asker: unpack(frames[1]) for asker, frames in answers if len(frames) == 2}
+
+
+def test_what_all_ranks_ask_for_is_made_once_for_all_of_them():
+    table = KeyValueTable()
+    first, second, third = ((name, b"1") for name in (b"a", b"b", b"c"))
+    assert table.take(first, [b"gather", b"g/0", b"2"]) == []
+    assert table.take(second, [b"gather", b"g/0", b"2"]) == []
+    assert table.take(second, [b"gather", b"g/0", b"2"]) == []  # asked again: it is answered once
+    assert table.take(third, [b"gather", b"g/0", b"3"]) == []  # another group's
+    table.take(first, [b"set", b"g/0/1", b""])
+    table.forget(b"c")
+    answers = table.take(second, [b"set", b"g/0/0", b"xyz"])
+    assert gathered(answers) == {first: [b"xyz", b""], second: [b"xyz", b""]}
+    assert [asker for asker, _ in answers] == [first, second, second]
+    assert gathered(table.take(third, [b"gather", b"g/0", b"2"])) == {third: [b"xyz", b""]}
+    table.take(first, [b"set", b"g/0/1", b"new"])
+    assert gathered(table.take(third, [b"gather", b"g/0", b"2"])) == {third: [b"xyz", b"new"]}
+    table.take(first, [b"delete", b"g/0/0"])
+    assert table.take(third, [b"gather", b"g/0", b"2"]) == []
+    assert (len(table._waiting), len(table._by_peer), len(table._gathering)) == (1, 1, 1)
+    table.forget(b"c")
+    assert (table._waiting, table._by_peer, table._gathering) == ({}, {}, {})
+
+
+@pytest.mark.parametrize("count", [b"0", b"-1", b"x", b"", b"100001", b"9" * 5000])
+def test_a_number_that_nobody_gathers(count):
+    ((_, (status, _)),) = KeyValueTable().take((b"peer", b"1"), [b"gather", b"g", count])
+    assert status == ERROR

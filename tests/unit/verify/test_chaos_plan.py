@@ -10,9 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InputError
-from paceline.verify.chaos.faults import BREAKING, DISK, JOIN, KILL, KINDS, SLOW, STOP, Fault, points_of
-from paceline.verify.chaos.plan import Plan, PlanRequest, make_plan
-from paceline.world.fault_points import CHECKPOINT, DATA, POINTS, REGROUP
+from paceline.verify.chaos.faults import (
+    BREAKING,
+    DISK,
+    FREEZE,
+    JOIN,
+    KILL,
+    KINDS,
+    LATE,
+    PIPE,
+    SLOW,
+    STOP,
+    Fault,
+    points_of,
+)
+from paceline.verify.chaos.plan import USUAL_POINTS, Plan, PlanRequest, make_plan
+from paceline.world.fault_points import CHECKPOINT, DATA, EVALUATION, POINTS, REGROUP
 
 USUAL: dict[str, Any] = {"faults": 20, "steps": 220, "workers": 4, "shards": 6}
 
@@ -48,6 +61,7 @@ def test_what_is_asked_for_is_planned_in_equal_parts(request: PlanRequest) -> No
         assert fault.point in points_of(fault.kind)
         assert 0 <= fault.rank < request.workers
         assert (0 < fault.seconds < request.hang_timeout) == (fault.kind == SLOW)
+        assert (fault.seconds > request.hang_timeout) == (fault.kind in (LATE, FREEZE, PIPE))
 
 
 @given(requests())
@@ -90,7 +104,9 @@ def test_twenty_faults_are_of_every_kind_at_every_point_and_some_at_once() -> No
         assert 2 in together.values()
         assert any(fault.point == REGROUP for fault in faults)
     many = [fault for seed in range(5) for fault in make_plan(PlanRequest(**USUAL, seed=seed)).faults]
-    assert {fault.point for fault in many} == set(POINTS)
+    assert {fault.point for fault in many} == set(USUAL_POINTS)
+    (one,) = make_plan(PlanRequest(**{**USUAL, "faults": 1}, kinds=(KILL,), points=(EVALUATION,))).faults
+    assert (one.kind, one.point) == (KILL, EVALUATION)
 
 
 def test_how_many_workers_there_should_be() -> None:

@@ -24,7 +24,7 @@ class HealthMonitor:
     @property
     def due(self) -> float | None:
         """When to look next; None while nobody trains."""
-        return self._watch.due if any(one.trains for one in self._roster.running()) else None
+        return self._watch.due if any(one.running and one.trains for one in self._roster) else None
 
     def look(self) -> Findings:
         """See whether the workers make progress, and who holds the others up."""

@@ -22,7 +22,7 @@ AGAIN_S = 1.0
 
 
 @dataclass(eq=False)
-class Follower:
+class FollowingMachine:
     """Another machine, from the moment it has said who it is."""
 
     index: int
@@ -42,7 +42,7 @@ class Follower:
 class Verdict:
     """What came of a trial: let in, or, for a reason, not."""
 
-    machine: Follower
+    machine: FollowingMachine
     reason: str | None
 
 
@@ -51,7 +51,7 @@ class _Trial:
     """One machine, the others, and who has yet to say whom it reaches."""
 
     number: int
-    machine: Follower
+    machine: FollowingMachine
     own: Attempt
     """This machine's attempt to reach it."""
     awaited: set[int]
@@ -66,14 +66,14 @@ class Admission:
         self,
         own: Target,
         selector: selectors.BaseSelector,
-        send: Callable[[Follower, Message], None],
+        send: Callable[[FollowingMachine, Message], None],
         *,
         patience_s: float,
     ) -> None:
         self._own, self._selector, self._send, self._patience_s = own, selector, send, patience_s
-        self._waiting: dict[Follower, float] = {}
+        self._waiting: dict[FollowingMachine, float] = {}
         """With the moment from which each may be tried."""
-        self._since: dict[Follower, float] = {}
+        self._since: dict[FollowingMachine, float] = {}
         """When each was tried first."""
         self._trial: _Trial | None = None
         self._trials = 0
@@ -83,11 +83,11 @@ class Admission:
         """Within how many seconds to look again."""
         return 0.1 if self._trial is not None else AGAIN_S
 
-    def add(self, machine: Follower) -> None:
+    def add(self, machine: FollowingMachine) -> None:
         """Have a machine wait for its trial."""
         self._waiting[machine] = 0.0
 
-    def drop(self, machine: Follower) -> None:
+    def drop(self, machine: FollowingMachine) -> None:
         """Forget a machine that is gone."""
         self._waiting.pop(machine, None)
         self._since.pop(machine, None)
@@ -96,7 +96,7 @@ class Admission:
             if self._trial.machine is machine:
                 self._end()
 
-    def answered(self, machine: Follower, number: int, failed: dict[str, str]) -> None:
+    def answered(self, machine: FollowingMachine, number: int, failed: dict[str, str]) -> None:
         """Take note of whom a machine does not reach."""
         trial = self._trial
         if trial is None or trial.number != number or machine.index not in trial.awaited:
@@ -104,7 +104,7 @@ class Admission:
         trial.awaited.remove(machine.index)
         trial.failed += [f"{machine.name} does not reach {name} ({why})" for name, why in failed.items()]
 
-    def advance(self, now: float, present: Sequence[Follower], *, room: bool) -> list[Verdict]:
+    def advance(self, now: float, present: Sequence[FollowingMachine], *, room: bool) -> list[Verdict]:
         """Go on with the trial, or begin the next where there is room for one more; return what came of it."""
         if self._trial is None:
             ready = [one for one, at in self._waiting.items() if now >= at]
@@ -125,7 +125,7 @@ class Admission:
         """Let go of every descriptor."""
         self._end()
 
-    def _begin(self, machine: Follower, present: Sequence[Follower], now: float) -> None:
+    def _begin(self, machine: FollowingMachine, present: Sequence[FollowingMachine], now: float) -> None:
         self._trials += 1
         del self._waiting[machine]
         self._since.setdefault(machine, now)
@@ -141,7 +141,7 @@ class Admission:
             deadline=now + ANSWER_S,
         )
 
-    def _ask(self, machine: Follower, targets: Sequence[Target]) -> None:
+    def _ask(self, machine: FollowingMachine, targets: Sequence[Target]) -> None:
         wanted = [[one.name, one.address, one.port] for one in targets]
         self._send(machine, {"do": "reach", "trial": self._trials, "targets": wanted})
 

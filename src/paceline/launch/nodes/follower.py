@@ -31,7 +31,6 @@ from paceline.launch.shutdown import Shutdown
 from paceline.launch.workers.pool import LocalWorkerPool
 from paceline.observe.events import Note
 from paceline.transport.control import STRANGER, ControlClient, Gone, Message, Said
-from paceline.transport.secret import VARIABLE
 from paceline.world import env, interfaces
 from paceline.world.env import Identity
 
@@ -202,7 +201,7 @@ class Follower:
         if self._refused >= REFUSALS:
             self._end_unmet(
                 f"the machine that leads at {self._rendezvous.endpoint} has another secret than this one. Give both the same "
-                f"{VARIABLE} or --secret-file."
+                f"{env.SECRET} or --secret-file."
             )
             return
         self._wait_for_leader(reason)

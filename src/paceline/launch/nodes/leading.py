@@ -10,14 +10,13 @@ from typing import Protocol
 
 from paceline.launch.base import LaunchPlan, Outcome
 from paceline.launch.failures import Failure
-from paceline.launch.nodes.admission import Admission, Follower, Verdict
+from paceline.launch.nodes.admission import Admission, FollowingMachine, Verdict
 from paceline.launch.nodes.hello import Hello, differences, spec_of
 from paceline.launch.nodes.reachability import ReachablePort, Target, exchange_address
 from paceline.launch.nodes.remote_worker_pool import RemoteWorkerPool
 from paceline.launch.nodes.rendezvous import Machine
 from paceline.launch.nodes.travel import MalformedError
-from paceline.launch.workers.pool import Audience
-from paceline.launch.workers.pool import Listener as CrewListener
+from paceline.launch.workers.pool import Audience, Listener
 from paceline.transport.control import CLOSED, ControlServer, Event, Gone, Message, Refused, Said
 from paceline.transport.router import Peer
 from paceline.world import env
@@ -29,13 +28,13 @@ REFUSED_S = 60.0
 _ALL = ("0.0.0.0", "::")  # noqa: S104  (compared with, not bound)
 
 
-class Observer(CrewListener, Protocol):
+class Observer(Listener, Protocol):
     """Who is told about machines, and about their workers."""
 
-    def arrived(self, machine: Follower, pool: RemoteWorkerPool) -> None:
+    def arrived(self, machine: FollowingMachine, pool: RemoteWorkerPool) -> None:
         """A machine is there and takes orders."""
 
-    def left(self, machine: Follower, fate: str) -> None:
+    def left(self, machine: FollowingMachine, fate: str) -> None:
         """A machine is gone, and with it all its workers."""
 
     def remark(self, text: str) -> None:
@@ -57,7 +56,7 @@ class Leading:
         self._selector, self._observer, self._audience = selector, observer, audience
         self._local = Machine(host=env.host(), address=plan.address)
         self._spec = spec_of(plan.agreed, plan.rendezvous)
-        self._followers: dict[Peer, Follower] = {}
+        self._followers: dict[Peer, FollowingMachine] = {}
         self._indices = 0
         self._refusals: list[str] = []
         """Why machines were sent away before the run began."""
@@ -101,7 +100,7 @@ class Leading:
             self._gathered = late or here >= self._rendezvous.max_nodes
         return self._gathered
 
-    def present(self) -> list[Follower]:
+    def present(self) -> list[FollowingMachine]:
         """Return the machines that take orders."""
         return [one for one in self._followers.values() if one.pool is not None and not one.sent_away]
 
@@ -189,7 +188,7 @@ class Leading:
         self._indices += 1
         # Where this machine listens on all its addresses, only the others know which one leads here.
         store = hello.dialed if self._rendezvous.bound in _ALL else self._plan.address
-        one = Follower(
+        one = FollowingMachine(
             self._indices,
             peer,
             name=str(hello.machine),
@@ -211,7 +210,7 @@ class Leading:
             self._send(one, {"full": self._rendezvous.max_nodes})
         self._admission.add(one)
 
-    def _on_reached(self, one: Follower, message: Message) -> None:
+    def _on_reached(self, one: FollowingMachine, message: Message) -> None:
         match message:
             case {"reached": int(number), "failed": dict(failed)} if all(
                 isinstance(text, str) and text.isprintable() for pair in failed.items() for text in pair
@@ -220,7 +219,7 @@ class Leading:
             case _:
                 raise MalformedError("it does not say whom it reaches")
 
-    def _on_malformed(self, peer: Peer, one: Follower | None, words: str) -> None:
+    def _on_malformed(self, peer: Peer, one: FollowingMachine | None, words: str) -> None:
         """Do without whoever sends what no launcher of this version sends."""
         if one is None:
             self._observer.remark(
@@ -252,7 +251,7 @@ class Leading:
         self._send(one, {"welcome": leader})
         self._observer.arrived(one, one.pool)
 
-    def _refuse(self, one: Follower, fate: str, sentence: str) -> None:
+    def _refuse(self, one: FollowingMachine, fate: str, sentence: str) -> None:
         """Send a machine away that was not let in; both sides are told why."""
         self._refusals.append(f"{one.name} {fate}")
         self._observer.remark(f"{one.name} {fate}.")
@@ -262,11 +261,11 @@ class Leading:
         if self._server is not None:
             self._server.send(peer, {"refused": sentence})
 
-    def _send_away(self, one: Follower, message: Message) -> None:
+    def _send_away(self, one: FollowingMachine, message: Message) -> None:
         self._send(one, message)
         one.sent_away = True
 
-    def _send(self, one: Follower, message: Message) -> None:
+    def _send(self, one: FollowingMachine, message: Message) -> None:
         if self._server is not None and not one.sent_away:
             self._server.send(one.peer, message)
 

@@ -18,9 +18,11 @@ from paceline.option_fields import PER_MACHINE, marked
 from paceline.ranges import MACHINE_SECONDS, SECONDS
 from paceline.remote import reach
 from paceline.training.options import RunOptions
-from paceline.transport.secret import VARIABLE, Secret
+from paceline.transport.secret import Secret
 from paceline.version import __version__
 from paceline.world import interfaces
+from paceline.world.env import SECRET
+from paceline.world.run_secret import run_secret
 
 _NOT_AGREED = (*marked(RunOptions, PER_MACHINE), "shards_from")
 
@@ -49,16 +51,16 @@ def shared_secret(rendezvous: Rendezvous | None, path: str | None) -> tuple[Secr
         if path is not None:
             raise InputError("--secret-file is for several machines. Give --rendezvous, or leave it out.")
         return None, ""
-    found = Secret.from_environment() if path is None else Secret.read(Path(path))
+    found = run_secret() if path is None else Secret.read(Path(path))
     if found is not None:
         return found, ""
     if not rendezvous.is_here():
         raise InputError(
-            f"this machine has no secret, so the one that leads at {rendezvous.endpoint} would not let it in. Set {VARIABLE} to "
+            f"this machine has no secret, so the one that leads at {rendezvous.endpoint} would not let it in. Set {SECRET} to "
             "what that one printed when it was started, or give --secret-file with the same secret on all machines."
         )
     made = Secret.make()
-    return made, f"{VARIABLE}={made.text} {_command()}"
+    return made, f"{SECRET}={made.text} {_command()}"
 
 
 def _command() -> str:

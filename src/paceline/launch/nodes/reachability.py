@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from paceline.launch.accepting import Acceptor
 from paceline.world import interfaces
 from paceline.world.interfaces import family
 
@@ -33,21 +34,19 @@ class ReachablePort:
     def __init__(self, address: str, selector: selectors.BaseSelector) -> None:
         """Listen on a free port, served by the loop that owns the selector."""
         self._selector = selector
-        self._socket = socket.create_server((address, 0), family=family(address), backlog=1024)
-        self._socket.setblocking(False)
-        self.address, self.port = address, int(self._socket.getsockname()[1])
-        selector.register(self._socket, selectors.EVENT_READ, self._take)
+        self._acceptor = Acceptor(socket.create_server((address, 0), family=family(address), backlog=1024))
+        self.address, self.port = address, int(self._acceptor.socket.getsockname()[1])
+        selector.register(self._acceptor.socket, selectors.EVENT_READ, self._take)
 
     def _take(self) -> None:
-        try:
-            self._socket.accept()[0].close()
-        except OSError:
-            return  # it went again, or there are too many open files: others are taken later
+        connection = self._acceptor.accept()
+        if connection is not None:
+            connection.close()
 
     def close(self) -> None:
         """Stop listening."""
-        self._selector.unregister(self._socket)
-        self._socket.close()
+        self._selector.unregister(self._acceptor.socket)
+        self._acceptor.close()
 
 
 class Attempt:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import InputError
+from paceline.transport.addresses import at
 from paceline.world import interfaces
 
 DEFAULT_PORT = 29400
@@ -84,7 +85,7 @@ class Rendezvous:
     @property
     def endpoint(self) -> str:
         """Write the meeting point as it was asked for."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return at(self.host, self.port)
 
     def is_here(self) -> bool:
         """Return whether this machine is the one that holds it, and so leads."""

@@ -43,8 +43,8 @@ class Worker:
     """How often all workers were started over."""
     launcher: Connection | None = None
     status_page: NoStatusPage = field(default_factory=NoStatusPage)
-    extra: int | None = None
-    """One more descriptor from the launcher: where events go, or the socket that the store listens on."""
+    events: int | None = None
+    """The descriptor that events go to, where the launcher has given one."""
 
 
 @contextlib.contextmanager
@@ -84,7 +84,7 @@ def _join(worker: Worker, options: RunOptions, membership: Membership) -> Run:
         checked=options.check_collectives,
         status_page=worker.status_page,
     )
-    listeners = Listeners(options, worker.extra)
+    listeners = Listeners(options, worker.events)
     listeners.listen(first=world.is_first and not membership.newcomer)
     return Run(world, options, membership, listeners)
 

@@ -7,6 +7,7 @@ import resource
 from pathlib import Path
 
 from paceline.errors import InputError
+from paceline.observe.formats import plural
 from paceline.world import env
 
 OWN_THREADS = 8
@@ -26,17 +27,22 @@ def check_process_limit(workers: int, threads: int, loaders: int = 0) -> None:
     needed = workers * (threads + OWN_THREADS + loaders * (1 + OWN_THREADS))
     most = int(limit() * SHARE)
     if needed > most:
-        loading = f" and {loaders} loading processes" if loaders else ""
+        loading = f" and {plural(loaders, 'loading process', 'loading processes')}" if loaders else ""
+        each = f" with {plural(threads, 'thread')}{loading} each"
         raise InputError(
-            f"{workers} workers with {threads} threads{loading} each need about {needed} process ids, and this machine has "
+            f"{_need(workers, each)} {needed} process ids, and this machine has "
             f"{most} to spare. Use fewer --workers or --threads."
         )
     files, allowed = OWN_FILES + WORKER_FILES * workers, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if allowed != resource.RLIM_INFINITY and files > allowed:
         raise InputError(
-            f"{workers} workers need about {files} open files, and a process may have {allowed} here. Raise it: ulimit -n "
+            f"{_need(workers)} {files} open files, and a process may have {allowed} here. Raise it: ulimit -n "
             f"{max(1024, 2 * files)}."
         )
+
+
+def _need(workers: int, what: str = "") -> str:
+    return f"{plural(workers, 'worker')}{what} {'needs' if workers == 1 else 'need'} about"
 
 
 def crowded(workers: int) -> str | None:

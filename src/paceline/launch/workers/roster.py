@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,7 @@ class Roster:
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
+        self._by_node: defaultdict[int, list[Entry]] = defaultdict(list)
         self._numbers = 0
 
     def __iter__(self) -> Iterator[Entry]:
@@ -59,12 +60,14 @@ class Roster:
         local_rank = _first_free({one.local_rank for one in self.on(node)})
         entry = Entry(self._numbers, node, -1 if rank is None else rank, slot, local_rank)
         self._entries[entry.number] = entry
+        self._by_node[node].append(entry)
         self._numbers += 1
         return entry
 
     def clear(self) -> None:
         """Forget them; their numbers are never used again."""
         self._entries.clear()
+        self._by_node.clear()
 
     def running(self) -> list[Entry]:
         """Return those that run."""
@@ -72,7 +75,7 @@ class Roster:
 
     def on(self, node: int) -> list[Entry]:
         """Return those that run on one machine."""
-        return [one for one in self.running() if one.node == node]
+        return [one for one in self._by_node[node] if one.running]
 
     def counts(self) -> Counter[int]:
         """Count those that run, by machine."""
@@ -97,7 +100,8 @@ class Roster:
             if found is not None and found[0] is not None:
                 pid, host = found
                 rows.append({"rank": entry.rank, "pid": pid, "host": host, "generation": generation})
-        files.replace(folder / NAME, (json.dumps(rows, indent=1) + "\n").encode())
+        lines = ",\n ".join(map(json.dumps, rows))
+        files.replace(folder / NAME, f"[\n {lines}\n]\n".encode())
 
 
 def _first_free(taken: set[int]) -> int:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import InputError
 from paceline.launch.actions import Assign
 from paceline.launch.base import LaunchPlan
 from paceline.launch.file_writer import FileWriter
@@ -54,9 +55,16 @@ class WorkerScheduler:
             self._folder = RuntimeFolder()
         if self._meeting_point is not None:
             self._meeting_point.close()
-        self._meeting_point = MeetingPoint(
-            host, self._folder, None if rendezvous is None else self._plan.secret
-        )
+            self._meeting_point = None
+        try:
+            self._meeting_point = MeetingPoint(
+                host, self._folder, None if rendezvous is None else self._plan.secret
+            )
+        except OSError as error:
+            raise InputError(
+                f"the store that the workers meet at cannot be served at {host}: {error.strerror}. Check the address and the "
+                "limit of open files (`ulimit -n`)."
+            ) from None
 
     def close(self) -> None:
         """Stop serving it."""
@@ -142,15 +150,11 @@ class WorkerScheduler:
     def assign(self, places: list[Assign]) -> None:
         """Assign workers their places in the next group: the ranks of one machine follow each other."""
         hosts = [self._roster[one.member].node for one in places]
-        nodes = list(dict.fromkeys(hosts))
+        nodes = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
         # Those that are left keep their GPUs, so places in between may be empty.
-        sizes = {
-            host: 1
-            + max(
-                self._roster[one.member].local_rank for one in places if self._roster[one.member].node == host
-            )
-            for host in nodes
-        }
+        sizes = dict.fromkeys(nodes, 0)
+        for place, host in zip(places, hosts, strict=True):
+            sizes[host] = max(sizes[host], 1 + self._roster[place.member].local_rank)
         for place, host in zip(places, hosts, strict=True):
             self._roster[place.member].rank = place.rank
             if place.rank == 0:
@@ -160,7 +164,7 @@ class WorkerScheduler:
                 size=place.size,
                 local_rank=self._roster[place.member].local_rank,
                 local_size=sizes[host],
-                node_rank=nodes.index(host),
+                node_rank=nodes[host],
                 nodes=len(nodes),
                 **self._where(self._address_for(host)),
             )

@@ -34,13 +34,14 @@ def run(
     out: int,
     err: int,
     control: int,
-    extra: int | None = None,
+    events: int | None = None,
     page: int | None = None,
     shown: int | None = None,
 ) -> int:
     """Do the job found in `payload` and return the exit status.
 
-    `page` is the memory in which this worker shows what it is at, `shown` the file that its stacks are written to on request.
+    `events` is where its events go, `page` the memory in which this worker shows what it is at, `shown` the
+    file that its stacks are written to on request.
     """
     die_with_parent(parent)
     signal.signal(signal.SIGTERM, _end_quietly)
@@ -64,7 +65,7 @@ def run(
         starts=job.starts,
         launcher=launcher,
         status_page=_open_status_page(page, shown),
-        extra=extra,
+        events=events,
     )
     status = _attempt(job, worker, launcher)
     end_interpreter()

@@ -20,6 +20,7 @@ from paceline.errors import InputError
 from paceline.state.chunks import (
     MODEL,
     Catalogue,
+    ChunkBounds,
     LocalState,
     Read,
     read_whole,
@@ -135,16 +136,24 @@ class DealtPlacement(Placement):
         """
         if self._remains is None:
             held = self.local_state()
-            self._remains = LocalState({}, held.rest) if self._torn else held
+            self._remains = LocalState({}, held.extra_state) if self._torn else held
 
     def local_state(self) -> LocalState:
         """Return the whole model and this worker's part of the optimizer state."""
         return self._remains if self._remains is not None else split(whole_state(self.model, self.optimizer))
 
-    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def wanted(self, catalogue: Catalogue) -> dict[str, ChunkBounds]:
+        """Return the whole model, and of the optimizer's slots this worker's."""
+        return {
+            key: bounds
+            for key, bounds in super().wanted(catalogue).items()
+            if key.startswith(f"{MODEL}/") or key.partition("/")[2].rpartition("/")[0] not in self._strange
+        }
+
+    def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Read the model, and of the optimizer's slots only this worker's."""
         state = read_whole(
-            catalogue, read, rest, lambda room, name: room == MODEL or name not in self._strange
+            catalogue, read, extra_state, lambda room, name: room == MODEL or name not in self._strange
         )
         load_whole_state(self.model, self.optimizer, state)
         self._release()

@@ -8,7 +8,8 @@ from typing import Any, cast
 from torch import nn
 from torch.optim import Optimizer
 
-from paceline.state.chunks import OPTIMIZER, Catalogue, LocalState, Read
+from paceline.state.chunks import OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read
+from paceline.state.redistribution import own_bounds
 from paceline.strategies.base import Leaves, StrategyInputs
 from paceline.strategies.fsdp.model import make_sharded, unwrap_model
 from paceline.strategies.fsdp.own_use import OwnUse
@@ -83,9 +84,13 @@ class RowsPlacement(Placement):
         self._reduction.check_slots()
         return self.local.local_state(self.optimizer, {})
 
-    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def wanted(self, catalogue: Catalogue) -> dict[str, ChunkBounds]:
+        """Return the bounds of this worker's rows."""
+        return own_bounds(self.local_state().chunks, catalogue)
+
+    def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Take over this worker's rows of a state."""
-        self.local.load_local_state(self.optimizer, catalogue, read, rest[OPTIMIZER])
+        self.local.load_local_state(self.optimizer, catalogue, read, extra_state[OPTIMIZER])
 
     def abandon(self) -> None:
         """See no more of what a loop does with weights: the group is left."""

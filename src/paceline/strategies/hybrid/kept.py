@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from paceline.errors import InputError
 from paceline.state.chunks import OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read, TensorMeta
+from paceline.state.redistribution import own_bounds
 from paceline.strategies.placement import Placement
 from paceline.strategies.sharded import Part, ShardedTensors
 
@@ -97,9 +98,13 @@ class KeptPlacement(Placement):
         """Return what this worker keeps; nobody is asked."""
         return self.kept.local_state(self.optimizer, {})
 
-    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def wanted(self, catalogue: Catalogue) -> dict[str, ChunkBounds]:
+        """Return the bounds of what this worker keeps."""
+        return own_bounds(self.local_state().chunks, catalogue)
+
+    def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Load this worker's part of a state."""
-        self.kept.load_local_state(self.optimizer, catalogue, read, rest[OPTIMIZER])
+        self.kept.load_local_state(self.optimizer, catalogue, read, extra_state[OPTIMIZER])
 
 
 def check_slots(optimizer: Optimizer, parts: Sequence[Part]) -> None:

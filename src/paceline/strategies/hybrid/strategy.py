@@ -20,7 +20,7 @@ from paceline.strategies.reducer import Reducer
 from paceline.strategies.replica import Replica
 from paceline.strategies.tuning import Tuning
 from paceline.world import World
-from paceline.world.world import RPC
+from paceline.world.world import CALLS
 
 
 class Hybrid:
@@ -46,7 +46,7 @@ class Hybrid:
                 f"{asked} cannot reach what servers do with a step of --strategy hybrid. Leave it out, or use ddp."
             )
         refuse_overlaps(inputs.model)
-        world.note_transport(RPC)
+        world.note_transport(CALLS)
         group = world.submesh("ddp")
         if not inputs.weights_in_sync:
             spread_weights(sparse.sparse_parameters(inputs.model), world)

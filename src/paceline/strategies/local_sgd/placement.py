@@ -198,10 +198,10 @@ class DriftingPlacement(WholePlacement):
             self.outer.put_into(state[OPTIMIZER]["state"], self._names())
         return split(state)
 
-    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Load a state: a new period begins. Whether optimizers differ stays open: it may be this worker's own state."""
         tensors = {key: read(key, ChunkBounds.whole(meta.shape)) for key, meta in catalogue.items()}
-        state = assemble(tensors, rest)
+        state = assemble(tensors, extra_state)
         if self.outer is not None:
             slots = self.outer.take_from(state[OPTIMIZER]["state"], self._names())
             state = {**state, OPTIMIZER: {**state[OPTIMIZER], "state": slots}}

@@ -11,8 +11,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.errors import InputError
-from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, LocalState, Read, read_whole, split
+from paceline.state.chunks import (
+    MODEL,
+    OPTIMIZER,
+    Catalogue,
+    ChunkBounds,
+    LocalState,
+    Read,
+    read_whole,
+    split,
+)
 from paceline.state.optimizer_state import Options, load_optimizer_state, same_options
+from paceline.state.redistribution import own_bounds
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.guards.writes import checksum
@@ -193,9 +203,13 @@ class ServerPlacement(Placement):
         mine = {name: value for name, value in state[MODEL].items() if name in self._mine}
         return split({**state, MODEL: mine})
 
-    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def wanted(self, catalogue: Catalogue) -> dict[str, ChunkBounds]:
+        """Return the bounds of this server's tensors: each is whole."""
+        return own_bounds(self.local_state().chunks, catalogue)
+
+    def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Load this server's part of a state."""
-        state = read_whole(catalogue, read, rest, lambda _, name: name in self._mine)
+        state = read_whole(catalogue, read, extra_state, lambda _, name: name in self._mine)
         self.model.load_state_dict(state[MODEL], strict=False)
         load_optimizer_state(self.model, self.optimizer, state[OPTIMIZER])
         self._release()

@@ -26,7 +26,7 @@ from paceline.strategies.placement import WholePlacement
 from paceline.strategies.replica import Replica
 from paceline.strategies.tuning import Tuning
 from paceline.world import World
-from paceline.world.world import RPC
+from paceline.world.world import CALLS
 
 
 class ParameterServer:
@@ -54,7 +54,7 @@ class ParameterServer:
         if not world.mesh.servers:
             return Replica(inputs, world, WholePlacement(inputs, world))
         refuse_sparse(inputs.model, "ps")
-        world.note_transport(RPC)
+        world.note_transport(CALLS)
         if not world.serves:
             served = ServedPlacement(inputs, world)
             return Replica(inputs, world, served, ServedReducer(served.peers), update=ServedUpdate(served))

@@ -17,7 +17,7 @@ from paceline.data import owned_shards
 from paceline.errors import InputError, PacelineError
 from paceline.reduce.combination import Combination
 from paceline.reduce.tree import Gradients, add
-from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, LocalState, Read
+from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read
 from paceline.state.optimizer_state import load_optimizer_state, options_to_tell
 from paceline.strategies import gradients
 from paceline.strategies.base import StepWork, StrategyInputs
@@ -106,12 +106,16 @@ class ServedPlacement(Placement):
     def local_state(self) -> LocalState:
         """Return no tensor: the servers hold them."""
         state = whole_state(self.model, self.optimizer)
-        rest = {key: value for key, value in state.items() if key != MODEL}
-        return LocalState({}, {**rest, OPTIMIZER: {**state[OPTIMIZER], "state": {}}})
+        extra_state = {key: value for key, value in state.items() if key != MODEL}
+        return LocalState({}, {**extra_state, OPTIMIZER: {**state[OPTIMIZER], "state": {}}})
 
-    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:  # noqa: ARG002
+    def wanted(self, catalogue: Catalogue) -> dict[str, ChunkBounds]:  # noqa: ARG002
+        """Return nothing: the servers hold the tensors."""
+        return {}
+
+    def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Take over the optimizer's groups; the weights come from the servers."""
-        groups = rest[OPTIMIZER]["groups"]
+        groups = extra_state[OPTIMIZER]["groups"]
         load_optimizer_state(self.model, self.optimizer, {"state": {}, "groups": groups})
         self._stale = True
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.errors import InputError
-from paceline.state.chunks import OPTIMIZER, Catalogue, LocalState, Read
+from paceline.state.chunks import OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read
+from paceline.state.redistribution import own_bounds
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.buffers.buffers import Buffers, Rule
 from paceline.strategies.guards.absent import StageParameters, present
@@ -196,9 +197,13 @@ class StagePlacement(Placement):
             self._places.check()
         return self._state.local_state(self.optimizer, {})
 
-    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def wanted(self, catalogue: Catalogue) -> dict[str, ChunkBounds]:
+        """Return the bounds of what this worker's stages hold."""
+        return own_bounds(self.local_state().chunks, catalogue)
+
+    def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Load this worker's part of a whole state."""
-        self._state.load_local_state(self.optimizer, catalogue, read, rest[OPTIMIZER])
+        self._state.load_local_state(self.optimizer, catalogue, read, extra_state[OPTIMIZER])
 
     def gathered(self, held: LocalState, world: World) -> dict[str, Any]:
         """Put a whole state together of what everybody holds, in the order in which one process has it."""

@@ -79,7 +79,7 @@ class StageState(ShardedTensors):
             optimizer,
             {key: chunk.meta for key, chunk in saved.chunks.items()},
             lambda key, bounds: bounds.of(saved.chunks[key].values),
-            saved.rest[OPTIMIZER],
+            saved.extra_state[OPTIMIZER],
         )
 
     def _load_optimizer(
@@ -94,14 +94,14 @@ class StageState(ShardedTensors):
         ]
         load_optimizer_state(cast(nn.Module, self), optimizer, {"state": state, "groups": groups})
 
-    def local_state(self, optimizer: Optimizer, rest: Mapping[str, Any]) -> LocalState:
+    def local_state(self, optimizer: Optimizer, extra_state: Mapping[str, Any]) -> LocalState:
         """Return what this worker holds; the groups are those of the whole model."""
-        held = super().local_state(optimizer, rest)
-        described = held.rest[OPTIMIZER]
+        held = super().local_state(optimizer, extra_state)
+        described = held.extra_state[OPTIMIZER]
         groups = [
             {**group, "params": names} for group, names in zip(described["groups"], self._groups, strict=True)
         ]
-        return LocalState(held.chunks, {**held.rest, OPTIMIZER: {**described, "groups": groups}})
+        return LocalState(held.chunks, {**held.extra_state, OPTIMIZER: {**described, "groups": groups}})
 
     def load_local_state(
         self, optimizer: Optimizer, catalogue: Catalogue, read: Read, described: Mapping[str, Any]
@@ -114,9 +114,9 @@ class StageState(ShardedTensors):
         """Put the whole state together, on all workers, in the order in which one process has it."""
         found = dict(collect(world, held.chunks, survey(world, held.chunks)))
         simple: dict[str, dict[str, Any]] = {}
-        for part in all_gather_object(world.comm, held.rest[OPTIMIZER]["state"]):
+        for part in all_gather_object(world.comm, held.extra_state[OPTIMIZER]["state"]):
             simple |= part
         order = [name for names in self._groups for name in names if name in simple]
-        described = {**held.rest[OPTIMIZER], "state": {name: simple[name] for name in order}}
-        whole = assemble(found, {**held.rest, OPTIMIZER: described})
+        described = {**held.extra_state[OPTIMIZER], "state": {name: simple[name] for name in order}}
+        whole = assemble(found, {**held.extra_state, OPTIMIZER: described})
         return {**whole, MODEL: {name: whole[MODEL][name] for name in self._names}}

@@ -255,7 +255,7 @@ def chunks_of_whole(held: LocalState, cuts: Cuts) -> LocalState:
             chunks[key] = TensorChunk(
                 chunk.values, cut.place(chunk.bounds), TensorMeta(cut.whole, chunk.meta.dtype)
             )
-    return LocalState(chunks, held.rest)
+    return LocalState(chunks, held.extra_state)
 
 
 def part_of_whole(catalogue: Catalogue, read: Read, cuts: Cuts) -> tuple[Catalogue, Read]:
@@ -272,8 +272,8 @@ def part_of_whole(catalogue: Catalogue, read: Read, cuts: Cuts) -> tuple[Catalog
 
 
 def _name(key: str) -> str:
-    kind, _, rest = key.partition("/")
-    return rest if kind == MODEL else rest.rpartition("/")[0] if kind == OPTIMIZER else ""
+    kind, _, path = key.partition("/")
+    return path if kind == MODEL else path.rpartition("/")[0] if kind == OPTIMIZER else ""
 
 
 def norm_of_parts(gradients: Mapping[str, Tensor], split: Collection[str], device: torch.device) -> Tensor:

@@ -43,12 +43,18 @@ class Proof:
         self._before: Tensor | None = None
         self._hooks: list[RemovableHandle] = []
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights of the whole module by their keys in a state, as long as the proof is to come."""
+        if self._whole is None:
+            return {}
+        before = f"{MODEL}/{self._name}." if self._name else f"{MODEL}/"
+        return {before + name: value for name, value in self._whole.state_dict().items()}
+
     def load(self, read: Read) -> None:
         """Load weights that the split module has loaded."""
-        if self._whole is not None:
-            for name, value in self._whole.state_dict().items():
-                path = f"{self._name}.{name}" if self._name else name
-                value.copy_(read(f"{MODEL}/{path}", ChunkBounds.whole(value.shape)))
+        for key, value in self.tensors.items():
+            value.copy_(read(key, ChunkBounds.whole(value.shape)))
 
     def watch(self, model: nn.Module) -> None:
         """Wait for the first training pass of the module, now split."""

@@ -25,7 +25,8 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.optim import Optimizer
 
 from paceline.errors import InputError
-from paceline.state.chunks import Catalogue, LocalState, Read
+from paceline.state.chunks import Catalogue, ChunkBounds, LocalState, Read
+from paceline.state.redistribution import own_bounds
 from paceline.strategies import compression
 from paceline.strategies.base import Exactness, Leaves, LossFunction, StepWork, StrategyInputs
 from paceline.strategies.buffers.batchnorm import synchronise
@@ -160,8 +161,6 @@ class SplitModel:
 class SplitPlacement(Placement):
     """This worker's part of a split model, which is placed among workers with other samples as any model is."""
 
-    reads_whole = True  # the proof of its plan compares whole blocks
-
     def __init__(self, split: SplitModel, inner: Placement) -> None:
         self._split, self._inner = split, inner
         self.model, self.notes = inner.model, inner.notes
@@ -190,10 +189,21 @@ class SplitPlacement(Placement):
         """Return this worker's chunks of the whole model; nobody is asked."""
         return chunks_of_whole(self._inner.local_state(), self._split.cuts)
 
-    def load_local_state(self, catalogue: Catalogue, read: Read, rest: Mapping[str, Any]) -> None:
+    def wanted(self, catalogue: Catalogue) -> dict[str, ChunkBounds]:
+        """Return the bounds of this worker's part, and all of what the proofs of the plan compare."""
+        return {
+            **own_bounds(self.local_state().chunks, catalogue),
+            **{
+                key: ChunkBounds.whole(catalogue[key].shape)
+                for proof in self._split.proofs
+                for key in proof.tensors
+            },
+        }
+
+    def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Load this worker's part of a state."""
         mine, part = part_of_whole(catalogue, read, self._split.cuts)
-        self._inner.load_local_state(mine, lambda key, bounds: part(key, bounds).clone(), rest)
+        self._inner.load_local_state(mine, lambda key, bounds: part(key, bounds).clone(), extra_state)
         for proof in self._split.proofs:
             proof.load(read)
 

@@ -306,7 +306,9 @@ class Attempt:
         if changed and state is not None:
             chunks = state.chunks
             metas = {key: chunk.meta for key, chunk in chunks.items()}
-            replica.load_local_state(metas, lambda key, bounds: bounds.of(chunks[key].values), state.rest)
+            replica.load_local_state(
+                metas, lambda key, bounds: bounds.of(chunks[key].values), state.extra_state
+            )
         self._body.loop_state.load(states)
         return state is not None or not changed
 

@@ -23,13 +23,13 @@ class KeptState:
     def __init__(self, replica: Replica, registered: LoopState, states: Values | None = None) -> None:
         """`states` are the loop's own, where some of them may not be registered yet."""
         held = replica.local_state()
-        self._chunks, self._rest = to_host(held.chunks), copy.deepcopy(held.rest)
+        self._chunks, self._extra_state = to_host(held.chunks), copy.deepcopy(held.extra_state)
         self._states = registered.snapshot() if states is None else states
 
     def put_back(self, replica: Replica, registered: LoopState) -> None:
         """Load the kept state back."""
         replica.load_local_state(
-            {key: chunk.meta for key, chunk in self._chunks.items()}, self._read, self._rest
+            {key: chunk.meta for key, chunk in self._chunks.items()}, self._read, self._extra_state
         )
         if self._states:
             registered.load(self._states)

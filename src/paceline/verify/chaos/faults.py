@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.observe.formats import plural
-from paceline.world.fault_points import CHECKPOINT, DATA, POINTS
+from paceline.world.fault_points import CHECKPOINT, DATA, POINTS, STEP_POINTS
 
 KILL, STOP, SLOW, LEAVE, JOIN, DISK = "kill", "stop", "slow", "leave", "join", "disk"
+LATE, FREEZE, PIPE, END = "late", "freeze", "pipe", "end"
 KINDS = {
     KILL: "SIGKILL",
     STOP: "SIGSTOP: the worker hangs until it is replaced",
@@ -25,10 +26,18 @@ KINDS = {
     LEAVE: "SIGTERM: the worker is given notice",
     JOIN: "another number of workers, and back",
     DISK: "a checkpoint is written to a full disk",
+    LATE: "SIGKILL, and the replacement stands still at its start for longer than --hang-timeout",
+    FREEZE: "every worker stands still for longer than --hang-timeout, then goes on",
+    PIPE: "nobody reads what the launcher prints, for longer than --hang-timeout",
+    END: "SIGTERM to the launcher, and the run is resumed",
 }
+LAUNCHERS = (FREEZE, PIPE, END)
+"""These are done by the launcher's process, not by the worker that comes to their point."""
 BREAKING = (KILL, STOP, LEAVE, JOIN)
 """After these a new group forms."""
-_ONLY_AT = {JOIN: (DATA,), DISK: (CHECKPOINT,)}
+_ONLY_AT = {JOIN: (DATA,), DISK: (CHECKPOINT,), **dict.fromkeys((LATE, *LAUNCHERS), STEP_POINTS)}
+_AWAITED_S = 10.0
+_LOOK_S = 0.02
 
 
 def points_of(kind: str) -> tuple[str, ...]:
@@ -48,14 +57,18 @@ class Fault:
     rank: int = 0
     """Modulo the number of workers at that time. Only rank 0 writes checkpoints; in a regroup whoever is first."""
     seconds: float = 0.0
-    """How long a slow worker stands still."""
+    """How long something stands still."""
     workers: int = 0
     """How many workers a join asks for."""
     after: int | None = None
     """For one in the regroup: the fault that brings the regroup about."""
 
     def __str__(self) -> str:
-        what = {SLOW: f"slow by {self.seconds:.1f} s", JOIN: f"join: {plural(self.workers, 'worker')}"}
+        what = {
+            SLOW: f"slow by {self.seconds:.1f} s",
+            JOIN: f"join: {plural(self.workers, 'worker')}",
+            **{kind: f"{kind}, {self.seconds:.1f} s" for kind in (LATE, FREEZE, PIPE)},
+        }
         return f"{what.get(self.kind, self.kind)}, {self.point}, step {self.step}"
 
 
@@ -89,6 +102,20 @@ class Marks:
         finally:
             partial.unlink()
         return True
+
+    def claim_part(self, number: int, part: str) -> bool:
+        """Leave the mark of a further part of a fault that has gone off; False where it was left before."""
+        try:
+            (self.folder / f"{number}.{part}").open("x").close()
+        except FileExistsError:
+            return False
+        return True
+
+    def await_part(self, number: int, part: str) -> None:
+        """Wait until another process has left that mark; not for ever, should that process have gone."""
+        until = time.monotonic() + _AWAITED_S
+        while not (self.folder / f"{number}.{part}").exists() and time.monotonic() < until:
+            time.sleep(_LOOK_S)
 
     def has(self, number: int) -> bool:
         """Return whether a fault has gone off."""

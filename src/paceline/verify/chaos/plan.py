@@ -9,8 +9,22 @@ from dataclasses import dataclass, replace
 from paceline.errors import InputError, UnknownNameError
 from paceline.option_fields import Options, ranged, required
 from paceline.ranges import COUNT, SECONDS, SEED, SHARDS, STEPS, WORKERS
-from paceline.verify.chaos.faults import BREAKING, DISK, JOIN, KILL, KINDS, LEAVE, SLOW, Fault, points_of
-from paceline.world.fault_points import CHECKPOINT, POINTS, REGROUP
+from paceline.verify.chaos.faults import (
+    BREAKING,
+    DISK,
+    FREEZE,
+    JOIN,
+    KILL,
+    KINDS,
+    LATE,
+    LAUNCHERS,
+    LEAVE,
+    PIPE,
+    SLOW,
+    Fault,
+    points_of,
+)
+from paceline.world.fault_points import CHECKPOINT, EVALUATION, POINTS, REGROUP
 
 STEPS_PER_FAULT = 10
 """How many steps a run takes for each fault, unless it is told otherwise."""
@@ -20,6 +34,10 @@ SAVE_EVERY = 10
 REPLACEMENT_S = 1.0
 """About how long a replacement takes to come: so much time is given to it before the next fault."""
 SLOW_S = (0.1, 0.3)
+STANDSTILL = (1.2, 1.6)
+"""How long workers or readers stand still that are to be taken for hung ones, of the time-out for those."""
+USUAL_POINTS = tuple(point for point in POINTS if point != EVALUATION)
+"""Where faults go off unless it is said: not every task measures anything."""
 PAIRS = 4
 """One in so many faults goes off together with another."""
 
@@ -51,7 +69,7 @@ class PlanRequest(Options):
     shards: int = required(SHARDS)
     seed: int = ranged(0, SEED)
     kinds: tuple[str, ...] = tuple(KINDS)
-    points: tuple[str, ...] = POINTS
+    points: tuple[str, ...] = USUAL_POINTS
     hang_timeout: float = ranged(3.0, SECONDS)
 
     def __post_init__(self) -> None:
@@ -115,7 +133,9 @@ def _groups(request: PlanRequest, draw: random.Random) -> list[list[Fault]]:
     alone = [
         lead
         for lead in leads
-        if len(groups[lead.number]) == 1 and lead.kind not in (JOIN, DISK) and lead.point != CHECKPOINT
+        if len(groups[lead.number]) == 1
+        and lead.kind not in (JOIN, DISK, LATE, *LAUNCHERS)
+        and lead.point != CHECKPOINT
     ]
     for _ in range(len(alone) // PAIRS):
         first, second = alone.pop(), alone.pop()
@@ -149,7 +169,7 @@ def _drawn(request: PlanRequest, draw: random.Random) -> tuple[list[Fault], list
             point=point,
             step=0,
             rank=0 if point == CHECKPOINT else draw.randrange(request.workers),
-            seconds=round(min(draw.uniform(*SLOW_S), request.hang_timeout / 3), 2) if kind == SLOW else 0.0,
+            seconds=_seconds(kind, request.hang_timeout, draw),
         )
         (riders if point == REGROUP else leads).append(fault)
     # Each of those in a regroup needs one of the others; where there are too few, it comes by itself.
@@ -160,6 +180,13 @@ def _drawn(request: PlanRequest, draw: random.Random) -> tuple[list[Fault], list
         )
         leads.append(replace(fault, point=point, rank=0 if point == CHECKPOINT else fault.rank))
     return leads, riders
+
+
+def _seconds(kind: str, hang_timeout: float, draw: random.Random) -> float:
+    """Return how long something stands still in a fault of one kind."""
+    if kind == SLOW:
+        return round(min(draw.uniform(*SLOW_S), hang_timeout / 3), 2)
+    return round(hang_timeout * draw.uniform(*STANDSTILL), 2) if kind in (LATE, FREEZE, PIPE) else 0.0
 
 
 class _Dues:

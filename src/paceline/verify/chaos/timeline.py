@@ -19,9 +19,9 @@ from paceline.observe.events import (
 )
 from paceline.records import ledger
 from paceline.training.folder import EVENTS
-from paceline.verify.chaos.faults import KILL, LEAVE, STOP, Fault, Mark
+from paceline.verify.chaos.faults import END, FREEZE, KILL, LATE, LEAVE, SLOW, STOP, Fault, Mark
 
-_LOSING = (KILL, STOP, LEAVE)
+_LOSING = (KILL, STOP, LEAVE, LATE, END)
 """Faults that take a worker: the others may finish the step without it, and only then notice."""
 
 
@@ -44,7 +44,8 @@ class Timeline:
 
     def recovery(self, fault: Fault, mark: Mark) -> float | None:
         """Return the seconds from a fault to the next step finished; where it took a worker, by the group after it."""
-        since = mark.time + fault.seconds
+        stands = fault.kind in (SLOW, FREEZE)  # in the others training goes on
+        since = mark.time + (fault.seconds if stands else 0.0)
         if fault.kind in _LOSING:
             # Without a group after it the run came to its end with those that were left.
             since = next(iter(self._groups[bisect_right(self._groups, since) :]), since)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +21,8 @@ from paceline.option_fields import Options, ranged
 from paceline.ranges import THREADS
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
-from paceline.verify.chaos.faults import Marks
+from paceline.verify.chaos.accomplice import Accomplice
+from paceline.verify.chaos.faults import END, Marks
 from paceline.verify.chaos.plan import Plan, PlanRequest, make_plan
 from paceline.verify.chaos.report import ChaosReport, Injection
 from paceline.verify.chaos.timeline import Timeline, steps_redone
@@ -61,6 +64,10 @@ class ChaosRequest(Options):
             raise InputError(
                 "chaos starts its own workers, but this process is one of another launcher's. Run it by itself."
             )
+        if END in self.plan.kinds and threading.current_thread() is not threading.main_thread():
+            raise InputError(
+                f"a fault of the kind {END} is a signal, which only the main thread gets. Call chaos from there."
+            )
         self.options(UNDISTURBED, 1)
 
     def options(self, name: str, save_every: int) -> RunOptions:
@@ -100,11 +107,8 @@ def disturb(
             f"the folder {request.folder} cannot be written: {error.strerror}. Choose another --out."
         ) from error
     console = FaultConsole(open_progress(), plan, marks)
-    words = f"the same run, among {len(plan.faults)} faults"
     options = replace(options, out=request.folder / DISTURBED)
-    outcome = _start(_WORKER, (spec, plan, str(marks.folder.resolve())), options, request, console, words)
-    if outcome.interrupted is not None:
-        raise KeyboardInterrupt
+    outcome = _among_faults(request, plan, (spec, plan, str(marks.folder.resolve())), options, console)
     timeline = Timeline.read(request.folder / DISTURBED)
     report = ChaosReport(
         task=spec.name,
@@ -122,6 +126,25 @@ def disturb(
         **_checked_records(request.folder / DISTURBED, timeline, outcome),
     )
     return report, outcome
+
+
+def _among_faults(
+    request: ChaosRequest, plan: Plan, args: tuple[Any, ...], options: RunOptions, console: FaultConsole
+) -> Outcome:
+    """Run the disturbed training to its end: where a fault of the plan ends it before, it is resumed."""
+    words, restarts = f"the same run, among {len(plan.faults)} faults", 0
+    with Accomplice(plan, console.marks, request.folder / DISTURBED):
+        while True:
+            ends = console.ends()
+            outcome = _start(_WORKER, args, options, request, console, words)
+            restarts += outcome.restarts
+            if outcome.interrupted is None:
+                return replace(outcome, restarts=restarts)
+            if outcome.interrupted != signal.SIGTERM or console.ends() == ends:
+                raise KeyboardInterrupt  # it was the user's
+            workers = plan.workers_at(outcome.saved_at or 0)
+            options = replace(options, resume=True, workers=workers)
+            words = f"the run, resumed from its checkpoint of step {outcome.saved_at}"
 
 
 def _start(
@@ -169,8 +192,12 @@ class FaultConsole(Console):
 
     def __init__(self, progress: Progress | None, plan: Plan, marks: Marks) -> None:
         super().__init__(progress)
-        self._plan, self._marks = plan, marks
+        self._plan, self.marks = plan, marks
         self._shown: set[int] = set()
+
+    def ends(self) -> int:
+        """Return how many faults have ended the launcher."""
+        return sum(fault.kind == END and self.marks.has(fault.number) for fault in self._plan.faults)
 
     def event(self, event: Event) -> None:
         """Show what went off since the last event, then the event."""
@@ -183,7 +210,7 @@ class FaultConsole(Console):
         super().close()
 
     def _show_faults(self) -> None:
-        for number, mark in self._marks.read().items():
+        for number, mark in self.marks.read().items():
             if number not in self._shown:
                 self._shown.add(number)
                 fault = replace(self._plan.faults[number], step=mark.step)

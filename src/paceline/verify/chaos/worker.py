@@ -14,18 +14,40 @@ from paceline.launch.control import order
 from paceline.training import trainer
 from paceline.training.run import Run, engine_of
 from paceline.training.spec import TrainSpec
-from paceline.verify.chaos.faults import DISK, JOIN, KILL, LEAVE, SLOW, STOP, Fault, Marks
+from paceline.verify.chaos.accomplice import DONE
+from paceline.verify.chaos.faults import (
+    DISK,
+    FREEZE,
+    JOIN,
+    KILL,
+    LATE,
+    LAUNCHERS,
+    LEAVE,
+    SLOW,
+    STOP,
+    Fault,
+    Marks,
+)
 from paceline.verify.chaos.plan import Plan
 from paceline.world.fault_points import DATA, POINTS, REGROUP, set_fault
 
-_SIGNALS = {KILL: signal.SIGKILL, STOP: signal.SIGSTOP, LEAVE: signal.SIGTERM}
+_SIGNALS = {
+    KILL: signal.SIGKILL,
+    LATE: signal.SIGKILL,
+    STOP: signal.SIGSTOP,
+    FREEZE: signal.SIGSTOP,  # until the launcher's process, which stops the others, has all of them go on
+    LEAVE: signal.SIGTERM,
+}
+_STARTED = "started"
 ORDER_ATTEMPTS = 50
 ORDER_EVERY_S = 0.1
 
 
 def main(run: Run, spec: TrainSpec, plan: Plan, marks: str) -> dict[str, Any]:
     """Train a task among faults."""
-    set_fault(Trap(run, plan, Marks(Path(marks))))
+    trap = Trap(run, plan, Marks(Path(marks)))
+    trap.start()
+    set_fault(trap)
     return trainer.main(run, spec)
 
 
@@ -36,6 +58,16 @@ class Trap:
         self._run, self._plan, self._marks = run, plan, marks
         self._waiting = {point: [one for one in plan.faults if one.point == point] for point in POINTS}
         self._generation = -1
+
+    def start(self) -> None:
+        """Stand still for a while where this worker replaces one whose replacement is to be late."""
+        if not engine_of(self._run).state.waits_to_join:
+            return
+        for fault in self._plan.faults:
+            due = fault.kind == LATE and self._marks.has(fault.number)
+            if due and self._marks.claim_part(fault.number, _STARTED):
+                time.sleep(fault.seconds)
+                return
 
     def __call__(self, point: str) -> None:
         """Set off what is due here."""
@@ -60,6 +92,8 @@ class Trap:
         match fault.kind:
             case kind if kind in _SIGNALS:
                 os.kill(os.getpid(), _SIGNALS[kind])
+            case kind if kind in LAUNCHERS:
+                self._marks.await_part(fault.number, DONE)
             case kind if kind == SLOW:
                 time.sleep(fault.seconds)
             case kind if kind == DISK:
