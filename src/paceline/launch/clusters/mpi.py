@@ -9,14 +9,16 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from paceline.errors import InputError
 from paceline.launch.base import LaunchPlan, Outcome
 from paceline.launch.clusters.joined import JoinedLauncher
 from paceline.launch.store import MeetingPoint
 from paceline.transport.runtime_folder import RuntimeFolder
-from paceline.transport.secret import VARIABLE, Secret
+from paceline.transport.secret import Secret
 from paceline.world import env, interfaces
 from paceline.world.env import Identity
 from paceline.world.mpi import library
+from paceline.world.run_secret import run_secret
 
 LOOPBACK = "127.0.0.1"
 FIXED = (
@@ -69,7 +71,11 @@ def _meet(world: Any) -> None:
     nodes = list(dict.fromkeys(hosts))
     beside = [one for one, host in enumerate(hosts) if host == hosts[rank]]
     said = world.bcast(_serve(nodes) if rank == 0 else None)
-    address, port, store, secret = said
+    address, port, store, made_secret = said
+    if len(nodes) > 1 and not made_secret and run_secret() is None:
+        raise InputError(
+            f"rank 0 has a secret in {env.SECRET}, but {hosts[rank]} has none. Set it on all machines, or on none."
+        )
     identity = Identity(
         rank=rank,
         size=size,
@@ -82,16 +88,20 @@ def _meet(world: Any) -> None:
         store=store,
     )
     variables = identity.variables()
-    if secret is not None:
-        variables[VARIABLE] = secret
-        if env.read("GLOO_SOCKET_IFNAME") is None:
-            variables["GLOO_SOCKET_IFNAME"] = interfaces.reaching(address).interface
+    if made_secret:
+        variables[env.SECRET] = made_secret
+    if len(nodes) > 1 and env.read("GLOO_SOCKET_IFNAME") is None:
+        variables["GLOO_SOCKET_IFNAME"] = interfaces.reaching(address).interface
     env.export(variables)
 
 
-def _serve(nodes: list[str]) -> tuple[str, int, str, str | None]:
-    """Serve the store that all ranks meet at, and return its address, a free port, and the secret of several machines."""
-    secret = (Secret.from_environment() or Secret.make()) if len(nodes) > 1 else None
+def _serve(nodes: list[str]) -> tuple[str, int, str, str]:
+    """Serve the store that all ranks meet at; return this machine's address, a free port, the store's address and a secret.
+
+    The secret is empty where one machine needs none, or where somebody has set one, which then is never sent.
+    """
+    given = run_secret()
+    secret = (given or Secret.make()) if len(nodes) > 1 else None
     address = LOOPBACK if secret is None else interfaces.reaching(nodes[1]).address
     folder = RuntimeFolder()
     point = MeetingPoint(address, folder, secret)
@@ -101,4 +111,5 @@ def _serve(nodes: list[str]) -> tuple[str, int, str, str | None]:
         folder.close()
 
     library.when_all_have_left(close)
-    return address, point.port, point.address(address), None if secret is None else secret.text
+    made = "" if secret is None or given is not None else secret.text
+    return address, point.port, point.address(address), made
