@@ -36,10 +36,10 @@ from paceline.launch.base import LaunchSpec
 from paceline.launch.console import Console
 from paceline.launch.job import ScriptCall
 from paceline.launch.local import LocalLauncher
-from paceline.launch.membership import Policy
 from paceline.launch.nodes import travel
 from paceline.launch.nodes.hello import Hello, spec_of
 from paceline.launch.nodes.rendezvous import Rendezvous
+from paceline.launch.policy import Policy
 from paceline.launch.supervisor import Supervisor
 from paceline.recovery.membership import STEP, Standing
 from paceline.transport import curve

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,8 @@ def halve(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             weight.mul_(0.5)
 
 
-def train(run: paceline.Run, folder: str, faults: Faults) -> tuple[str, dict[str, Any]]:
-    """Change learning rate and weights wherever a loop can."""
+def train(run: paceline.Run, folder: str, faults: Faults, *, waits: bool) -> tuple[str, dict[str, Any]]:
+    """Change learning rate and weights wherever a loop can; who is alone `waits` for another to join."""
     model, optimizer = run.prepare(make, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
     notes = run.register_state("notes", {"calls": 0, "ends": 0})
 
@@ -44,6 +46,8 @@ def train(run: paceline.Run, folder: str, faults: Faults) -> tuple[str, dict[str
     for call in range(2):
         for step in run.steps(Samples(), batch_size=BATCH, steps=(STEPS, 17)[call], after_epoch=end_epoch):
             set_off(run, folder, faults, f"call {call}")
+            if waits and run.world.size < 2:
+                time.sleep(0.2)
             for features, labels in step:
                 step.backward(F.cross_entropy(model(features), labels, reduction="none"))
             step.apply()
@@ -57,10 +61,11 @@ def train(run: paceline.Run, folder: str, faults: Faults) -> tuple[str, dict[str
     return run.weights_sha256(), dict(notes)
 
 
-def launch(folder: Path, faults: Faults, **options: Any) -> Any:
+def launch(folder: Path, faults: Faults, *, waits: bool = False, **options: Any) -> Any:
     folder.mkdir()
     chosen = {"strategy": "fsdp", "workers": 2, "shards": 2, "out": folder / "run", **options}
-    return paceline.launch(train, str(folder), faults, threads=1, device="cpu", **chosen)
+    started = partial(train, waits=waits)
+    return paceline.launch(started, str(folder), faults, threads=1, device="cpu", **chosen)
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +99,20 @@ def test_a_worker_killed_changes_nothing(
 ) -> None:
     results = launch(tmp_path / "run", [fault], **options)
     assert set(tmp_path.glob("run/fault-*"))
+    check_same(results, quiet)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_who_joins_goes_by_what_was_written_between_the_calls(
+    strategy: str, tmp_path: Path, quiet: Any
+) -> None:
+    fault = ("call 1", STEPS + 3, 1, "kill")
+    results = launch(tmp_path / "run", [fault], strategy=strategy, save_every=2, waits=True)
+    assert len(results) == 2
+    check_same(results, quiet)
+
+
+def check_same(results: Any, quiet: Any) -> None:
     assert {weights for weights, _ in results} == {quiet[0]}
     assert [notes for _, notes in results] == [quiet[1]] * len(results)
 

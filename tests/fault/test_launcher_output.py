@@ -115,7 +115,7 @@ def test_room_that_comes_back_is_used(tmp_path):
 
 @pytest.mark.parametrize(
     ("limit", "workers", "words"),
-    [(24, "2", "2 workers need about 36 open files"), (16, "1", "1 worker needs about 30 open files")],
+    [(24, "2", "2 workers need about 56 open files"), (16, "1", "1 worker needs about 50 open files")],
 )
 def test_too_few_open_files_are_one_line(limit, workers, words, tmp_path):
     shell = ("bash", "-c", f'ulimit -n {limit}; exec "$@"', "-")

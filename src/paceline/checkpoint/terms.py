@@ -29,6 +29,8 @@ _META = {
     "workers": ranges.PROCESSES,
     "horizon": ranges.HORIZON,
 }
+EPOCH_TOTAL, EPOCH_WEIGHT = "epoch_total", "epoch_weight"
+"""What the losses of the epoch so far came to, and their weight, as `float.hex` writes them."""
 _DTYPE = re.compile(r"bool|bfloat16|u?int[1-9][0-9]?|(float|complex)[1-9][0-9]{0,2}(_[0-9a-z_]{1,20})?")
 _EXTENT = ranges.Range(0, 2**63 - 1)
 
@@ -49,6 +51,8 @@ class _Meta:
     mesh: str
     frozen: list[str]
     workers: int
+    epoch_total: str
+    epoch_weight: str
 
 
 def check_position(position: Mapping[str, Any], step: int) -> None:
@@ -76,6 +80,11 @@ def check_meta(meta: Mapping[str, Any]) -> None:
     for name, within in _META.items():
         if meta.get(name) is not None:
             number(f"meta: {name}", meta[name], within)
+    for name in (EPOCH_TOTAL, EPOCH_WEIGHT):
+        try:
+            float.fromhex(meta.get(name, "0"))
+        except (ValueError, OverflowError):
+            raise DocumentError(f"meta: {name} is {shown(meta[name])}, but must be a number") from None
 
 
 def check_tensors(tensors: Mapping[str, Stored], sizes: Mapping[int, int]) -> None:

@@ -70,8 +70,8 @@ def run(
     from paceline.launch.base import LaunchSpec
     from paceline.launch.job import ScriptCall
     from paceline.launch.local import LocalLauncher
-    from paceline.launch.membership import Policy
     from paceline.launch.nodes import machines
+    from paceline.launch.policy import Policy
 
     if target.startswith("-"):
         raise InputError(

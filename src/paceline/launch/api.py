@@ -20,8 +20,8 @@ from paceline.launch.console import Console
 from paceline.launch.in_python import errors_in_keywords, in_keywords, run_options, signature
 from paceline.launch.keywords import LaunchOptions
 from paceline.launch.local import LocalLauncher
-from paceline.launch.membership import Policy
 from paceline.launch.nodes import machines
+from paceline.launch.policy import Policy
 from paceline.launch.workers.process_limit import check_process_limit
 from paceline.launch.workers.read_shards import ReadShards
 from paceline.observe.events import Note

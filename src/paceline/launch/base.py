@@ -12,8 +12,8 @@ from paceline.errors import DiskFaultError, InputError, WorkerFailedError
 from paceline.launch.code_errors import CodeError
 from paceline.launch.failures import Failure
 from paceline.launch.job import Call, Job
-from paceline.launch.membership import Policy
 from paceline.launch.nodes.rendezvous import Rendezvous
+from paceline.launch.policy import Policy
 from paceline.launch.workers.process_limit import check_process_limit
 from paceline.option_fields import Options, ranged, required
 from paceline.ranges import SECONDS, THREADS, WORKERS

@@ -27,17 +27,17 @@ class ControlSocket:
     """The launcher's end: each connection sends one order and receives one line."""
 
     def __init__(self, folder: Path, answer: Answer) -> None:
-        # Not in the run folder itself: the path of a socket is at most 107 characters long.
-        self._home = RuntimeFolder()
         self._record = folder / NAME
         self._answer = answer
         self._text = ""
-        self._acceptor = Acceptor(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        try:
+        with contextlib.ExitStack() as undone:
+            # Not in the run folder itself: the path of a socket is at most 107 characters long.
+            self._home = RuntimeFolder()
+            undone.callback(self._home.close)
+            self._acceptor = Acceptor(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            undone.callback(self._acceptor.close)
             self._announce(folder)
-        except OSError:
-            self.close()
-            raise
+            undone.pop_all()
 
     def _announce(self, folder: Path) -> None:
         place = str(self._home.path / "socket")

@@ -13,9 +13,9 @@ from paceline.launch.base import LaunchPlan, LaunchSpec, Outcome
 from paceline.launch.console import Console
 from paceline.launch.failures import Failure
 from paceline.launch.job import Call, Job
-from paceline.launch.membership import Policy
 from paceline.launch.nodes import machines
 from paceline.launch.nodes.follower import Follower
+from paceline.launch.policy import Policy
 from paceline.launch.run_folder import RunFolder
 from paceline.launch.supervisor import Supervisor
 from paceline.launch.workers import fork_server as forkserver

@@ -8,11 +8,9 @@ somebody joins or leaves); each says where it stands; when all have, each is giv
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum, auto
+from dataclasses import replace
 from itertools import count
 
-from paceline.data.shards import owned_shards
 from paceline.launch import failures
 from paceline.launch.actions import (
     Action,
@@ -32,29 +30,16 @@ from paceline.launch.attempts import LIMIT, Attempts
 from paceline.launch.code_errors import CodeError, CodeErrors
 from paceline.launch.deadly_steps import DeadlySteps
 from paceline.launch.failures import Failure
+from paceline.launch.member import Member, State
+from paceline.launch.policy import Policy
 from paceline.observe import formats
 from paceline.recovery.membership import BODY, SAVE_ASKED, STATE_LOST, STEP, Standing
-from paceline.strategies import Choice
-from paceline.world.mesh import DATA, Mesh
 from paceline.world.status_page import PATIENCE
 
 REFILL_S = 60.0
 """After so many seconds one replacement more is allowed again, up to --max-restarts."""
 STARTS = 3
 """A worker that joins may take this many times as long to start as the slowest of the first."""
-
-
-class State(Enum):
-    """How far a worker is."""
-
-    STARTING = auto()
-    WAITING = auto()
-    """Ready to join a run in progress."""
-    TRAINING = auto()
-    BROKEN = auto()
-    """Out of its group, waiting for its place in the next."""
-    RELEASED = auto()
-    ENDED = auto()
 
 
 _TIMED = (State.RELEASED, State.STARTING)
@@ -64,96 +49,6 @@ _UNRETURNED = (
     "Where the run has saved, call again with resume=True"
 )
 """What follows the death of a worker at the end of a function of the user's."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """What may be done about a lost worker."""
-
-    workers: int
-    shards: int
-    elastic: bool = True
-    trains: bool = False
-    """Whether the workers are known to train; a function of the user's only once they say so."""
-    min_workers: int = 1
-    max_restarts: int = 10
-    hang_timeout: float = 60.0
-    rebalance: bool = False
-    choice: Choice | None = None
-    """How workers are laid out, where that is not flat."""
-    expendable: frozenset[int] = frozenset()
-    """The ranks without which the others go on, as they are, once all have met."""
-
-    @property
-    def most(self) -> int:
-        """How many workers can have something to do."""
-        split = self.choice.split if self.choice is not None else 1
-        return self.shards * split + self.server_count
-
-    @property
-    def server_count(self) -> int:
-        """How many workers serve the others; they are on the machine that leads."""
-        return self.choice.servers if self.choice is not None else 0
-
-    def usable(self, count: int) -> int:
-        """Return how many of some workers the plan lays out: all of them, but where several share one replica (tp, pp)."""
-        return self._mesh(count).workers if count > 0 else 0
-
-    def fits(self, count: int, target: int) -> bool:
-        """Return whether some workers can be laid out without any that holds more of a replica than was planned."""
-        split = self.choice.split if self.choice is not None else 1
-        return self.usable(count) == count and count >= min(split, target)
-
-    def complete(self, places: set[int], size: int) -> set[int]:
-        """Return those places of a group of some size whose replica is whole among the ones given."""
-        mesh = self._mesh(size)
-        inner = tuple(side for side, _ in mesh.sizes if side not in DATA)
-        return {one for one in places if one < mesh.workers and {*mesh.members(one, *inner)} <= places}
-
-    def hands(self, size: int) -> int:
-        """Return how many of a group's workers data is dealt out to."""
-        return self._mesh(size).size(*DATA)
-
-    def owned(self, rank: int, size: int, shares: tuple[int, ...] | None) -> range:
-        """Return the shards that a worker carries in a group of some size."""
-        return owned_shards(self._mesh(size).index(rank, *DATA), self.hands(size), self.shards, shares)
-
-    def servers(self, size: int) -> range:
-        """Return the ranks of a group's servers: its last ones."""
-        return range(self._mesh(size).trainers, size)
-
-    def trainers(self, size: int) -> int:
-        """Return how many of a group's workers train."""
-        return size - len(self.servers(size))
-
-    def layout(self, size: int) -> str:
-        """Return how a group of some size is laid out, in words."""
-        return str(self._mesh(size))
-
-    def _mesh(self, size: int) -> Mesh:
-        return Mesh.flat(size) if self.choice is None else self.choice.fitted(size)
-
-
-@dataclass
-class Member:
-    """One worker as the decider sees it."""
-
-    number: int
-    """Which worker it is, for all its life; ranks change."""
-    host: int
-    """Which machine, the leader's first."""
-    rank: int
-    """In its group; -1 as long as it is in none."""
-    place: int = -1
-    """Its rank in the group that it belongs to, with those who are yet to be replaced."""
-    newcomer: bool = False
-    state: State = State.STARTING
-    leaving: bool = False
-    standing: Standing | None = field(default=None, repr=False)
-    since: float = 0.0
-    """When it was started, or released."""
-    joined: int = 0
-    """The generation that it came into the group with."""
 
 
 class Membership:

@@ -19,8 +19,8 @@ from paceline.launch.clusters import mpi
 from paceline.launch.clusters.joined import JoinedLauncher
 from paceline.launch.console import Console
 from paceline.launch.local import LocalLauncher
-from paceline.launch.membership import Policy
 from paceline.launch.nodes import machines
+from paceline.launch.policy import Policy
 from paceline.launch.workers.role_call import MODULES, RoleCall
 from paceline.observe.events import Event, WorkerLost
 from paceline.remote.names import INTERFACE, ROLES, Roles

@@ -114,9 +114,22 @@ class RunFolder:
             self._keep = False
             print(f"no step was finished, so nothing of this run is kept in {self.path}", file=sys.stderr)  # noqa: T201
         elif failure is not None and outcome.interrupted is None and self._temporary is not None:
-            kept = Path(tempfile.mkdtemp(prefix="paceline-")) / "logs"
-            shutil.move(self.path / "logs", kept)
-            print(f"the output of every rank is in {kept}", file=sys.stderr)  # noqa: T201
+            print(self._move_logs(), file=sys.stderr)  # noqa: T201
+
+    def _move_logs(self) -> str:
+        """Move the logs out of a temporary folder, and return a line about it: no full disk must hide why the run failed."""
+        try:
+            kept = Path(tempfile.mkdtemp(prefix="paceline-"))
+        except OSError as error:
+            return f"the output of every rank is lost: no folder can be made for it ({error.strerror})"
+        try:
+            shutil.move(self.path / "logs", kept / "logs")
+        except OSError as error:  # shutil's own have several causes, and no strerror
+            shutil.rmtree(kept, ignore_errors=True)
+            return (
+                f"the output of every rank is lost: it cannot be moved to {kept} ({error.strerror or error})"
+            )
+        return f"the output of every rank is in {kept / 'logs'}"
 
     def _nothing_done(self) -> bool:
         """Return whether a run in the user's folder has begun and got no further: nobody could go on with it."""

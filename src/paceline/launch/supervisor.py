@@ -34,7 +34,8 @@ from paceline.launch.failures import Failure
 from paceline.launch.health.monitor import HealthMonitor
 from paceline.launch.health.watch import Watch
 from paceline.launch.job import ScriptCall
-from paceline.launch.membership import Membership, State
+from paceline.launch.member import State
+from paceline.launch.membership import Membership
 from paceline.launch.nodes.admission import FollowingMachine
 from paceline.launch.nodes.inventory import LEADER, Node, Nodes
 from paceline.launch.nodes.leading import Leading
@@ -173,8 +174,7 @@ class Supervisor:
             if self._selector.get_map().get(key.fd) is key:
                 key.data[0]() if isinstance(key.data, tuple) else key.data()
         if self._roster_at is not None and time.monotonic() >= self._roster_at:
-            self._roster_at = None
-            self._scheduler.write_roster(self._folder, self._pool.files)
+            self._write_roster()
         if self._leading is not None:
             self._leading.tick()
             self._see_who_works()
@@ -338,6 +338,10 @@ class Supervisor:
         """Once for all that start in the same moment: there may be thousands."""
         self._roster_at = self._roster_at or time.monotonic() + ROSTER_S
 
+    def _write_roster(self) -> None:
+        self._roster_at = None
+        self._scheduler.write_roster(self._folder, self._pool.files)
+
     def said(self, number: int, kind: str, value: Any) -> None:
         """Take a worker's message."""
         if number not in self._roster:
@@ -374,6 +378,8 @@ class Supervisor:
         entry = self._roster[number]
         if not entry.running:
             return  # it was expelled, and is counted as lost already
+        if self._roster_at is not None:
+            self._write_roster()  # while it counts in: a group is written down whole, however short its life
         entry.running = False
         failure = entry.reported
         if failure is None and (status != 0 or self._ended_early(entry)):

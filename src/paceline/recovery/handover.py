@@ -102,7 +102,8 @@ def _add(found: ChunkIndex, more: Sequence[Sequence[Rows]]) -> None:
     """Add what each rank can bring beside its own part."""
     for rank, parts in enumerate(more):
         for key, (meta, bounds) in (item for rows in parts for item in rows.items()):
-            found.metas.setdefault(key, meta)
+            if found.metas.setdefault(key, meta) != meta:
+                continue  # another tensor of that name: its values would be taken for this one's
             holders = found.holders.setdefault(key, {})
             if bounds.numel and ChunkBounds.whole(meta.shape) not in holders:
                 holders.setdefault(bounds, rank)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from paceline.checkpoint.contents import with_slots
@@ -12,7 +12,7 @@ from paceline.recovery.handover import SNAPSHOTS, WORKERS, StateInventory, State
 from paceline.recovery.options import RecoveryOptions
 from paceline.recovery.peer_snapshots import PeerSnapshots, Snapshot
 from paceline.recovery.position import Position
-from paceline.state.chunks import MODEL, LocalState, rows_of
+from paceline.state.chunks import MODEL, LocalState, TensorChunk, rows_of
 from paceline.strategies.replica import Replica
 from paceline.world import World, all_gather_object
 
@@ -122,18 +122,26 @@ class ShardedRecovery:
 
     def restore(self, replica: Replica, world: World, source: StateSource, held: LocalState | None) -> None:
         """Load into a new replica its part of what the workers hold, now or in snapshots; all workers call it."""
-        brings = world.rank in source.bringers
-        snapshot = self.snapshot_at(source.position.number)
+        chunks, extra_state = self.brought(source, world.rank, held)
+        self.moved_bytes = receive(world, source, chunks, extra_state, replica)
+
+    def brought(
+        self, source: StateSource, rank: int, held: LocalState | None
+    ) -> tuple[list[Mapping[str, TensorChunk]], dict[str, Any] | None]:
+        """Return what this worker has of the agreed state and of no other, though that be of the same step."""
+        brings = rank in source.bringers
+        if source.kind == SNAPSHOTS:
+            snapshot = self.snapshot_at(source.position.number)
+            if snapshot is None or not brings:
+                return [], None
+            return [snapshot.own, snapshot.received], snapshot.extra_state
+        if source.kind != WORKERS:
+            return [], None
         parts = self._departing.get(source.position.number, [])
         left = [one.chunks for one in parts]
-        if source.kind == WORKERS and held is not None and brings:
-            extra_state = with_slots(held.extra_state, *(one.extra_state for one in parts))
-            self.moved_bytes = receive(world, source, [held.chunks, *left], extra_state, replica)
-        elif source.kind == SNAPSHOTS and snapshot is not None and brings:
-            held_then = [snapshot.own, snapshot.received]
-            self.moved_bytes = receive(world, source, held_then, snapshot.extra_state, replica)
-        else:
-            self.moved_bytes = receive(world, source, left, None, replica)
+        if held is None or not brings:
+            return [*left], None
+        return [held.chunks, *left], with_slots(held.extra_state, *(one.extra_state for one in parts))
 
     def leave_behind(self, position: Position, held: LocalState) -> None:
         """Write this worker's part down for the others: it was told to leave."""

@@ -189,7 +189,9 @@ class Exchange:
         if writer.notes:
             self._grant(worker, writer)
         route = _ROUTE.pack(kind, flags | (GRANTS if writer.notes else 0), number, 0)
-        self._send(worker, route + head, writer.frames, waits=kind <= FAILURE)
+        # An answer may be what a service holds and other threads change, while the caller takes its time.
+        answers = kind <= FAILURE
+        self._send(worker, route + head, writer.frames, waits=answers, copies=answers)
 
     def read_for(self, call: Call) -> None:
         """Take the messages of a call's worker in this thread until the call has ended, unless another thread takes them."""
@@ -271,9 +273,10 @@ class Exchange:
         *,
         deadline: float = math.inf,
         waits: bool = True,
+        copies: bool = False,
     ) -> bool:
         if worker != self.session.name:
-            return self._mailbox.send(worker, content, frames, deadline=deadline, waits=waits)
+            return self._mailbox.send(worker, content, frames, deadline=deadline, waits=waits, copies=copies)
         job = self.receive(worker, memoryview(content), [Received(_copied(one)) for one in frames])
         if job is not None:
             self.pool.submit(job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.errors import InputError
+from paceline.errors import InputError, PacelineError
 from paceline.remote.exchange import Exchange
 from paceline.remote.failures import gone
 from paceline.remote.gradients import Passes
@@ -20,7 +21,7 @@ from paceline.remote.meeting import meet, this_machine
 from paceline.remote.names import Roles
 from paceline.remote.object_store import ObjectStore
 from paceline.remote.reach import LOOPBACK
-from paceline.transport.mailbox import Mailbox
+from paceline.transport.mailbox import FORKED, Mailbox
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -48,6 +49,8 @@ class Session:
         self.objects = ObjectStore()
         """What this worker keeps for others."""
         self.passes = Passes(self)
+        self.process = os.getpid()
+        """The process that is in it; those that are forked from it are not."""
         self._store = store
         self._lost: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -193,4 +196,6 @@ def current() -> Session:
         raise InputError(
             "this worker is in no session, so there is nobody to call. Start it with --roles or paceline.launch_roles."
         )
+    if _current.process != os.getpid():
+        raise PacelineError(FORKED)
     return _current

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import CheckpointError
+from paceline.state.packing import packed_size, packed_views
 from paceline.world import World, all_gather_object
 
 MODEL, OPTIMIZER = "model", "optimizer"
@@ -122,12 +123,27 @@ def assemble(tensors: Mapping[str, Tensor], extra_state: Mapping[str, Any]) -> d
     slots = {name: dict(plain) for name, plain in extra_state[OPTIMIZER]["state"].items()}
     for key, value in tensors.items():
         if key.startswith(f"{OPTIMIZER}/"):
-            name, _, slot = key.partition("/")[2].rpartition("/")
+            name, slot = _name_and_slot(key)
             slots.setdefault(name, {})[slot] = value
     behind = {key: extra_state[key] for key in ("scheduler", "scaler") if key in extra_state}
     before = {key: value for key, value in extra_state.items() if key not in (OPTIMIZER, *behind)}
     # In the order in which one process has it.
     return {**before, MODEL: model, OPTIMIZER: {**extra_state[OPTIMIZER], "state": slots}, **behind}
+
+
+def _slot_key(name: str, slot: Any) -> str:
+    """Return the key of a tensor that an optimizer keeps; its last part has no slash, whatever the optimizer calls it."""
+    if not isinstance(slot, str):
+        raise CheckpointError(
+            f"cannot hold what the optimizer keeps of {name} under {slot!r}: it is a {type(slot).__name__}, not text. "
+            "Use a text as the key in the optimizer's state."
+        )
+    return f"{OPTIMIZER}/{name}/{slot.replace('%', '%25').replace('/', '%2F')}"
+
+
+def _name_and_slot(key: str) -> tuple[str, str]:
+    name, _, slot = key.partition("/")[2].rpartition("/")
+    return name, slot.replace("%2F", "/").replace("%25", "%")
 
 
 # The state of a worker that has a part of each parameter.
@@ -166,9 +182,9 @@ def held_slots(state: Slots, parts: Parts) -> tuple[dict[str, TensorChunk], dict
                 others[name][slot] = value
             elif part is not None and value.dim() and value.shape == part.values.shape:
                 meta = TensorMeta(part.meta.shape, value.dtype)
-                chunks[f"{OPTIMIZER}/{name}/{slot}"] = TensorChunk(value, part.bounds, meta)
+                chunks[_slot_key(name, slot)] = TensorChunk(value, part.bounds, meta)
             else:
-                chunks[f"{OPTIMIZER}/{name}/{slot}"] = TensorChunk.whole(value)
+                chunks[_slot_key(name, slot)] = TensorChunk.whole(value)
     return chunks, others
 
 
@@ -176,9 +192,10 @@ def read_slots(catalogue: Catalogue, read: Read, parts: Parts) -> dict[str, dict
     """Return of a whole optimizer's state the tensors that belong to some parts, by name; the optimizer may keep them."""
     state: dict[str, dict[str, Tensor]] = {}
     for key, meta in catalogue.items():
-        section, _, path = key.partition("/")
-        name, _, slot = path.rpartition("/")
-        if section == OPTIMIZER and name in parts:
+        if not key.startswith(f"{OPTIMIZER}/"):
+            continue
+        name, slot = _name_and_slot(key)
+        if name in parts:
             part = parts[name]
             bounds = part.bounds if meta.shape == part.meta.shape else ChunkBounds.whole(meta.shape)
             state.setdefault(name, {})[slot] = read(key, bounds).clone()
@@ -298,22 +315,11 @@ def _spread(
     found: ChunkIndex,
 ) -> None:
     """Bring one worker's chunks of some tensors to everybody, as one message of bytes."""
-    lengths = [-(-bounds.numel * found.metas[key].dtype.itemsize // 16) * 16 for key, bounds in sent]
-    buffer = torch.empty(sum(lengths), dtype=torch.uint8, device=world.device)
-    views = []
-    start = 0
-    for (key, bounds), length in zip(sent, lengths, strict=True):
-        dtype = found.metas[key].dtype
-        views.append(buffer[start : start + bounds.numel * dtype.itemsize].view(dtype).view(bounds.shape))
-        start += length
+    layout = [(bounds.shape, found.metas[key].dtype) for key, bounds in sent]
+    buffer = torch.empty(packed_size(layout), dtype=torch.uint8, device=world.device)
     if world.rank == rank:
-        for (key, _), view in zip(sent, views, strict=True):
+        for (key, _), view in zip(sent, packed_views(buffer, layout), strict=True):
             view.copy_(chunks[key].values)
     got = buffer if world.size == 1 else world.comm.broadcast(buffer, rank)
-    start = 0
-    for (key, bounds), length in zip(sent, lengths, strict=True):
-        dtype = found.metas[key].dtype
-        bounds.of(whole[key]).copy_(
-            got[start : start + bounds.numel * dtype.itemsize].view(dtype).view(bounds.shape)
-        )
-        start += length
+    for (key, bounds), view in zip(sent, packed_views(got, layout), strict=True):
+        bounds.of(whole[key]).copy_(view)

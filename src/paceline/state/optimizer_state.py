@@ -232,9 +232,20 @@ def _names(model: nn.Module, optimizer: Optimizer) -> list[str]:
     """Return the name of each parameter in the order in which the optimizer numbers them."""
     known = {id(parameter): name for name, parameter in model.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return [
-        known.get(id(parameter), f"outside the model.{number}") for number, parameter in enumerate(parameters)
-    ]
+    return [known.get(id(parameter), outside_name(number)) for number, parameter in enumerate(parameters)]
+
+
+_OUTSIDE = "outside the model."
+
+
+def outside_name(number: int) -> str:
+    """Return the name of a parameter that the optimizer has and the model has not."""
+    return f"{_OUTSIDE}{number}"
+
+
+def is_outside(name: str) -> bool:
+    """Return whether that is the name of a parameter which is not the model's."""
+    return name.startswith(_OUTSIDE)
 
 
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial, type, ref)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, ChunkBounds, ChunkIndex, TensorChunk
+from paceline.state.optimizer_state import is_outside
+from paceline.state.packing import packed_size, packed_views
 from paceline.world import World, all_gather_object
 from paceline.world.base import Pending
 
@@ -21,10 +23,10 @@ MESSAGE = 16 << 20
 """Bytes of a message; a state of any size moves in messages of at most so many."""
 _IN_FLIGHT = 2
 """Messages of one worker that are on their way at a time."""
-_ALIGNMENT = 16
 
-Held = Sequence[Mapping[str, TensorChunk]]
-Piece = tuple[str, ChunkBounds]
+LocalChunks = Sequence[Mapping[str, TensorChunk]]
+"""What one worker has of a state: its own chunks by key, and others' beside them."""
+TensorPart = tuple[str, ChunkBounds]
 """A part of a tensor, by the tensor's key."""
 Lack = Mapping[str, Sequence[ChunkBounds]]
 
@@ -85,7 +87,7 @@ class Message:
 
     sender: int
     receiver: int
-    pieces: tuple[Piece, ...]
+    parts: tuple[TensorPart, ...]
 
 
 def own_bounds(chunks: Mapping[str, TensorChunk], catalogue: Catalogue) -> dict[str, ChunkBounds]:
@@ -101,12 +103,25 @@ def own_bounds(chunks: Mapping[str, TensorChunk], catalogue: Catalogue) -> dict[
         mine = chunks.get(f"{MODEL}/{name}")
         if mine is not None:
             wanted[key] = mine.bounds if meta.shape == mine.meta.shape else ChunkBounds.whole(meta.shape)
-        elif kind == OPTIMIZER and name.startswith("outside"):
+        elif kind == OPTIMIZER and is_outside(name):
             wanted[key] = ChunkBounds.whole(meta.shape)
     return wanted
 
 
-def lacking(wanted: Mapping[str, ChunkBounds], held: Held) -> dict[str, list[ChunkBounds]]:
+def counted(held: LocalChunks, found: ChunkIndex) -> LocalChunks:
+    """Return of what a worker has the chunks that the index counts: it was agreed on those, and on nothing else."""
+    return [{key: chunk for key, chunk in chunks.items() if _counts(found, key, chunk)} for chunks in held]
+
+
+def _counts(found: ChunkIndex, key: str, chunk: TensorChunk) -> bool:
+    if found.metas.get(key) != chunk.meta:
+        return False
+    # Where somebody holds a tensor whole, the parts of it that others hold are not listed.
+    holders = found.holders[key]
+    return chunk.bounds in holders or ChunkBounds.whole(chunk.meta.shape) in holders
+
+
+def lacking(wanted: Mapping[str, ChunkBounds], held: LocalChunks) -> dict[str, list[ChunkBounds]]:
     """Return by key the parts of tensors that a worker wants and does not hold."""
     lacks = {
         key: remaining([bounds], (chunks[key].bounds for chunks in held if key in chunks))
@@ -122,7 +137,7 @@ def plan(found: ChunkIndex, everybody: Sequence[Lack]) -> list[Message]:
     """
     messages: list[Message] = []
     for receiver, lacks in enumerate(everybody):
-        sent: dict[int, list[Piece]] = {}
+        sent: dict[int, list[TensorPart]] = {}
         for key, parts in lacks.items():
             left = list(parts)
             for bounds, holder in found.holders[key].items():
@@ -131,17 +146,17 @@ def plan(found: ChunkIndex, everybody: Sequence[Lack]) -> list[Message]:
                 left = remaining(left, [bounds])
             if left:
                 raise RuntimeError(f"nobody holds {left[0]} of {key}")
-        for sender, pieces in sent.items():
-            messages += (Message(sender, receiver, few) for few in _few_at_a_time(pieces, found.metas))
+        for sender, due in sent.items():
+            messages += (Message(sender, receiver, few) for few in _few_at_a_time(due, found.metas))
     return sorted(messages, key=lambda one: (one.receiver - one.sender) % len(everybody))
 
 
-def _few_at_a_time(pieces: Iterable[Piece], catalogue: Catalogue) -> Iterator[tuple[Piece, ...]]:
-    few: list[Piece] = []
+def _few_at_a_time(parts: Iterable[TensorPart], catalogue: Catalogue) -> Iterator[tuple[TensorPart, ...]]:
+    few: list[TensorPart] = []
     size = 0
-    for key, bounds in pieces:
+    for key, bounds in parts:
         for part in _cut(bounds, catalogue[key].dtype.itemsize):
-            length = _length((key, part), catalogue)
+            length = packed_size([(part.shape, catalogue[key].dtype)])
             if few and size + length > MESSAGE:
                 yield tuple(few)
                 few, size = [], 0
@@ -165,16 +180,6 @@ def _cut(bounds: ChunkBounds, itemsize: int) -> Iterator[ChunkBounds]:
         yield from _cut(ChunkBounds(tuple(offset), tuple(shape)), itemsize)
 
 
-def _bytes(piece: Piece, catalogue: Catalogue) -> int:
-    key, bounds = piece
-    return bounds.numel * catalogue[key].dtype.itemsize
-
-
-def _length(piece: Piece, catalogue: Catalogue) -> int:
-    """Return the bytes of a part in a message, up to the next place where any type may begin."""
-    return -(-_bytes(piece, catalogue) // _ALIGNMENT) * _ALIGNMENT
-
-
 # The messages.
 
 
@@ -182,13 +187,16 @@ class Redistribution:
     """What one worker can read of a state once every worker has been sent what it lacked."""
 
     def __init__(
-        self, world: World, held: Held, found: ChunkIndex, wanted: Mapping[str, ChunkBounds]
+        self, world: World, held: LocalChunks, found: ChunkIndex, wanted: Mapping[str, ChunkBounds]
     ) -> None:
         """`held` is what this worker has of it; all workers make one together, each with what it will read."""
+        held = counted(held, found)
         self._world, self._held, self._found = world, held, found
         self._received: dict[str, list[tuple[ChunkBounds, Tensor]]] = {}
         messages = plan(found, all_gather_object(world.comm, lacking(wanted, held)))
-        self.moved = sum(_bytes(piece, found.metas) for one in messages for piece in one.pieces)
+        self.moved = sum(
+            bounds.numel * found.metas[key].dtype.itemsize for one in messages for key, bounds in one.parts
+        )
         """Bytes of the state that have gone from one worker to another, all of them together."""
         self._exchange(messages)
 
@@ -216,16 +224,16 @@ class Redistribution:
                     leaving.popleft().wait()
                 leaving.append(world.comm.isend(self._packed(message), message.receiver))
             elif message.receiver == world.rank:
-                size = sum(_length(piece, self._found.metas) for piece in message.pieces)
+                size = packed_size(self._layout(message))
                 like = torch.empty(1, dtype=torch.uint8, device=world.device).expand(size)  # without memory
                 self._unpack(message, world.comm.recv(like=like, source=message.sender))
         for one in leaving:
             one.wait()
 
     def _packed(self, message: Message) -> Tensor:
-        sizes = [_length(piece, self._found.metas) for piece in message.pieces]
-        buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=self._world.device)
-        for (key, bounds), view in self._views(message, buffer):
+        layout = self._layout(message)
+        buffer = torch.empty(packed_size(layout), dtype=torch.uint8, device=self._world.device)
+        for (key, bounds), view in zip(message.parts, packed_views(buffer, layout), strict=True):
             chunk = next(
                 chunks[key]
                 for chunks in self._held
@@ -235,14 +243,9 @@ class Redistribution:
         return buffer
 
     def _unpack(self, message: Message, buffer: Tensor) -> None:
-        for (key, bounds), view in self._views(message, buffer):
+        views = packed_views(buffer, self._layout(message))
+        for (key, bounds), view in zip(message.parts, views, strict=True):
             self._received.setdefault(key, []).append((bounds, view))
 
-    def _views(self, message: Message, buffer: Tensor) -> Iterator[tuple[Piece, Tensor]]:
-        """Return views of the parts in a message's buffer."""
-        start = 0
-        for piece in message.pieces:
-            key, bounds = piece
-            size = _bytes(piece, self._found.metas)
-            yield piece, buffer[start : start + size].view(self._found.metas[key].dtype).view(bounds.shape)
-            start += _length(piece, self._found.metas)
+    def _layout(self, message: Message) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        return [(bounds.shape, self._found.metas[key].dtype) for key, bounds in message.parts]

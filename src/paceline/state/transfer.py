@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.state.packing import packed_size, packed_views
 from paceline.world import World, broadcast_object
 
 CHUNK_BYTES = 64 << 20
 """Bytes sent at once."""
-_ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,9 @@ class _TensorMeta:
     on_device: bool
 
     @property
-    def length(self) -> int:
-        """Return its bytes, up to the next place where any type may begin."""
-        size = self.shape.numel() * self.dtype.itemsize
-        return -(-size // _ALIGNMENT) * _ALIGNMENT
+    def layout(self) -> tuple[torch.Size, torch.dtype]:
+        """Return what its place in a buffer depends on."""
+        return self.shape, self.dtype
 
 
 def broadcast_state(world: World, state: Any, source: int) -> Any:
@@ -57,11 +56,12 @@ def _chunks(places: list[int], metas: list[_TensorMeta]) -> list[list[int]]:
     chunks: list[list[int]] = []
     size = CHUNK_BYTES
     for place in places:
-        if size + metas[place].length > CHUNK_BYTES:
+        length = packed_size([metas[place].layout])
+        if size + length > CHUNK_BYTES:
             chunks.append([])
             size = 0
         chunks[-1].append(place)
-        size += metas[place].length
+        size += length
     return chunks
 
 
@@ -73,23 +73,13 @@ def _send_chunk(
     source: int,
     device: torch.device,
 ) -> dict[int, Tensor]:
-    buffer = torch.empty(sum(metas[place].length for place in chunk), dtype=torch.uint8, device=device)
+    layout = [metas[place].layout for place in chunk]
+    buffer = torch.empty(packed_size(layout), dtype=torch.uint8, device=device)
     if world.rank == source:
-        for place, view in _views(buffer, chunk, metas).items():
+        for place, view in zip(chunk, packed_views(buffer, layout), strict=True):
             view.copy_(tensors[place].detach())
-    return _views(world.comm.broadcast(buffer, source), chunk, metas)
-
-
-def _views(buffer: Tensor, chunk: list[int], metas: list[_TensorMeta]) -> dict[int, Tensor]:
-    """Return views of the tensors in a chunk's buffer."""
-    views: dict[int, Tensor] = {}
-    start = 0
-    for place in chunk:
-        meta = metas[place]
-        size = meta.shape.numel() * meta.dtype.itemsize
-        views[place] = buffer[start : start + size].view(meta.dtype).view(meta.shape)
-        start += meta.length
-    return views
+    received = world.comm.broadcast(buffer, source)
+    return dict(zip(chunk, packed_views(received, layout), strict=True))
 
 
 def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch.optim import Optimizer
 
+from paceline.checkpoint.terms import EPOCH_TOTAL, EPOCH_WEIGHT
 from paceline.observe import (
     EpochFinished,
     Event,
@@ -51,6 +52,16 @@ class Journal:
         """Continue from the sums of another worker."""
         self._epoch_total, self._epoch_weight = state["total"], state["weight"]
         self.samples, self.loss = int(state["samples"]), state["loss"]
+
+    def epoch_sums(self) -> dict[str, str]:
+        """Return the sums of the epoch so far as a checkpoint says them, exactly, also where they are no numbers."""
+        self.read_pending()
+        return {EPOCH_TOTAL: self._epoch_total.hex(), EPOCH_WEIGHT: self._epoch_weight.hex()}
+
+    def resume(self, meta: Mapping[str, Any]) -> None:
+        """Continue from the sums that a checkpoint says; one that says none was written when none were."""
+        self._epoch_total = float.fromhex(meta.get(EPOCH_TOTAL, "0"))
+        self._epoch_weight = float.fromhex(meta.get(EPOCH_WEIGHT, "0"))
 
     def start(self) -> None:
         """Start the clock: what comes before belongs to no step."""

@@ -125,6 +125,7 @@ class Preparation:
         self.lacks_groups = drop_groups(replica.optimizer, groups)
         state.position, state.meta = saved.position, saved.meta
         state.epoch_starts.load(saved.position, saved.epoch_start)
+        self.core.journal.resume(saved.meta)
         state.started_at = state.position.number
         self.core.history.load_saved(saved.outcomes or [])
         self.freeze()

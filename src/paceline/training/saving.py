@@ -191,6 +191,7 @@ class Saving:
             # Of a Task, which has one training set; a loop may go from one set to another.
             **({"stream": state.training[0].order is None} if state.about and state.training else {}),
             "samples": self.samples,
+            **self.core.journal.epoch_sums(),
             "seed": options.seed,
             "shards": options.total_shards,
             "strategy": options.strategy,

@@ -26,6 +26,8 @@ MAPPED, ADMITTED = b"+", b"-"
 """The answers: the arena that came along is seen; or the peer may speak, and sends everything through the connection."""
 _PROVE_S = 3.0
 """How long a connection may take to prove itself."""
+_MOST_GUESTS, _GRACE_S = 256, 0.5
+"""So many connections from the network may be unproved at once; for one more, the oldest goes that has had this long."""
 _BACKLOG = 1024
 _PAUSE_S = 0.05
 
@@ -107,6 +109,11 @@ class Admission:
         os.close(self._stop)
 
     def _accept(self, poll: select.poll, listening: socket.socket) -> None:
+        if listening is self._far and not self._make_room(poll):
+            time.sleep(
+                _PAUSE_S
+            )  # it waits where the operating system keeps it; those that are here go on meanwhile
+            return
         try:
             connection, _ = listening.accept()
         except BlockingIOError:
@@ -119,11 +126,23 @@ class Admission:
         self._guests[connection.fileno()] = guest
         poll.register(connection, select.POLLIN)
         if guest.far:
+            keep_alive(connection)
             guest.nonce = secrets.token_bytes(NONCE_BYTES)
             try:
                 connection.send(guest.nonce)
             except OSError:
                 self._drop(poll, connection.fileno())
+
+    def _make_room(self, poll: select.poll) -> bool:
+        """Return whether one more may come from the network."""
+        guests = [(descriptor, guest) for descriptor, guest in self._guests.items() if guest.far]
+        if len(guests) < _MOST_GUESTS:
+            return True
+        descriptor, oldest = guests[0]
+        if time.monotonic() < oldest.until - _PROVE_S + _GRACE_S:
+            return False
+        self._drop(poll, descriptor)
+        return True
 
     def _hear(self, poll: select.poll, descriptor: int) -> None:
         guest = self._guests[descriptor]
@@ -176,6 +195,13 @@ class Admission:
             guest.connection.close()
             return None
         return self._admit(guest.connection, boot, guest.far, view)
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Have the end of a machine, or of the network to it, noticed in about a minute where nothing is said."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def listen(family: int, address: object) -> socket.socket:

@@ -6,7 +6,7 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
 
@@ -56,6 +56,7 @@ class Received:
         return found
 
 
+Message = tuple[memoryview, list[Received]]
 Job = Callable[[], object]
 Receive = Callable[[str, memoryview, Sequence[Received]], Job | None]
 """Takes a message, and returns what is to be done after the next one may be taken."""
@@ -76,6 +77,12 @@ class Incoming:
         self._sealed: memoryview | None = None
         self._arrival = select.poll()
         self._arrival.register(connection, select.POLLIN)
+        self.messages: Generator[Message | None] = self._read()
+        """Reads what is there: gives each message that is whole, and None where it is time to look at something else.
+
+        Everything before None is to be taken: nobody is woken for what has been read. It goes on where it was, in the middle of
+        a message too, and raises EndedError or SealError at the end.
+        """
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TICK)
 
@@ -83,22 +90,25 @@ class Incoming:
         """Wait for something to read, for a moment: a signal may end this, which changes nothing."""
         self._arrival.poll(1000 * TICK_S)
 
-    def messages(self) -> Iterator[tuple[memoryview, list[Received]]]:
-        """Read what is there, and return the messages that are whole; raise EndedError or SealError at the end.
+    def _read(self) -> Generator[Message | None]:
+        while True:
+            if self._begin:
+                self._compact()
+            try:
+                count = self.connection.recv_into(self._buffer[self._end :], 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                yield None
+                continue
+            except OSError:
+                raise EndedError from None
+            if count == 0:
+                raise EndedError
+            self._end += count
+            yield from self._whole()
+            yield None
 
-        All of them are to be taken: nobody is woken for what has been read.
-        """
-        if self._begin:
-            self._compact()
-        try:
-            count = self.connection.recv_into(self._buffer[self._end :], 0, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
-        except OSError:
-            raise EndedError from None
-        if count == 0:
-            raise EndedError
-        self._end += count
+    def _whole(self) -> Iterator[Message | None]:
+        """Return the messages that have come in, and read on where one is too large for the buffer."""
         while self._end - self._begin >= LENGTH.size:
             (size,) = LENGTH.unpack_from(self._buffer, self._begin)
             if size < HEADER_BYTES or size > LARGEST_HEAD + HEADER_BYTES + TAG_BYTES:
@@ -112,8 +122,9 @@ class Incoming:
             else:
                 self._begin = begin
                 first = memoryview(bytearray(size))
-                self._fill(first)
-            yield self._message(first)
+                yield from self._fill(first)
+            content, head, number = self._opened(first)
+            yield (yield from self._with_buffers(content, head, number)) if number else (content, [])
 
     def end(self) -> None:
         """Have whoever reads come to the end."""
@@ -125,9 +136,11 @@ class Incoming:
     def close(self) -> None:
         """Read no more; with the lock."""
         self.ended = True
+        self.messages.close()
         self.connection.close()
 
-    def _message(self, first: memoryview) -> tuple[memoryview, list[Received]]:
+    def _opened(self, first: memoryview) -> tuple[memoryview, bytes, int]:
+        """Return what a message says first, its header where it is sealed, and how many buffers there are."""
         boot, count, number = read_header(first)
         if boot != self._boot:
             raise SealError("it does not name whom the connection is from")
@@ -136,8 +149,11 @@ class Incoming:
             head = bytes(first[:HEADER_BYTES])
             content = memoryview(seal.open(head, 0, content))
             seal.check(count)  # only now is it known to be the sender's own
-        if not number:
-            return content, []
+        return content, head, number
+
+    def _with_buffers(
+        self, content: memoryview, head: bytes, number: int
+    ) -> Generator[None, None, tuple[memoryview, list[Received]]]:
         if len(content) < number * ENTRY.size:
             raise SealError("it is cut short")
         entries = ENTRY.iter_unpack(content[: number * ENTRY.size])
@@ -153,40 +169,43 @@ class Incoming:
                 continue
             memory = memory_of(size)
             target = memoryview(memory)  # type: ignore[arg-type]
-            if seal is None:
-                self._fill(target)
+            if self._seal is None:
+                yield from self._fill(target)
             else:
-                place = self._open(seal, head, place, target)
+                place = yield from self._open(self._seal, head, place, target)
             buffers.append(Received(memory))
         return content[number * ENTRY.size :], buffers
 
-    def _open(self, seal: Seal, head: bytes, place: int, target: memoryview) -> int:
+    def _open(self, seal: Seal, head: bytes, place: int, target: memoryview) -> Generator[None, None, int]:
         """Read and open the pieces of a buffer; return the place after them."""
         if self._sealed is None:
             self._sealed = memoryview(bytearray(PIECE + TAG_BYTES))
         for begin in range(0, len(target), PIECE):
             part = target[begin : begin + PIECE]
             sealed = self._sealed[: len(part) + TAG_BYTES]
-            self._fill(sealed)
+            yield from self._fill(sealed)
             seal.open_into(head, place, sealed, part)
             place += 1
         return place
 
-    def _fill(self, target: memoryview) -> None:
-        """Read so many bytes."""
+    def _fill(self, target: memoryview) -> Iterator[None]:
+        """Read so many bytes; the peer may stop in the middle of them."""
         there = min(self._end - self._begin, len(target))
         target[:there] = self._buffer[self._begin : self._begin + there]
         self._begin += there
         while there < len(target):
             try:
                 count = self.connection.recv_into(target[there:], 0, socket.MSG_WAITALL)
-            except BlockingIOError:  # a peer that was stopped; its end, and ours, would be heard
+            except BlockingIOError:
+                yield None
                 continue
             except OSError:
                 raise EndedError from None
             if count == 0:
                 raise EndedError
             there += count
+            if there < len(target):  # it took longer than a moment
+                yield None
 
     def _compact(self) -> None:
         left = self._end - self._begin

@@ -134,10 +134,14 @@ class KeyValueTable:
         return [(asker, [OK, str(len(self._values)).encode()])]
 
     def _get(self, asker: Asker, parts: list[bytes]) -> list[Answer]:
-        return self._when_there(_Wait(parts, b"get", {asker: None}))
+        return [] if self._waits(asker) else self._when_there(_Wait(parts, b"get", {asker: None}))
 
     def _wait(self, asker: Asker, parts: list[bytes]) -> list[Answer]:
-        return self._when_there(_Wait(parts, b"wait", {asker: None}))
+        return [] if self._waits(asker) else self._when_there(_Wait(parts, b"wait", {asker: None}))
+
+    def _waits(self, asker: Asker) -> bool:
+        """Return whether this very request waits already, and was only repeated."""
+        return any(asker in wait.askers for wait in self._by_peer.get(asker[0], ()))
 
     def _gather(self, asker: Asker, parts: list[bytes]) -> list[Answer]:
         """Answer the values of `folder/0` to `folder/count-1` in one frame, which is made once for all who ask for it."""

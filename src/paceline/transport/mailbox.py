@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import secrets
 import shutil
 import socket
@@ -21,6 +22,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from paceline.errors import PacelineError
+from paceline.transport.addresses import at
 from paceline.transport.admission import Admission, listen
 from paceline.transport.incoming import EndedError, Incoming, Job, Receive, Received
 from paceline.transport.outgoing import Entry, Outgoing
@@ -29,8 +32,12 @@ from paceline.transport.sealing import BOOT_BYTES, Seal, SealError
 from paceline.transport.shared_buffers import Arena, SharedView
 from paceline.transport.turns import Turn, Turns
 
-__all__ = ["UNSEALED", "Entry", "Mailbox", "Receive", "Received"]
+__all__ = ["FORKED", "UNSEALED", "Entry", "Mailbox", "Receive", "Received"]
 UNSEALED = "a message does not carry this run's secret"
+FORKED = (
+    "calls between workers cannot be made from a process that was forked from one. "
+    "Make them in the worker itself, not in a loading process of its data, for example."
+)
 _FOLDER = "paceline-calls-"
 _LONGEST_PATH = 100
 """A socket's path has 107 characters at most on Linux."""
@@ -50,6 +57,7 @@ class Mailbox:
     def __init__(self, secret: bytes) -> None:
         self.boot = secrets.token_bytes(BOOT_BYTES)
         self._secret = secret
+        self._process = os.getpid()
         self._near: socket.socket | None = None
         self._far: socket.socket | None = None
         """The inbox for other machines. What comes in there is sealed; what comes from this machine never goes that way."""
@@ -85,8 +93,7 @@ class Mailbox:
         if host is None:
             return local, ""
         self._far = listen(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, 0))
-        port = self._far.getsockname()[1]
-        return local, f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+        return local, f"tcp://{at(host, self._far.getsockname()[1])}"
 
     def start(
         self,
@@ -123,17 +130,21 @@ class Mailbox:
         *,
         deadline: float = math.inf,
         waits: bool = True,
+        copies: bool = False,
     ) -> bool:
         """Send a message, from any thread; False where the peer is gone.
 
-        It waits for a peer that takes nothing, up to the deadline; the frames may be written to as soon as it returns.
+        It waits for a peer that takes nothing, up to the deadline; the frames may be written to as soon as it returns, and
+        while it waits if it `copies` them.
         """
+        self._check_process()
         return self._ways[name].send(
-            content, frames, deadline=deadline, waits=waits and not self._reading.now
+            content, frames, deadline=deadline, waits=waits and not self._reading.now, copies=copies
         )
 
     def reading(self, name: str) -> Reading:
         """Return a block in which this thread takes a peer's messages itself, unless another one does already."""
+        self._check_process()
         return Reading(self, self._incoming.get(name))
 
     def forget(self, name: str) -> None:
@@ -147,7 +158,9 @@ class Mailbox:
 
     def close(self) -> None:
         """End: what was sent arrives, as far as the operating system has taken it."""
-        if self._closing:
+        if (
+            self._closing or os.getpid() != self._process
+        ):  # a forked process would end its parent's connections
             return
         self._closing = True
         if self._admission is not None:
@@ -167,6 +180,11 @@ class Mailbox:
             way.release()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _check_process(self) -> None:
+        """Refuse to use, in a forked process, connections and counts that are the parent's."""
+        if os.getpid() != self._process:
+            raise PacelineError(FORKED)
 
     def _end_connections(self) -> None:
         for way in self._ways.values():
@@ -215,19 +233,32 @@ class Mailbox:
         if incoming.ended:
             incoming.lock.release()
             return
-        going, jobs = self._take(incoming)
+        try:
+            going, jobs = self._take(incoming)
+        except BaseException:  # no memory, say: nobody knows what of a message was read
+            self.go_on(incoming, going=False)
+            raise
         if not (going and jobs and others):
             self.go_on(incoming, going=going)
-            for job in jobs:
-                self._submit(job)
+            self._hand_out(jobs)
             return
 
         def hand_on(left: list[Job]) -> None:
-            for job in left:
-                self._submit(job)
             self.go_on(incoming, going=True)
+            self._hand_out(left)
 
         self._turns.run(Turn(jobs, hand_on))
+
+    def _hand_out(self, jobs: list[Job]) -> None:
+        """Have others carry requests out; what no thread can be started for is done here."""
+        for job in jobs:
+            try:
+                self._submit(job)
+            except RuntimeError:
+                try:
+                    job()
+                except Exception:  # noqa: BLE001  (of one request: the others are to be done, too)
+                    traceback.print_exc(file=sys.stderr)
 
     def step_aside(self) -> None:
         """Have others read what this thread would read next: it is going to wait."""
@@ -240,8 +271,7 @@ class Mailbox:
     def take_for(self, incoming: Incoming) -> bool:
         """Take what a peer says next in a thread that waits for an answer; return whether more may come."""
         going, jobs = self._take(incoming)
-        for job in jobs:
-            self._submit(job)
+        self._hand_out(jobs)
         return going
 
     def _take(self, incoming: Incoming) -> tuple[bool, list[Job]]:
@@ -249,9 +279,11 @@ class Mailbox:
         jobs: list[Job] = []
         self._reading.now = True
         try:
-            for content, buffers in incoming.messages():
+            for found in incoming.messages:
+                if found is None:
+                    break
                 try:
-                    job = self._receive(incoming.name, content, buffers)
+                    job = self._receive(incoming.name, *found)
                 except Exception:  # noqa: BLE001  (one message costs at most itself)
                     traceback.print_exc(file=sys.stderr)
                 else:
@@ -267,7 +299,7 @@ class Mailbox:
         return True, jobs
 
     def go_on(self, incoming: Incoming, *, going: bool) -> None:
-        """Let others read, or close what is at its end."""
+        """Let others read, or close what is at its end: then the peer is lost."""
         descriptor = incoming.connection.fileno()
         if going:
             incoming.lock.release()
@@ -276,6 +308,7 @@ class Mailbox:
             self._readers.remove(descriptor)
             incoming.close()
             incoming.lock.release()
+            self._ways[incoming.name].report_apart()
 
     def _refuse(self, reason: str) -> None:
         """Write into the log that there are strangers: once, since they may send as many messages as they like."""

@@ -7,6 +7,7 @@ later. Who may not wait, because others' messages come through its thread, has t
 from __future__ import annotations
 
 import math
+import os
 import select
 import socket
 import struct
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from paceline.errors import RemoteError
-from paceline.transport.admission import ANSWER_BYTES, MAPPED, NONCE_BYTES, hello
+from paceline.transport.admission import ANSWER_BYTES, MAPPED, NONCE_BYTES, hello, keep_alive
 from paceline.transport.incoming import ENTRY, LENGTH, TICK_S
 from paceline.transport.readers import READABLE, WRITABLE, Readers
 from paceline.transport.sealing import PIECE, TAG_BYTES, Seal, header
@@ -48,7 +49,7 @@ class Entry:
 class _Message:
     """What is left to send of a message."""
 
-    __slots__ = ("_at", "_buffers", "_head", "_place", "_seal", "begun", "done", "left", "parts", "size")
+    __slots__ = ("_at", "_head", "_large", "_place", "_seal", "begun", "done", "left", "parts", "size")
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class _Message:
         parts: list[Part],
     ) -> None:
         self.left = first
-        self._buffers, self._head, self._seal, self.parts = buffers, head, seal, parts
+        self._large, self._head, self._seal, self.parts = buffers, head, seal, parts
         self._at, self._place = 0, 1
         self.begun = self.done = False
         self.size = len(first) + sum(map(len, buffers))
@@ -67,20 +68,20 @@ class _Message:
     @property
     def borrows(self) -> bool:
         """Whether it is read from memory of the sender's."""
-        return bool(self._buffers) or (self._seal is None and type(self.left) is memoryview)
+        return bool(self._large) or (self._seal is None and type(self.left) is memoryview)
 
     def advance(self, sealed: memoryview) -> bool:
         """Make ready what is next; False where there is nothing more. Sealed pieces are made in `sealed`."""
-        if not self._buffers:
+        if not self._large:
             return False
-        buffer = self._buffers[0]
+        buffer = self._large[0]
         if self._seal is None:
-            self.left = self._buffers.pop(0)
+            self.left = self._large.pop(0)
             return True
         piece = buffer[self._at : self._at + PIECE]
         self._at += len(piece)
         if self._at == len(buffer):
-            self._buffers.pop(0)
+            self._large.pop(0)
             self._at = 0
         self.left = sealed[: len(piece) + TAG_BYTES]
         self._seal.close_into(self._head, self._place, piece, self.left)
@@ -91,7 +92,7 @@ class _Message:
         """Be independent of the sender's memory from now on."""
         if self._seal is None:
             self.left = bytes(self.left)
-        self._buffers = [memoryview(bytes(one)) for one in self._buffers]
+        self._large = [memoryview(bytes(one)) for one in self._large]
 
 
 class Outgoing:
@@ -118,19 +119,30 @@ class Outgoing:
         self._connection: socket.socket | None = None
         self._connecting: threading.Thread | None = None
         self._connected = threading.Event()
-        self._gone = self._reported = self._released = False
+        self._gone = self._reported = self._released = self._owed = False
         self._queue: deque[_Message] = deque()
         self._waiting = self._count = 0
         self._sealed = memoryview(bytearray(PIECE + TAG_BYTES if entry.sealed else 0))
 
     def send(
-        self, content: bytes, frames: Sequence[memoryview], *, waits: bool, deadline: float = math.inf
+        self,
+        content: bytes,
+        frames: Sequence[memoryview],
+        *,
+        waits: bool,
+        deadline: float = math.inf,
+        copies: bool = False,
     ) -> bool:
         """Send a message, from any thread; False where the peer is gone.
 
-        A thread that `waits` does so until large buffers have left; past the deadline, what was not begun is not sent.
+        A thread that `waits` does so until large buffers have left; past the deadline, what was not begun is not sent. Where
+        others may write to the buffers meanwhile, it `copies` them first.
         """
+        if self._owed:
+            self._report()
         parts, table, buffers = self._place(frames) if frames else ([], b"", [])
+        if copies:
+            buffers = [memoryview(bytes(one)) for one in buffers]
         with self._lock:
             if self._gone:
                 self._take_back(parts)
@@ -139,10 +151,9 @@ class Outgoing:
                 self._take_back(parts)
                 raise RemoteError(f"{self.name} takes nothing of what is sent to it, and much is waiting.")
             if self._connecting is None:
-                self._connecting = threading.Thread(
-                    target=self._connect, daemon=True, name="paceline-connecting"
-                )
-                self._connecting.start()
+                connecting = threading.Thread(target=self._connect, daemon=True, name="paceline-connecting")
+                connecting.start()  # first: where there are no threads any more, the next message tries again
+                self._connecting = connecting
             self._count += 1
             head = header(self._boot, self._count, len(frames))
             first = table + content
@@ -161,7 +172,7 @@ class Outgoing:
             if message.done:
                 return True
             if not (waits and (message.borrows or self._waiting > _MOST_WAITING)):
-                message.copy()
+                self._copy(message)
                 self._arm()
                 return True
         return self._wait(message, deadline)
@@ -176,6 +187,7 @@ class Outgoing:
             return 0
         except BaseException:  # a signal's: nobody knows what has left, so nothing follows
             self._end()
+            self.report_apart()
             raise
 
     def end(self) -> None:
@@ -241,10 +253,11 @@ class Outgoing:
             return True
         except OSError:
             self._end()
-            threading.Thread(target=self._report, daemon=True, name="paceline-connecting").start()
+            self.report_apart()
             return False
         except BaseException:  # a signal's: nobody knows what of a message has left, so nothing follows
             self._end()
+            self.report_apart()
             raise
         return True
 
@@ -273,12 +286,27 @@ class Outgoing:
         if message.done or self._gone:
             return
         if message.begun:
-            message.copy()
+            self._copy(message)
         else:
-            self._queue.remove(message)
-            self._waiting -= message.size
-            self._take_back(message.parts)
+            self._drop(message)
         self._arm()
+
+    def _copy(self, message: _Message) -> None:
+        """Make a message independent of the sender's memory; without room for that nothing is sent of what that becomes later."""
+        try:
+            message.copy()
+        except BaseException:
+            if message.begun:
+                self._end()
+                self.report_apart()
+            else:
+                self._drop(message)
+            raise
+
+    def _drop(self, message: _Message) -> None:
+        self._queue.remove(message)
+        self._waiting -= message.size
+        self._take_back(message.parts)
 
     def _take_back(self, parts: list[Part]) -> None:
         if self._arena is not None:
@@ -319,6 +347,7 @@ class Outgoing:
         """Prove who this is; return the arena if the peer sees it from now on."""
         if self.entry.sealed:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(connection)
             nonce = self._hear(connection, NONCE_BYTES)
             connection.sendall(self._boot + hello(self._secret, nonce, self._boot, self.entry.boot))
             self._hear(connection, ANSWER_BYTES)
@@ -332,7 +361,11 @@ class Outgoing:
         if arena is None:
             connection.sendall(self._boot)
         else:
-            socket.send_fds(connection, [self._boot], [arena.descriptor])
+            descriptor = arena.duplicate()
+            try:
+                socket.send_fds(connection, [self._boot], [descriptor])
+            finally:
+                os.close(descriptor)
         return arena if self._hear(connection, ANSWER_BYTES) == MAPPED else None
 
     def _hear(self, connection: socket.socket, size: int) -> bytes:
@@ -361,6 +394,15 @@ class Outgoing:
         if connection is not None:
             self._readers.remove(connection.fileno())
             connection.close()
+
+    def report_apart(self) -> None:
+        """Have it said that the peer is gone, by a thread that has no lock: at once, or else by whoever sends next."""
+        if self._reported:
+            return
+        try:
+            threading.Thread(target=self._report, daemon=True, name="paceline-connecting").start()
+        except RuntimeError:
+            self._owed = True
 
     def _report(self) -> None:
         """Say once that the peer is gone."""

@@ -51,7 +51,7 @@ class Readers:
 
     def arm(self, descriptor: int, events: int = READABLE) -> None:
         """Look at a descriptor again."""
-        with contextlib.suppress(FileNotFoundError, ValueError):  # closed by another thread meanwhile
+        with contextlib.suppress(OSError, ValueError):  # closed by another thread meanwhile
             self._epoll.modify(descriptor, events)
 
     def silence(self, descriptor: int) -> None:

@@ -172,6 +172,7 @@ class Router:
             self._guard(self._take, peer.bytes, frames)
         ended, self._ended = self._ended, []
         for name in ended:
+            self._cut.discard(name)  # all that it had said was passed over above
             self._guard(self._drop, name, "closed the connection")
 
     def _received(self, most: int) -> list[list[zmq.Frame]]:
@@ -216,7 +217,6 @@ class Router:
             elif kind == zmq.Event.DISCONNECTED:
                 connection = self._open.pop(descriptor, None)
                 if connection is not None and connection.peer is not None:
-                    self._cut.discard(connection.peer)
                     self._ended.append(connection.peer)
             elif kind in _REFUSED:
                 self._refused += 1

@@ -47,7 +47,11 @@ def _make(base: Path) -> tuple[Path, int]:
     """Return a folder and its lock; one that was taken for left behind before it was locked is made anew."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))  # 0700
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            path.rmdir()
+            raise
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():
             return path, lock

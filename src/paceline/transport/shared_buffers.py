@@ -78,6 +78,8 @@ class Arena:
         self._used = bytearray(units)
         self._used[: -(-units // UNIT)] = b"\1" * -(-units // UNIT)  # the flags themselves
         self._given: dict[int, tuple[int, Holder]] = {}
+        self._backed = 0
+        """So many units have memory behind them."""
         self._roomy = units * _ROOMY // SIZE
         self._lock = threading.Lock()
 
@@ -88,7 +90,7 @@ class Arena:
         with self._lock:
             self._collect()
             first = self._used.find(bytes(count))
-            if first < 0:
+            if first < 0 or not self._back(first + count):
                 return None
             self._used[first : first + count] = b"\1" * count
             self._given[first] = count, holder
@@ -99,6 +101,23 @@ class Arena:
         # By numpy, which lets other threads run meanwhile.
         np.copyto(self._bytes[offset : offset + size], np.frombuffer(content, np.uint8))
         return Part(offset, size, copies)
+
+    def _back(self, units: int) -> bool:
+        """Have memory behind the first units, and return whether there is: writing where there is none ends the process."""
+        if self.descriptor < 0:
+            return False
+        if units > self._backed:
+            try:
+                os.posix_fallocate(self.descriptor, self._backed * UNIT, (units - self._backed) * UNIT)
+            except OSError:
+                return False
+            self._backed = units
+        return True
+
+    def duplicate(self) -> int:
+        """Return a descriptor of it for the caller to close; raise OSError where it is closed."""
+        with self._lock:
+            return os.dup(self.descriptor)
 
     def take_back(self, part: Part) -> None:
         """Free a part that was never sent."""
@@ -120,6 +139,7 @@ class Arena:
                 page = first + count
             self._drop(page, len(self._used))
             os.close(self.descriptor)
+            self.descriptor = -1
 
     def _drop(self, begin: int, end: int) -> None:
         begin = max(begin, -(-len(self._used) // UNIT))
@@ -146,15 +166,16 @@ class SharedView:
 
     def __init__(self, descriptor: int) -> None:
         memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
-        self._bytes: Bytes = np.frombuffer(memory, np.uint8)
-        self._flags = memoryview(memory)[: len(memory) // UNIT]
+        self._memory = memoryview(memory)
+        self._flags = self._memory[: len(memory) // UNIT]
 
     def part(self, offset: int, size: int) -> Bytes:
         """Return the memory of a part; it is given back when nothing refers to it any more."""
         end = offset + size
-        if offset % UNIT or offset < len(self._flags) or size <= 0 or end > len(self._bytes):
+        if offset % UNIT or offset < len(self._flags) or size <= 0 or end > len(self._memory):
             raise ValueError("it names memory that is not there")
-        found = self._bytes[offset:end]
+        # No slice of an array: numpy has views of one refer to the array that it is a slice of, and not to it.
+        found: Bytes = np.frombuffer(self._memory[offset:end], np.uint8)
         hold = _Hold(found, _give_back)
         hold.flags, hold.first = self._flags, offset // UNIT
         _held[id(hold)] = hold

@@ -68,6 +68,8 @@ class Turns:
         self._own.turn = turn
         if self._asleep:
             self._rouse()
+        if not self._going:
+            turn.end()
         try:
             while (job := turn.next()) is not None:
                 turn.since = self._now
@@ -84,9 +86,11 @@ class Turns:
             turn.end()
 
     def close(self) -> None:
-        """End."""
+        """End, and hand on what is at hand: whoever closes connections waits for none of it."""
         self._going = False
         self._rouse()
+        for turn in list(self._turns.values()):
+            turn.end()
 
     def _rouse(self) -> None:
         with self._lock:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copyreg
 import json
+import re
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, time, timedelta, timezone
@@ -35,6 +36,9 @@ UNREGISTERED = "is not registered, so no call may name it here"
 _REQUIRES_GRAD, _PARAMETER = 1, 2
 _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 _DTYPE_NAMES = {value: name for name, value in _DTYPES.items()}
+_PLAIN = re.compile(r"torch\.(bool|bfloat16|u?int(8|16|32|64)|float(16|32|64)|float8_\w+|complex(32|64|128))")
+_OF_TENSORS = frozenset(one for one in _DTYPE_NAMES if _PLAIN.fullmatch(str(one)))
+"""The types of tensors whose values are their memory: a quantized one's are not, and torch cannot look at its memory."""
 _NUMERIC = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool})
 _ATOMS = frozenset({type(None), bool, float, str})
 _WORD = 1 << 63
@@ -149,6 +153,8 @@ class Writer:
                         place = len(self.frames)
                         self.frames.append(memoryview(array.reshape(-1).view(np.uint8)))  # type: ignore[arg-type]
                     return {"T": [_DTYPE_NAMES[value.dtype], list(shape), place, 0]}
+        if value.dtype not in _OF_TENSORS:
+            raise UnsendableError(f"TypeError: a tensor of the type {value.dtype} has no form on the wire")
         if not (self._lifts and value.requires_grad):
             return {"T": self._tensor(value)}
         self.leaves.append(value)
@@ -206,7 +212,8 @@ class Writer:
                 try:
                     object.__reduce_ex__(value, 2)
                 except TypeError as error:  # a socket, a lock, a connection: no decorator would help
-                    raise UnsendableError(f"TypeError: {error}") from None
+                    told = str(error).replace("cannot pickle", "cannot send")
+                    raise UnsendableError(f"TypeError: {told}") from None
             raise refusal(f"{made_by.__module__}.{made_by.__qualname__}")
         return address
 
@@ -263,6 +270,8 @@ class Reader:
         if name == "sparse":
             return _flagged(_sparse(*shape), flags)
         dtype = _DTYPES[name]
+        if dtype not in _OF_TENSORS:
+            raise ValueError("a tensor has a type that no tensor may have here")
         size = dtype.itemsize
         for one in shape:
             if type(one) is not int or one < 0:

@@ -54,6 +54,23 @@ def own_calls():
     return desk.add(2), desk.where(), remote.call("trainer:0", hop)([], []), remote.service_of(desk).count
 
 
+class Asking(torch.utils.data.Dataset):
+    """A dataset whose samples come from another worker."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return remote.call("server:0", hop)([], [])
+
+
+def forked():
+    """Call from a process that loads data, and from the worker itself after that."""
+    asking = Asking()
+    loader = torch.utils.data.DataLoader(asking, num_workers=1, multiprocessing_context="fork")
+    return *caught(lambda: list(loader))[:2], asking[1]
+
+
 def described():
     desk = remote.create("server:0", Desk)
     return (
@@ -258,6 +275,7 @@ def listened() -> list[str]:
 CHECKS = (
     hops,
     own_calls,
+    forked,
     described,
     failures,
     unsendable,

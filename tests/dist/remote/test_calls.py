@@ -40,6 +40,12 @@ def test_a_worker_calls_itself(found):
     assert found["own_calls"] == (7, "trainer:0", ["trainer:0"], 7)
 
 
+def test_a_process_that_loads_data_cannot_call_as_its_worker(found):
+    kind, words, after = found["forked"]
+    assert (kind, after) == ("PacelineError", ["server:0"])
+    assert "cannot be made from a process that was forked from one" in words
+
+
 def test_types_and_docstrings_survive(found):
     signature = "(self, number: 'int' = 1) -> 'int'"
     words = ("Does small things.", "Add a number, and give the sum.")

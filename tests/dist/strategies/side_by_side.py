@@ -25,6 +25,12 @@ from paceline.world import World, seeds
 STEPS = 3
 
 
+class Interrupted(str):
+    """What ended a training on a worker that waited for another one, which had refused."""
+
+    __slots__ = ()
+
+
 @contextmanager
 def prepared(
     run: paceline.Run,
@@ -82,8 +88,8 @@ def launched(
     tuning: Tuning | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Return what the first worker says of all trainings."""
-    first, *_ = paceline.launch(
+    """Return what is said of each training by the first worker that came to its end: it may be the second that refuses first."""
+    workers_say = paceline.launch(
         train,
         strategy,
         shards,
@@ -95,4 +101,7 @@ def launched(
         device="cpu",
         **options,
     )
-    return first  # type: ignore[no-any-return]
+    return {
+        name: next((one[name] for one in workers_say if not isinstance(one[name], Interrupted)), said)
+        for name, said in workers_say[0].items()
+    }

@@ -63,7 +63,7 @@ class Block(nn.Module):
 
     def forward(self, stream: Tensor) -> Tensor:
         stream = stream + self.attention(self.norm(stream))
-        return stream + self.dropout(self.loader(stream))
+        return stream + self.dropout(self.feed(stream))
 
 
 class Model(nn.Module):

@@ -20,7 +20,7 @@ from paceline.world import determinism
 from paceline.world.interruption import InterruptedWaitError
 from tests.dist.strategies import ordinary
 from tests.dist.strategies.ordinary import FEATURES, Made, MadeWords
-from tests.dist.strategies.side_by_side import STEPS, launched, prepared, steps_of
+from tests.dist.strategies.side_by_side import STEPS, Interrupted, launched, prepared, steps_of
 
 SPARSE = "sparse=True.*--strategy hybrid or ddp"
 WRITTEN = r"step 0: .*wrote to the weights of 0\.weight.*max_norm"
@@ -138,8 +138,10 @@ def _train_one(run: paceline.Run, name: str, strategy: str, shards: int, tuning:
             }
             weights = {name: value.clone() for name, value in state["model"].items()}
             return weights, weights_sha256(slots), metrics
-    except (InputError, InterruptedWaitError) as error:  # the second on a server whose trainers refused
+    except InputError as error:
         return str(error)
+    except InterruptedWaitError as error:
+        return Interrupted(error)
 
 
 def _same(got: Any, wanted: Any, *, exact: bool) -> bool:

@@ -21,7 +21,8 @@ from paceline.checkpoint import weights_sha256
 from paceline.data.shards import owned_shards
 from paceline.launch.actions import Assign, Break
 from paceline.launch.failures import Failure
-from paceline.launch.membership import Membership, Policy
+from paceline.launch.membership import Membership
+from paceline.launch.policy import Policy
 from paceline.recovery.membership import STEP, Standing
 from paceline.training import trainer
 from paceline.training.spec import TrainSpec

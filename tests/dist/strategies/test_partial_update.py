@@ -17,7 +17,7 @@ from paceline.world import determinism
 from paceline.world.interruption import InterruptedWaitError
 from tests.dist.strategies import own_optimizers as own
 from tests.dist.strategies.ordinary import Made
-from tests.dist.strategies.side_by_side import launched, prepared, steps_of
+from tests.dist.strategies.side_by_side import Interrupted, launched, prepared, steps_of
 
 SHARDS = 4
 ACROSS = "may look across"
@@ -66,8 +66,10 @@ def _train_one(run: paceline.Run, name: str, strategy: str, shards: int, tuning:
                 case.meddle(work.number, replica.model, replica.optimizer)
                 replica.step(work, task.loss, None)
             return {key: value.clone() for key, value in replica.state()["model"].items()}
-    except (InputError, InterruptedWaitError) as error:  # the second on a server whose trainers refused
+    except InputError as error:
         return str(error)
+    except InterruptedWaitError as error:
+        return Interrupted(error)
     finally:
         for hook in own.GLOBAL:
             hook.remove()

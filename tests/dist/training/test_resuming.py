@@ -167,3 +167,19 @@ def test_what_a_loop_of_ones_own_cannot_keep_is_noted(
     assert (
         "note: the run had compress='bf16', which strategy='single' has no use for: it is left out." in shown
     )
+
+
+def epochs(out: Path) -> list[Any]:
+    lines = map(json.loads, (out / "events.jsonl").read_text().splitlines())
+    return [(one["epoch"], one["loss"]) for one in lines if one["kind"] == "epoch"]
+
+
+@pytest.mark.parametrize("resumed", [{"strategy": "single"}, {"strategy": "ddp", "workers": 2}])
+def test_the_loss_of_an_epoch_is_of_all_its_steps_also_where_it_was_resumed(
+    tmp_path: Path, resumed: dict[str, Any]
+) -> None:
+    train(tmp_path / "whole", steps=14, shards=2)
+    train(tmp_path / "resumed", steps=4, shards=2)
+    train(tmp_path / "resumed", steps=14, shards=2, resume=True, **resumed)
+    assert len(epochs(tmp_path / "whole")) >= 1
+    assert epochs(tmp_path / "resumed") == epochs(tmp_path / "whole")

@@ -312,7 +312,7 @@ def test_boxes_that_overlap_are_refused(chunks: list[Any], overlap: bool) -> Non
             ("samples", "abc"), ("samples", None), ("samples", -1), ("batch_size", "16"), ("batch_size", 0), ("frozen", 5),
             ("frozen", ["a", 5]), ("frozen", "abc"), ("shards", None), ("shards", 10**9), ("horizon", "x"), ("horizon", 10**30),
             ("workers", -3), ("seed", -1), ("seed", 1.5), ("strategy", 5), ("mesh", None), ("task", 5), ("exactness", []),
-            ("stream", 1),
+            ("stream", 1), ("epoch_total", 5), ("epoch_total", "xyz"), ("epoch_weight", "0x1p99999"),
         )),
     ],
 )  # fmt: skip

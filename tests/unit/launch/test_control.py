@@ -1,17 +1,21 @@
 """Orders to a run in progress: whoever asks badly, or goes away, harms nothing."""
 
+import contextlib
 import json
 import os
 import resource
 import select
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from paceline.errors import InputError
+from paceline.launch.accepting import PAUSE_S
 from paceline.launch.control import NAME, ControlSocket, order
+from tests.patience import HANG_S
 
 
 @pytest.fixture
@@ -56,26 +60,71 @@ def test_an_order_is_answered(control, tmp_path):
     server.join()
 
 
-def test_whoever_finds_no_more_files_open_is_turned_away_and_the_next_is_served(control, tmp_path):
+@contextlib.contextmanager
+def files_left(count):
+    """Have this process open so many more files and no others."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with connect(tmp_path) as first:
-        used = max(int(one.name) for one in Path("/proc/self/fd").iterdir())
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, limits[1]))
-        held = []
-        try:
+    used = max(int(one.name) for one in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1 + count, limits[1]))
+    held = []
+    try:
+        with contextlib.suppress(OSError):
             while True:
                 held.append(os.open(os.devnull, os.O_RDONLY))
-        except OSError:
+        for _ in range(count):
+            os.close(held.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for one in held:
+            os.close(one)
+
+
+def test_whoever_finds_no_more_files_open_is_turned_away_and_the_next_is_served(control, tmp_path):
+    with connect(tmp_path) as first:
+        with files_left(0):
             control.serve()
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-            for one in held:
-                os.close(one)
         assert first.recv(100) == b""
     with connect(tmp_path) as second:
         second.sendall(b'{"workers": 2}')
         control.serve()
         assert b"2 workers" in second.recv(100)
+
+
+def test_whoever_can_be_neither_taken_nor_turned_away_is_so_later(control, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with connect(tmp_path) as first, connect(tmp_path) as second:
+        first.sendall(b'{"workers": 2}')
+        begun = time.monotonic()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            control.serve()  # the spare descriptor is given up, and nothing comes of it
+            control.serve()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert time.monotonic() - begun >= PAUSE_S  # else the loop would spin
+        control.serve()
+        assert b"2 workers" in first.recv(100)
+        second.settimeout(HANG_S)
+        with files_left(0):
+            control.serve()
+        assert second.recv(100) == b""
+
+
+def test_a_socket_that_cannot_be_made_leaves_nothing_open(tmp_path):
+    def opened():
+        return sorted(Path("/proc/self/fd").iterdir())
+
+    before, failed = opened(), 0
+    for count in range(20):
+        with files_left(count):
+            try:
+                ControlSocket(tmp_path, str).close()
+                break
+            except (OSError, InputError):
+                failed += 1
+        assert opened() == before
+    assert 2 < failed < 20
 
 
 @pytest.mark.parametrize("sent", [b"", b"nonsense", b"[1, 2]", b"{}", b'{"workers": {}}'])

@@ -20,7 +20,9 @@ from paceline.launch.actions import (
     Tell,
 )
 from paceline.launch.failures import Failure
-from paceline.launch.membership import Membership, Policy, State
+from paceline.launch.member import State
+from paceline.launch.membership import Membership
+from paceline.launch.policy import Policy
 from paceline.recovery.membership import BODY, EVALUATE, STATE_LOST, STEP, Standing
 from paceline.strategies import choice
 

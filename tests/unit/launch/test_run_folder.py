@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,19 @@ def test_logs_of_a_launch_without_a_folder_stay_where_it_failed_and_go_where_it_
     assert left.exists()
     with RunFolder(None, {}):
         assert not left.exists()
+
+
+def test_logs_that_cannot_be_kept_are_one_line_and_the_failure_stays(tmp_path, monkeypatch, capsys):
+    code = Outcome(results=(), failure=Failure(rank=0, host="here", kind="code", message="no"))
+    with RunFolder(None, {}) as made:
+        shutil.rmtree(made.path / "logs")
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        made.finish(code)
+        assert "is lost: it cannot be moved" in capsys.readouterr().err
+        assert list(tmp_path.iterdir()) == []
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+        made.finish(code)
+        assert "is lost: no folder can be made" in capsys.readouterr().err
 
 
 def test_a_refused_run_leaves_what_others_put_beside_it_or_into_it_meanwhile(tmp_path):

@@ -113,3 +113,10 @@ def test_parts_of_two_groups_that_lie_over_each_other_leave_a_gap():
     assert choose(offers).kind == "beginning"
     assert choose([*offers, at(7, rows=part(3, 3))]).kind == "workers"
     assert choose([*offers, at(7, rows=part(2, 8))]).kind == "workers"
+
+
+def test_what_a_departed_worker_left_of_another_tensor_counts_for_nothing():
+    other = {"model/weight": (TensorMeta((4, 2), torch.float64), LOWER)}
+    source = choose([at(7, UPPER, departing={7: [other]}, checkpoint=5)])
+    assert source.kind == "checkpoint"
+    assert choose([at(7, UPPER, departing={7: [rows(LOWER)]}, checkpoint=5)]).kind == "workers"

@@ -363,3 +363,31 @@ def test_an_entry_that_a_stranger_has_planted_is_refused():
     with pytest.raises(CallRefusedError, match=r"worker:1 does not know this run's secret"):
         meet(store, 0, roles, b"x", mailbox, interface="lo", machine="of 0")
     mailbox.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz")
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32])
+def test_a_quantized_tensor_is_refused_where_it_is_sent_and_where_it_is_read(dtype):
+    value = torch.quantize_per_tensor(torch.randn(10), 0.1, 0, dtype)
+    with pytest.raises(UnsendableError, match=f"a tensor of the type {dtype} has no form on the wire"):
+        travel(value)
+    head = Writer(Registered(), "server:0").head(torch.zeros(10, dtype=torch.int8))
+    forged = head.replace(b'"int8"', f'"{str(dtype).removeprefix("torch.")}"'.encode())
+    forged = (len(forged) - len(head) + int.from_bytes(head[:4], "little")).to_bytes(4, "little") + forged[4:]
+    assert forged != head
+    with pytest.raises(CallRefusedError, match="a type that no tensor may have here"):
+        Reader(Registered(), memoryview(forged), []).value()
+
+
+def test_tensors_of_every_other_type_travel():
+    for dtype in (
+        torch.bfloat16,
+        torch.float16,
+        torch.uint16,
+        torch.complex64,
+        torch.float8_e4m3fn,
+        torch.bool,
+    ):
+        value = torch.ones(5).to(dtype)
+        assert travel(value).dtype == dtype
+        assert torch.equal(travel(value).view(torch.uint8), value.view(torch.uint8))

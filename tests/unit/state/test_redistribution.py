@@ -6,7 +6,8 @@ from hypothesis import strategies as some
 
 from paceline.state import redistribution
 from paceline.state.chunks import ChunkBounds, TensorChunk, TensorMeta, index_of, rows_of
-from paceline.state.redistribution import lacking, overlap, own_bounds, plan, remaining
+from paceline.state.optimizer_state import optimizer_state, outside_name
+from paceline.state.redistribution import counted, lacking, overlap, own_bounds, plan, remaining
 
 SHAPE = (7, 5)
 
@@ -61,15 +62,15 @@ def test_everybody_is_sent_what_it_lacks_and_nothing_else(before, after, small):
     finally:
         redistribution.MESSAGE = limit
     for rank, (want, one) in enumerate(zip(wants, mine, strict=True)):
-        got = [part for message in messages if message.receiver == rank for _, part in message.pieces]
+        got = [part for message in messages if message.receiver == rank for _, part in message.parts]
         had = [chunk.bounds for chunk in one.values()]
         assert torch.equal(marked(*got), marked(*remaining(want.values(), had)))
     for message in messages:
         assert message.sender != message.receiver
         (source,) = [chunk.bounds for chunk in mine[message.sender].values()]
-        assert all(overlap(part, source) == part for _, part in message.pieces)
+        assert all(overlap(part, source) == part for _, part in message.parts)
         if small:
-            assert sum(part.numel * 4 for _, part in message.pieces) <= 16
+            assert sum(part.numel * 4 for _, part in message.parts) <= 16
 
 
 def test_a_scalar_and_a_tensor_without_values_are_whole_or_not_there():
@@ -88,11 +89,35 @@ def test_slots_are_cut_as_their_parameter_and_what_is_not_shaped_like_it_is_whol
         "optimizer/weight/exp_avg": whole,
         "optimizer/weight/step": TensorMeta((), torch.float32),
         "optimizer/others/exp_avg": whole,
-        "optimizer/outside.0/exp_avg": TensorMeta((2,), torch.float32),
+        "optimizer/outside_proj.weight/exp_avg": whole,
+        f"optimizer/{outside_name(0)}/exp_avg": TensorMeta((2,), torch.float32),
     }
     assert own_bounds(mine, catalogue) == {
         "model/weight": rows(3, 1),
         "optimizer/weight/exp_avg": rows(3, 1),
         "optimizer/weight/step": ChunkBounds.whole(()),
-        "optimizer/outside.0/exp_avg": ChunkBounds.whole((2,)),
+        f"optimizer/{outside_name(0)}/exp_avg": ChunkBounds.whole((2,)),
     }
+
+
+def test_only_chunks_that_the_index_counts_are_used():
+    upper, lower, between = (held(bounds) for bounds in (rows(2, 0), rows(2, 1), rows(3, 1)))
+    found = index_of([rows_of(upper), rows_of(lower)])
+    longer = held(rows(2, 0), shape=(9, 5))
+    unknown = held(rows(2, 0), key="model/other")
+    assert counted([upper, lower, between, longer, unknown], found) == [upper, lower, {}, {}, {}]
+    wanted = {"model/weight": rows(3, 1)}
+    assert lacking(wanted, counted([between], found)) == {"model/weight": [rows(3, 1)]}
+
+
+def test_a_part_of_a_tensor_that_another_holds_whole_is_used():
+    part = held(rows(2, 0))
+    found = index_of([rows_of(held(ChunkBounds.whole(SHAPE))), rows_of(part)])
+    assert counted([part], found) == [part]
+
+
+def test_a_parameter_that_an_optimizer_has_and_the_model_has_not_is_known_by_its_name():
+    model, own = torch.nn.Linear(2, 1, bias=False), torch.nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([*model.parameters(), own])
+    (group,) = optimizer_state(model, optimizer)["groups"]
+    assert group["params"] == ["weight", outside_name(1)]

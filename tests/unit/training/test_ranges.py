@@ -261,7 +261,7 @@ def test_more_threads_than_the_machine_can_spare_process_ids_for() -> None:
     check_process_limit(2, 1)
     with pytest.raises(InputError, match="Use fewer --workers or --threads"):
         check_process_limit(limit() // 2, 1)
-    with pytest.raises(InputError, match="1024 workers with 1024 threads"):
+    with pytest.raises(InputError, match="1,024 workers with 1,024 threads each need about 1,0"):
         check_process_limit(1024, 1024)
     assert limit() > 100
 

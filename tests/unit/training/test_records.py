@@ -58,7 +58,7 @@ class Worker:
         self.loader = ShardedLoader(
             range(SAMPLES), batch_size=BATCH, shards=SHARDS, seed=SEED, owned=range(SHARDS), shuffle=True
         )
-        self.books = Records(folder, world, resume=self.options.resume)
+        self.books = Records(folder, world, resume=self.options.resume, note=pytest.fail)
 
     def describe(self) -> Receipt:
         start = describe_start(
@@ -304,7 +304,7 @@ class Life:
             worker.regroup(world, owned)
         else:
             worker.world, worker.owned = world, owned
-            worker.books = Records(worker.folder, world, resume=worker.options.resume)
+            worker.books = Records(worker.folder, world, resume=worker.options.resume, note=pytest.fail)
             worker.begin()
 
     def take(self, until: int, *, die_at: int | None = None) -> None:

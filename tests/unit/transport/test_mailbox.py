@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import RemoteError
+from paceline.errors import PacelineError, RemoteError
 from paceline.transport.admission import hello
 from paceline.transport.incoming import ENTRY, LENGTH
-from paceline.transport.mailbox import Entry, Mailbox
+from paceline.transport.mailbox import FORKED, Entry, Mailbox
+from paceline.transport.readers import Readers
 from paceline.transport.sealing import HEADER_BYTES, LARGEST_HEAD, PIECE, Seal, SealError, header
 from tests.patience import HANG_S
 
@@ -300,6 +301,7 @@ def test_idle_connections_and_half_a_handshake_keep_nobody_out(far):
     idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]
     for number, raw in enumerate(idle):
         raw.sendall(os.urandom(number % 47))
+    assert len(other.mailbox._admission._guests) <= 256
     one.mailbox.send("other", b"x", [LARGE])
     other.wait(lambda: other.got)
     assert all(is_dropped(raw) for raw in idle)  # each, when it has not proved itself in time
@@ -402,3 +404,201 @@ def test_a_request_that_takes_its_time_keeps_no_other_waiting():
     assert len(done) == 3
     for end in (one, other):
         end.mailbox.close()
+
+
+def test_looking_again_at_a_connection_that_was_closed_meanwhile_is_nothing():
+    readers = Readers()
+    here, there = socket.socketpair()
+    descriptor = here.fileno()
+    readers.add(descriptor, lambda _: None)
+    here.close()
+    there.close()
+    readers.arm(descriptor)
+    readers.silence(descriptor)
+    readers.close(1.0)
+
+
+def test_a_forked_process_can_neither_speak_as_its_parent_nor_end_its_connections(ends):
+    """It would use the same sockets, the same shared memory, and the same numbers for other messages."""
+    one, other = ends
+    one.mailbox.send("other", b"first", [])
+    other.wait(lambda: other.got)
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for action in (lambda: one.mailbox.send("other", b"child", []), lambda: one.mailbox.reading("other")):
+            try:
+                action()
+            except PacelineError as error:
+                refused += str(error) == FORKED
+        one.mailbox.close()
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    one.mailbox.send("other", b"second", [])
+    other.wait(lambda: len(other.got) > 1)
+    assert [content for _, content, _ in other.got] == [b"first", b"second"]
+    assert one.lost == other.lost == []
+
+
+@pytest.mark.parametrize("begins", ["a large beginning", "a buffer"])
+def test_whoever_reads_for_itself_is_not_kept_by_a_peer_that_stops_in_the_middle_of_a_message(begins):
+    one, other = End("127.0.0.1"), End("127.0.0.1")
+    other.start(one=one)
+    raw = admitted(other, one)
+    seal, content, large = (
+        Seal(SECRET, one.entry.boot, other.entry.boot),
+        b"x" * 200_000,
+        bytes(LARGE[:200_000]),
+    )
+    if begins == "a buffer":
+        head = header(one.entry.boot, 1, 1)
+        message = framed(head + seal.close(head, 0, ENTRY.pack(len(large), 0)), seal.close(head, 1, large))
+        wanted = ("one", b"", [large])
+    else:
+        head = header(one.entry.boot, 1, 0)
+        message = framed(head + seal.close(head, 0, content))
+        wanted = ("one", content, [])
+    wait_until(lambda: "one" in other.mailbox._incoming)
+    ended = threading.Event()
+
+    def read():
+        limit = time.monotonic() + 0.3
+        with other.mailbox.reading("one") as reading:
+            reading.until(lambda: time.monotonic() >= limit)
+        ended.set()
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    raw.sendall(message[:100_000])
+    returned = ended.wait(2.0)
+    raw.sendall(message[100_000:])  # others go on where it was
+    other.wait(lambda: other.got)
+    reader.join()
+    assert returned
+    assert other.got == [wanted]
+    raw.close()
+    for end in (one, other):
+        end.mailbox.close()
+
+
+@pytest.mark.parametrize("host", [None, "127.0.0.1"], ids=["ipc", "tcp"])
+def test_what_is_copied_is_sent_as_it_was_while_the_peer_takes_its_time(host, monkeypatch):
+    """A service's own weights, say, which another thread goes on changing while the answer waits."""
+    monkeypatch.setattr("paceline.transport.mailbox.Arena", no_memory)
+    one, other = End(host), End(host)
+    go_on = threading.Event()
+
+    def take(*message):
+        go_on.wait(HANG_S)
+        other.take(*message)
+
+    one.start(other=other)
+    other.mailbox.start({"one": one.entry}, take, other.lose)
+    one.mailbox.send("other", b"first", [])
+    memory = bytearray(b"a" * (16 << 20))
+    frames = [memoryview(memory)]
+    sending = threading.Thread(target=one.mailbox.send, args=("other", b"", frames), kwargs={"copies": True})
+    sending.start()
+    wait_until(lambda: one.mailbox._ways["other"]._queue)
+    memory[:] = b"b" * len(memory)
+    go_on.set()
+    other.wait(lambda: len(other.got) == 2)
+    sending.join()
+    assert other.got[1][2] == [b"a" * len(memory)]
+    for end in (one, other):
+        end.mailbox.close()
+
+
+def test_connections_over_the_network_notice_a_machine_that_is_gone(far):
+    one, other = far
+    one.mailbox.send("other", b"x", [])
+    other.wait(lambda: other.got)
+    wait_until(lambda: one.mailbox._ways["other"]._connection is not None)
+    for connection in (one.mailbox._ways["other"]._connection, other.mailbox._incoming["one"].connection):
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+
+
+def wait_until(ready):
+    limit = time.monotonic() + HANG_S
+    while not ready():
+        assert time.monotonic() < limit
+        time.sleep(0.001)
+
+
+def test_a_message_that_there_is_no_memory_for_ends_the_connection_and_the_peer_is_lost(monkeypatch, capfd):
+    monkeypatch.setattr("paceline.transport.mailbox.Arena", no_memory)
+    one, other = End(), End()
+    one.start(other=other)
+    other.start(one=one)
+
+    def full(_):
+        raise MemoryError
+
+    monkeypatch.setattr("paceline.transport.incoming.memory_of", full)
+    one.mailbox.send("other", b"x", [memoryview(b"x" * 1000)])
+    other.wait(lambda: other.lost == ["one"])
+    one.wait(lambda: one.lost == ["other"])
+    other.wait(lambda: not other.mailbox._incoming["one"].lock.locked())
+    for end in (one, other):
+        end.mailbox.close()
+    assert "MemoryError" in capfd.readouterr().err
+
+
+def test_a_peer_that_only_spoke_and_goes_is_noticed(ends):
+    one, other = ends
+    one.mailbox.send("other", b"x", [])
+    other.wait(lambda: other.got)
+    one.mailbox.close()
+    other.wait(lambda: other.lost == ["one"])
+
+
+def test_a_way_is_tried_again_where_no_thread_could_be_started(ends, monkeypatch):
+    one, other = ends
+
+    def none_left(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(RuntimeError):
+            one.mailbox.send("other", b"first", [])
+    one.mailbox.send("other", b"second", [])
+    other.wait(lambda: [content for _, content, _ in other.got] == [b"second"])
+
+
+def test_what_cannot_be_copied_is_not_sent_as_it_becomes_later(ends, monkeypatch):
+    one, other = ends
+    way = one.mailbox._ways["other"]
+
+    def full(_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(way, "_connecting", threading.current_thread())  # as if it took its time
+        patch.setattr("paceline.transport.outgoing._Message.copy", full)
+        with pytest.raises(MemoryError):
+            one.mailbox.send("other", b"first", [memoryview(bytearray(1000))], waits=False)
+    assert (len(way._queue), way._waiting) == (0, 0)
+    one.mailbox.send("other", b"second", [])
+    other.wait(lambda: [content for _, content, _ in other.got] == [b"second"])
+
+
+def test_closing_waits_for_no_request_that_is_being_carried_out():
+    one, other = End(), End()
+    began, released = threading.Event(), threading.Event()
+
+    def work():
+        began.set()
+        released.wait(HANG_S)
+
+    one.start(other=other)
+    other.mailbox.start({"one": one.entry}, lambda *_: work, other.lose)
+    one.mailbox.send("other", b"x", [])
+    assert began.wait(HANG_S)
+    before = time.monotonic()
+    other.mailbox.close()
+    seconds = time.monotonic() - before
+    released.set()
+    one.mailbox.close()
+    assert seconds < 4

@@ -3,6 +3,7 @@
 import contextlib
 import queue
 import threading
+import time
 
 import pytest
 import zmq
@@ -121,4 +122,48 @@ def test_a_peer_that_takes_nothing_is_disconnected(owner, tmp_path, monkeypatch)
             assert owner.heard.get(timeout=HANG_S)[1] == b"others go on"
             assert owner.gone.empty()
     finally:
+        router.close()
+
+
+def test_what_a_peer_said_before_it_was_given_up_is_passed_over_when_its_end_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_WAITING", 50)
+    heard, gone = queue.SimpleQueue(), queue.SimpleQueue()
+    peers, steps = {}, {name: threading.Event() for name in ("begun", "spoken", "given up", "ended")}
+
+    def take(peer, frames):
+        heard.put(frames)
+        peers[frames[0]] = peer
+        if frames == [b"give it up"]:
+            steps["begun"].set()
+            assert steps["spoken"].wait(HANG_S)
+            while gone.empty():
+                router.send(peers[b"hello"], [bytes(100_000)])
+            steps["given up"].set()
+            assert steps["ended"].wait(HANG_S)
+
+    handlers = Handlers(message=take, gone=lambda peer, reason: gone.put((peer, reason)))
+    router = Router(f"ipc://{tmp_path}/router", handlers)
+    try:
+        with connected(router, rcvhwm=1) as (socket, monitor), connected(router) as (other, _):
+            socket.send(b"hello")
+            assert heard.get(timeout=HANG_S) == [b"hello"]
+            other.send(b"give it up")
+            assert steps["begun"].wait(HANG_S)
+            socket.send(b"still here")
+            time.sleep(0.1)  # until it lies where the router takes it from
+            steps["spoken"].set()
+            assert steps["given up"].wait(HANG_S)
+            while not monitor.poll(10):
+                with contextlib.suppress(zmq.Again):
+                    socket.recv(zmq.NOBLOCK)
+            time.sleep(0.1)  # until the router's end has said so, too
+            steps["ended"].set()
+            assert heard.get(timeout=HANG_S) == [b"give it up"]
+            other.send(b"others go on")
+            assert heard.get(timeout=HANG_S) == [b"others go on"]
+            assert gone.get(timeout=HANG_S) == (peers[b"hello"], "takes nothing of what is sent to it")
+            assert gone.empty()
+    finally:
+        for step in steps.values():
+            step.set()
         router.close()

@@ -1,5 +1,6 @@
 """Memory that a sender and a receiver share: a part is never written to again while somebody may look at it."""
 
+import errno
 import gc
 import os
 import signal
@@ -52,6 +53,18 @@ def test_a_part_is_used_again_only_when_nobody_looks_at_it_any_more(arena, me):
         assert arena.in_use() == 3 * UNIT
         assert part_of_it.unique().tolist() == [1]
     del part_of_it
+    assert arena.in_use() == 0
+
+
+@pytest.mark.parametrize(
+    "look", [lambda one: one[5:50], lambda one: one.view(np.float32), lambda one: one.reshape(3, UNIT)]
+)
+def test_an_array_that_is_a_view_of_a_part_keeps_it(arena, me, look):
+    view = SharedView(arena.descriptor)
+    kept = look(seen(view, arena.put(content(1), me)))
+    gc.collect()
+    assert arena.in_use() == 3 * UNIT
+    del kept
     assert arena.in_use() == 0
 
 
@@ -145,3 +158,26 @@ def test_what_a_receiver_keeps_outlives_both_mailboxes_and_is_never_written_to(m
     assert [(one.min(), one.max()) for one in kept] == [(n // 2, n // 2) for n in range(60)]
     assert all(one.flags.writeable and len(one) in (UNIT + 100, 5000) for one in kept)
     assert all(not np.shares_memory(a, b) for a in kept[:20:2] for b in kept[20::2])
+
+
+def test_where_there_is_no_memory_behind_it_a_buffer_goes_another_way(arena, me, monkeypatch):
+    def none_left(*_):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", none_left)
+        assert arena.put(content(1), me) is None
+        assert arena.in_use() == 0
+    part = arena.put(content(1), me)
+    assert os.fstat(arena.descriptor).st_blocks * 512 >= part.offset + part.size
+    arena.take_back(part)
+    monkeypatch.setattr(os, "posix_fallocate", none_left)
+    assert arena.put(content(2), me) == part  # it has been asked for once
+
+
+def test_a_closed_one_is_given_to_nobody(me):
+    closed = Arena(SIZE)
+    closed.close()
+    with pytest.raises(OSError, match="Bad file"):
+        closed.duplicate()
+    assert closed.put(content(1), me) is None

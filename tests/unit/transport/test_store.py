@@ -160,6 +160,18 @@ def test_who_is_gone_is_not_answered():
     assert table.take((b"other", b"2"), [b"set", b"a", b"1"]) == [((b"other", b"2"), [OK])]
 
 
+@pytest.mark.parametrize("form", [b"get", b"wait", b"gather"])
+def test_a_request_that_is_repeated_is_answered_once(form):
+    table = KeyValueTable()
+    request = [form, b"folder", b"1"] if form == b"gather" else [form, b"folder/0"]
+    for _ in range(3):
+        assert table.take((b"peer", b"1"), request) == []
+    assert table.take((b"peer", b"2"), request) == []
+    answers = table.take((b"peer", b"3"), [b"set", b"folder/0", b"value"])
+    assert [asker for asker, _ in answers] == [(b"peer", b"1"), (b"peer", b"2"), (b"peer", b"3")]
+    assert len(table.take((b"peer", b"1"), request)) == 1
+
+
 def test_a_time_out_that_is_set_through_torchs_prefix_counts(store):
     group = PrefixStore("group", store)
     group.set_timeout(timedelta(seconds=0.2))

@@ -11,7 +11,7 @@ from paceline.compat.gloo_threads import let_gloo_rest
 from paceline.errors import InputError
 from paceline.launch.base import LaunchPlan, LaunchSpec, Outcome
 from paceline.launch.job import Call, Job
-from paceline.launch.membership import Policy
+from paceline.launch.policy import Policy
 from paceline.launch.workers import fork_server as forkserver
 from paceline.training import folder
 from paceline.training.options import RunOptions

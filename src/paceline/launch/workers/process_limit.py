@@ -18,7 +18,7 @@ SHARE = 0.5
 """How much of the machine's limit one run may take; others need some."""
 
 
-OWN_FILES, WORKER_FILES = 24, 6
+OWN_FILES, WORKER_FILES = 44, 6
 """How many files a launcher has open by itself, and for each worker: its pipes, its control, its status page."""
 
 
@@ -30,13 +30,13 @@ def check_process_limit(workers: int, threads: int, loaders: int = 0) -> None:
         loading = f" and {plural(loaders, 'loading process', 'loading processes')}" if loaders else ""
         each = f" with {plural(threads, 'thread')}{loading} each"
         raise InputError(
-            f"{_need(workers, each)} {needed} process ids, and this machine has "
-            f"{most} to spare. Use fewer --workers or --threads."
+            f"{_need(workers, each)} {needed:,} process ids, and this machine has "
+            f"{most:,} to spare. Use fewer --workers or --threads."
         )
     files, allowed = OWN_FILES + WORKER_FILES * workers, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if allowed != resource.RLIM_INFINITY and files > allowed:
         raise InputError(
-            f"{_need(workers)} {files} open files, and a process may have {allowed} here. Raise it: ulimit -n "
+            f"{_need(workers)} {files:,} open files, and a process may have {allowed:,} here. Raise it: ulimit -n "
             f"{max(1024, 2 * files)}."
         )
 

@@ -65,6 +65,10 @@ class OwnUse:
         """Sees no more: the group is left, or the model gone."""
         self.stop.atexit = False
 
+    def forget_written(self) -> None:
+        """Know that the weights are those of a state that was loaded: what this worker wrote before is no longer in them."""
+        self._written = dict.fromkeys(self._written, 0)
+
     def check_written(self) -> None:
         """Raise on all workers where they have written other things to the weights than each other."""
         mine = torch.tensor(list(self._written.values()), dtype=torch.int64)

@@ -91,6 +91,7 @@ class RowsPlacement(Placement):
     def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Take over this worker's rows of a state."""
         self.local.load_local_state(self.optimizer, catalogue, read, extra_state[OPTIMIZER])
+        self._own_use.forget_written()
 
     def abandon(self) -> None:
         """See no more of what a loop does with weights: the group is left."""

@@ -94,9 +94,9 @@ class ServerPlacement(Placement):
     # What trainers bring and get.
 
     def _weights(self) -> dict[str, Tensor]:
-        """Return all that this server holds of the model."""
+        """Return a copy of all that this server holds of the model."""
         held = named_tensors(self.model).items()
-        return {name: value.detach().cpu() for name, value in held if name in self._mine}
+        return {name: value.detach().to("cpu", copy=True) for name, value in held if name in self._mine}
 
     def receive(self, count: int) -> list[Push]:
         """Wait for so many pushes."""

@@ -27,13 +27,17 @@ _DRAIN_S = 0.2
 
 
 class Accomplice:
-    """A thread that sets off what is due, for as long as the context lasts."""
+    """A thread that sets off what is due, for as long as the context lasts; each fault has a thread of its own.
+
+    A fault of another kind goes off while one lasts. One of the same kind comes after it: two would undo each other.
+    """
 
     def __init__(self, plan: Plan, marks: Marks, run: Path) -> None:
         """`run` is the folder of the disturbed run."""
         self._waiting = [fault for fault in plan.faults if fault.kind in LAUNCHERS]
         self._marks, self._run = marks, run
         self._ended = threading.Event()
+        self._one_of_a_kind = {kind: threading.Lock() for kind in LAUNCHERS}
         self._thread = threading.Thread(target=self._work, name="paceline-chaos", daemon=True)
 
     def __enter__(self) -> Self:
@@ -47,13 +51,30 @@ class Accomplice:
         self._thread.join()
 
     def _work(self) -> None:
+        begun: list[threading.Thread] = []
         while self._waiting and not self._ended.wait(_LOOK_S):
             for fault in [one for one in self._waiting if self._marks.has(one.number)]:
                 self._waiting.remove(fault)
-                self._set_off(fault)
+                begun.append(
+                    threading.Thread(
+                        target=self._set_off,
+                        args=(fault,),
+                        name=f"paceline-chaos-{fault.number}",
+                        daemon=True,
+                    )
+                )
+                begun[-1].start()
+        for thread in begun:
+            thread.join()
 
     def _set_off(self, fault: Fault) -> None:
-        with ExitStack() as afterwards:
+        same = self._one_of_a_kind[fault.kind]
+        if fault.kind == PIPE and same.locked():
+            # The worker would wait for longer than --hang-timeout, and be replaced for that.
+            self._marks.claim_part(fault.number, DONE)
+        with same, ExitStack() as afterwards:
+            if self._ended.is_set():
+                return
             if fault.kind == END:
                 os.kill(os.getpid(), signal.SIGTERM)
             elif fault.kind == PIPE:
@@ -93,8 +114,8 @@ def _stopped(pid: int) -> Iterator[None]:
     try:
         _send(process, signal.SIGSTOP)
         yield
-        _send(process, signal.SIGCONT)
     finally:
+        _send(process, signal.SIGCONT)
         os.close(process)
 
 
