@@ -211,6 +211,12 @@ def groups(world: World) -> None:
     for one in several:
         if one is not dist.GroupMember.NON_GROUP_MEMBER:
             dist.destroy_process_group(one)
+    left = dist.new_group(list(range(world.size)))
+    halves = torch.ones(1 << 16, dtype=torch.bfloat16)
+    work = dist.all_reduce(halves, group=left, async_op=True)
+    dist.destroy_process_group(left)
+    work.wait()
+    assert (halves == world.size).all()
     odd = world.comm.split(world.rank % 2)
     assert odd is not None
     assert odd.all_reduce(torch.ones(1)).item() == odd.size
@@ -241,6 +247,9 @@ def _sharded(model: nn.Sequential) -> nn.Module:
 def wrong_arguments_are_refused_at_once(world: World) -> None:
     for call in (
         lambda: process_groups.all_gather_single(torch.empty(5), torch.empty(2)),
+        lambda: process_groups.all_gather_single(
+            torch.empty(2 * world.size, dtype=torch.int32), torch.empty(2)
+        ),
         lambda: dist.all_to_all_single(torch.empty(7), torch.empty(7)),
         lambda: dist.all_reduce(torch.ones(3).to_sparse()),
     ):

@@ -23,7 +23,15 @@ pytestmark = pytest.mark.skipif(
 
 
 def start(folder, *command):
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=HANG_S, check=False)
+    return subprocess.run(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,  # mpiexec reads for rank 0
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
 
 
 def under_mpiexec(folder, ranks, *arguments):
@@ -57,39 +65,35 @@ def test_ddp_through_mpiexec_that_the_command_starts_itself(one_process, tmp_pat
     assert ended.stderr.count("note: MPI cannot replace a rank that is lost") == 1
 
 
-def test_fsdp_under_mpirun(one_process, tmp_path):
-    ended = under_mpiexec(
-        tmp_path, 2, *TRAIN, "--strategy", "fsdp", "--backend", "mpi", "--transport", "gloo"
-    )
-    assert ended.returncode == 0, ended.stderr
-    told = json.loads(ended.stdout)
-    assert (told["workers"], told["transport"], told["weights_sha256"]) == (2, "mpi", one_process)
-
-
-def test_gloo_under_mpirun(one_process, tmp_path):
-    ended = under_mpiexec(tmp_path, 2, *TRAIN, "--backend", "gloo", "--transport", "gloo")
-    assert ended.returncode == 0, ended.stderr
-    told = json.loads(ended.stdout)
-    assert (told["workers"], told["transport"], told["weights_sha256"]) == (2, "gloo", one_process)
-
-
-FAILS = """
+SEVERAL = """
+import json, pathlib
 import paceline, torch
+from paceline.training import trainer
+from paceline.training.spec import TrainSpec
 
-def main(run):
+def fails(run):
     if run.world.rank == 1:
         raise ValueError("this rank cannot go on")
     run.world.comm.all_reduce(torch.ones(3))
 
-paceline.launch(main, backend="mpi")
+spec = TrainSpec(task="paceline.tasks.dense4096:Dense4096", name="it", steps=5)
+told = []
+for asked in ({"strategy": "fsdp", "backend": "mpi"}, {"backend": "gloo"}):
+    (one,) = paceline.launch(trainer.main, spec, shards=4, transport="gloo", **asked)
+    told.append([one["workers"], one["transport"], one["weights_sha256"]])
+pathlib.Path(f"told-{paceline.world.env.identity().rank}.json").write_text(json.dumps(told))
+paceline.launch(fails, backend="mpi")
 """
 
 
-def test_a_rank_that_fails_ends_the_others(tmp_path):
-    (tmp_path / "script.py").write_text(FAILS)
+def test_scripts_under_mpirun_with_any_backend_and_a_rank_that_fails(one_process, tmp_path):
+    (tmp_path / "script.py").write_text(SEVERAL)
     ended = under_mpiexec(tmp_path, 2, "script.py")
     assert ended.returncode != 0
     assert "ValueError: this rank cannot go on" in ended.stderr
+    for rank in range(2):
+        told = json.loads((tmp_path / f"told-{rank}.json").read_text())
+        assert told == [[2, "mpi", one_process], [2, "gloo", one_process]]
 
 
 def test_workers_that_mpi_has_not_started_are_refused():

@@ -105,10 +105,10 @@ def all_gather(comms: Comms, outputs: Sequence[Tensor], tensor: Tensor) -> Steps
 
 def all_gather_single(comms: Comms, output: Tensor, tensor: Tensor) -> Steps:
     """Give everybody all tensors, one after the other in one."""
-    if size_of(output) != comms.size * size_of(tensor):
+    if output.numel() != comms.size * tensor.numel() or output.dtype is not tensor.dtype:
         raise InputError(
-            f"all_gather of {size_of(tensor)} bytes on {comms.size} ranks needs {comms.size * size_of(tensor)} bytes, "
-            f"but the output has {size_of(output)}."
+            f"all_gather of {tensor.numel()} values of {tensor.dtype} on {comms.size} ranks needs "
+            f"{comms.size * tensor.numel()}, but the output has {output.numel()} of {output.dtype}."
         )
     source, memory = Memory(tensor), Memory(output, read=False)
     # The input may be a part of the output, which MPI forbids.

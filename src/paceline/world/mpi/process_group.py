@@ -264,9 +264,13 @@ class MpiProcessGroup(PythonProcessGroup):
         progress().fail(self._mine.__contains__, MpiError("the group was aborted"))
 
     def shutdown(self) -> None:
-        """Give the communicators back; what is in flight ends by itself."""
-        if not self._closed and library.is_healthy():
-            self._closed = True
+        """Give the communicators back, once nothing in flight has a step left to start on them; the rest ends by itself."""
+        if self._closed:
+            return
+        self._closed = True
+        for one in list(self._turns):
+            progress().wait(one)
+        if library.is_healthy():
             self._comms.free()
 
     def _start(
