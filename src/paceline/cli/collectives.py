@@ -12,9 +12,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.mpiexec import restart_under_mpiexec
 from paceline.cli.options import AsJson
 from paceline.cli.outcome import print_json, report
+from paceline.cli.starting import start_elsewhere
 from paceline.errors import InputError
 from paceline.training.options import BACKENDS, RunOptions
 from paceline.world import env
@@ -40,7 +40,9 @@ def collectives(
         raise InputError(f"--workers is {workers}, but it takes at least 2 to exchange something.")
     chosen = [name.strip() for name in only.split(",")] if only else None
     options = RunOptions(workers=workers, device="cpu", backend=backend)
-    restart_under_mpiexec(options)
+    elsewhere = start_elsewhere(options)
+    if elsewhere is not None:
+        return elsewhere
     outcome = api.start("paceline.cli.tour:main", (chosen,), {}, options)
     status = report(outcome)
     identity = env.identity()
