@@ -83,33 +83,15 @@ def test_threads_of_gloo_that_are_late_do_not_end_a_script_that_is_done(tmp_path
     start(tmp_path, *TORCHRUN, "script.py")
 
 
-def test_the_command_line_under_torchrun(own_answer, tmp_path):
-    ended = start(
-        tmp_path, *TORCHRUN, "-m", "paceline", "train", "dense4096", "--steps", "5", "--out", "run", "--json"
-    )
+def test_the_command_line_under_torchrun_that_it_starts_itself(own_answer, tmp_path):
+    train = ("-m", "paceline", "train", "dense4096", "--steps", "5", "--out", "run", "--json")
+    ended = start(tmp_path, *train, "--workers", "2", "--on", "torchrun")
     (line,) = ended.stdout.splitlines()  # one object, from one rank
     result = json.loads(line)
     assert (result["workers"], result["weights_sha256"]) == (2, own_answer)
     assert {"spec.json", "events.jsonl", "checkpoints"} <= {
         path.name for path in (tmp_path / "run").iterdir()
     }
-
-
-def test_the_command_starts_torchrun(own_answer, tmp_path):
-    ended = start(
-        tmp_path,
-        "-m",
-        "paceline",
-        "train",
-        "dense4096",
-        "--steps=5",
-        "--workers=2",
-        "--on=torchrun",
-        "--json",
-    )
-    (line,) = ended.stdout.splitlines()
-    result = json.loads(line)
-    assert (result["workers"], result["weights_sha256"]) == (2, own_answer)
 
 
 def test_the_commands_of_two_machines_meet(own_answer, tmp_path):
