@@ -41,6 +41,7 @@ _LONGEST_FIRST = (
     "tests/dist/strategies/test_recompute.py",
     "tests/dist/strategies/test_partial_update.py",
     "tests/dist/launch/test_joining.py",
+    "tests/dist/world/test_mpi.py",
     "tests/dist/cli/test_bad_input.py",
     "tests/dist/cli/test_shards.py",
     "tests/fault/test_hang.py",

@@ -37,14 +37,22 @@ def work(run: paceline.Run, jobs: Mapping[str, Job]) -> dict[str, Trained]:
     return made
 
 
+def launch(jobs: Mapping[str, Job], asked: Mapping[str, Any]) -> tuple[dict[str, Trained], ...]:
+    """Train on workers of paceline's own."""
+    return paceline.launch(work, jobs, **asked)
+
+
+launchers = [launch]
+"""The last one starts the workers: `over_mpi` adds its own."""
+
+
 def train(
     jobs: Mapping[str, Job], strategy: str = "single", workers: int = 1, **options: Any
 ) -> dict[str, Trained]:
     """Train jobs in one launch; every worker must end with the same weights."""
     # One thread each: how many threads share a matrix product is one of the things bits depend on.
-    first, *others = paceline.launch(
-        work, jobs, workers=workers, strategy=strategy, shards=SHARDS, threads=1, **options
-    )
+    asked = {"workers": workers, "strategy": strategy, "shards": SHARDS, "threads": 1, **options}
+    first, *others = launchers[-1](jobs, asked)
     for other in others:
         for name, trained in first.items():
             assert all(torch.equal(trained.weights[key], other[name].weights[key]) for key in trained.weights)

@@ -14,7 +14,10 @@ from rich.text import Text
 
 from paceline.cli.options import AsJson
 from paceline.cli.outcome import print_json, report
+from paceline.cli.starting import start_elsewhere
 from paceline.errors import InputError
+from paceline.training.options import BACKENDS, RunOptions
+from paceline.world import env
 
 
 def collectives(
@@ -25,17 +28,26 @@ def collectives(
         str | None,
         typer.Option(help="Show only these operations, with commas between: all_reduce,broadcast."),
     ] = None,
+    backend: Annotated[
+        str, typer.Option(help=f"What carries the tensors: {', '.join(BACKENDS[:-1])} or {BACKENDS[-1]}.")
+    ] = "auto",
     json_: AsJson = False,
 ) -> int:
     """Show what every rank holds before and after each operation, from a real run."""
     from paceline.launch import api
-    from paceline.training.options import RunOptions
 
     if workers < 2:
         raise InputError(f"--workers is {workers}, but it takes at least 2 to exchange something.")
     chosen = [name.strip() for name in only.split(",")] if only else None
-    outcome = api.start("paceline.cli.tour:main", (chosen,), {}, RunOptions(workers=workers, device="cpu"))
+    options = RunOptions(workers=workers, device="cpu", backend=backend)
+    elsewhere = start_elsewhere(options)
+    if elsewhere is not None:
+        return elsewhere
+    outcome = api.start("paceline.cli.tour:main", (chosen,), {}, options)
     status = report(outcome)
+    identity = env.identity()
+    if identity is not None and identity.rank > 0:
+        return status
     if status == 0 and json_:
         print_json(outcome.results[0])
     elif status == 0:

@@ -55,6 +55,10 @@ def _leave(status: int) -> NoReturn:
 
         from paceline.compat.python import run_exit_functions
 
+        if status and env.mpi_rank() is not None:
+            from paceline.world.mpi import library
+
+            library.abandon()
         sys.stdout.flush()
         sys.stderr.flush()
         run_exit_functions()
@@ -71,6 +75,7 @@ def _command(arguments: list[str]) -> int:
     from paceline.errors import PacelineError
 
     try:
+        _join_mpi(arguments)
         return app(args=arguments or ["--help"], prog_name="paceline", standalone_mode=False) or 0
     except PacelineError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
@@ -88,10 +93,20 @@ def _start_early(arguments: list[str]) -> None:
         return
     from paceline.world import env
 
-    if env.read("RANK") is None:
+    if env.read("RANK") is None and env.mpi_rank() is None:
         from paceline.launch.workers import fork_server as forkserver
 
         forkserver.shared()
+
+
+def _join_mpi(arguments: list[str]) -> None:
+    """Enter the world that mpirun has started this process in, before any option is read by it."""
+    from paceline.world import env
+
+    if env.mpi_rank() is not None and arguments and arguments[0] in WORKING:
+        from paceline.launch.clusters import mpi
+
+        mpi.enter()
 
 
 def _usage(error: Exception) -> int:

@@ -13,7 +13,9 @@ from paceline.cli.generated import Given, takes
 from paceline.cli.options import TASK, AsJson, Config, Settings, Threads, settings
 from paceline.cli.outcome import print_json, report, report_error
 from paceline.cli.reference import task_of
+from paceline.cli.starting import AUTO, SSH, start_elsewhere
 from paceline.errors import InputError, WorkerFailedError
+from paceline.option_fields import MACHINES
 from paceline.strategies.tuning import Tuning
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
@@ -31,6 +33,29 @@ def train(
     set_: Settings = None,
     config: Config = None,
     threads: Threads = None,
+    on: Annotated[
+        str,
+        typer.Option(
+            help="Who starts the workers: local (paceline), torchrun, mpi or ssh. Default: whoever has started this process; "
+            "else ssh with --hosts, mpi with --backend mpi, or local.",
+            show_default=False,
+            rich_help_panel=MACHINES,
+        ),
+    ] = AUTO,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST,...",
+            help="Machines to run on, over ssh; the first leads.",
+            rich_help_panel=MACHINES,
+        ),
+    ] = None,
+    ssh: Annotated[
+        str,
+        typer.Option(
+            metavar="COMMAND", help="The ssh of --hosts, with options of your own.", rich_help_panel=MACHINES
+        ),
+    ] = SSH,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")
     ] = False,
@@ -62,6 +87,9 @@ def train(
     folder.check_resumed(asked.options)
     for text in asked.notes:
         print(f"note: {text}", file=sys.stderr)  # noqa: T201
+    elsewhere = start_elsewhere(asked.options, on=on, hosts=hosts, ssh=ssh, dry_run=dry_run)
+    if elsewhere is not None:
+        return elsewhere
     call: tuple[Any, ...] = (api.TRAINER, (asked.spec,), {}, asked.options)
     if dry_run:
         launcher = api.choose()

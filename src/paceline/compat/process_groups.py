@@ -10,6 +10,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from paceline.compat.python_process_group import PythonProcessGroup
+
 # 2.13 renamed these two and warns about the old names; 2.11 has only the old ones.
 all_gather_single: Callable[..., Any] = (
     getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -47,6 +49,9 @@ def new_group(name: str, ranks: Sequence[int], timeout: timedelta) -> dist.Proce
 
 def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
     """Change how long the operations of a group may take; on gloo not those between two ranks, which are given it each time."""
+    if isinstance(group, PythonProcessGroup):
+        group.set_timeout(timeout)
+        return
     distributed_c10d._set_pg_timeout(timeout, group)
 
 

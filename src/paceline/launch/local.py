@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import InputError
 from paceline.launch.base import LaunchPlan, LaunchSpec, Outcome
 from paceline.launch.console import Console
 from paceline.launch.failures import Failure
@@ -41,7 +42,11 @@ class LocalLauncher:
         return env.identity() is None
 
     def adopt(self, options: RunOptions) -> RunOptions:
-        """Leave them as they are: this launcher makes the world."""
+        """Leave them as they are: this launcher makes the world, though none of MPI's."""
+        if options.backend == "mpi" and options.processes > 1:
+            raise InputError(
+                f"--backend mpi needs workers that MPI has started. Use mpirun -n {options.processes} for this command."
+            )
         return options
 
     def ask(self, call: Call) -> Any:

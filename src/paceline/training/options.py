@@ -37,7 +37,7 @@ from paceline.strategies.tuning import Tuning
 
 LEVELS = ("bitwise", "numeric", "statistical")
 DEVICES = ("auto", "cpu", "cuda")
-BACKENDS = ("auto", "gloo", "nccl")
+BACKENDS = ("auto", "gloo", "nccl", "mpi")
 TRANSPORTS = ("auto", "shm", "gloo")
 PRECISIONS = ("fp32", "bf16", "fp16")
 _STRATEGIES = "; ".join(f"{name}: {entry.description}" for name, entry in strategies.STRATEGIES.items())
@@ -130,7 +130,7 @@ class RunOptions(Options):
         SPEED,
         names=TRANSPORTS,
     )
-    backend: str = option("auto", "auto, gloo or nccl.", SPEED, names=BACKENDS)
+    backend: str = option("auto", "auto, gloo, nccl or mpi (under mpirun).", SPEED, names=BACKENDS)
     find_unused_parameters: bool = False
     """Whether parameters may have no gradient in a step; a task says so."""
     check_collectives: bool = option(

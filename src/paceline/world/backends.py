@@ -6,7 +6,7 @@ import torch
 
 from paceline.errors import InputError, UnknownNameError
 
-BACKENDS = ("gloo", "nccl")
+BACKENDS = ("gloo", "nccl", "mpi")
 DEVICES = ("auto", "cpu", "cuda")
 # Host tensors travel over gloo even where the devices have nccl: seeds, sizes and verdicts never touch a GPU.
 NCCL = "cpu:gloo,cuda:nccl"
@@ -26,13 +26,15 @@ def choose_device(request: str, local_rank: int) -> torch.device:
 
 
 def choose_backend(request: str, device: torch.device, local_size: int) -> str:
-    """Pick torch's backend string for workers on this device.
+    """Pick what carries the tensors of workers on this device: torch's backend string, or "mpi".
 
     NCCL refuses two ranks on one GPU. With more workers than GPUs, "auto" therefore takes gloo, which carries
     CUDA tensors through host memory: slower (1.4 GB/s at 64 MB on an H200), but it works.
     """
     if request not in ("auto", *BACKENDS):
         raise UnknownNameError("backend", request, ("auto", *BACKENDS))
+    if request == "mpi":
+        return "mpi"
     if request == "gloo" or (request == "auto" and device.type == "cpu"):
         return "gloo"
     if device.type == "cpu":

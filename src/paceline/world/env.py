@@ -11,9 +11,20 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from paceline.errors import InputError
 
+_MPI = (
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+)
+"""The variables of MPICH's launcher (and Intel's), and of Open MPI's."""
 _OWN_RUN = "paceline"
 """The run id that paceline's own launcher sets, by which it is told apart from torchrun."""
 SECRET, SECRET_FILE = "PACELINE_SECRET", "PACELINE_SECRET_FILE"
@@ -102,6 +113,24 @@ def identity() -> Identity | None:
         master_port=_integer("MASTER_PORT") or 0,
         store=(read(STORE) or "") if read("TORCHELASTIC_RUN_ID") == _OWN_RUN else "",
     )
+
+
+class MpiRank(NamedTuple):
+    """What an MPI launcher says of a process; on which machine it is, and with how many others, where it says so."""
+
+    rank: int
+    size: int
+    local_rank: int | None
+    local_size: int | None
+
+
+def mpi_rank() -> MpiRank | None:
+    """Read who an MPI launcher says this process is, or give None when none started it."""
+    for names in _MPI:
+        rank, size, local_rank, local_size = map(_integer, names)
+        if rank is not None and size is not None:
+            return MpiRank(rank, size, local_rank, local_size)
+    return None
 
 
 def read(name: str) -> str | None:

@@ -119,7 +119,7 @@ def _join_group(
         together = reading_together(meeting if backend == "gloo" else None, identity.size)
         with together, sockets.opened_here():
             dist.init_process_group(
-                backend,
+                _name_in_torch(backend),
                 store=PrefixStore(f"generation-{generation}", meeting),
                 rank=identity.rank,
                 world_size=identity.size,
@@ -139,6 +139,15 @@ def _join_group(
             dist.destroy_process_group()
         raise
     return comm
+
+
+def _name_in_torch(backend: str) -> str:
+    """Return torch's name of a backend; ours on MPI is loaded and made known here."""
+    if backend != "mpi":
+        return backend
+    from paceline.world.mpi import process_group
+
+    return process_group.register()
 
 
 def meet(identity: Identity, timeout: timedelta) -> Store:

@@ -29,7 +29,7 @@ class World:
     nodes: int
     device: torch.device
     backend: str
-    """What carries the tensors: "gloo", "cpu:gloo,cuda:nccl", or "local" in a world of one."""
+    """What carries the tensors: "gloo", "cpu:gloo,cuda:nccl", "mpi", or "local" in a world of one."""
     generation: int
     """Counts up each time the workers regroup after one died, left or joined."""
     host: str
@@ -91,7 +91,7 @@ class World:
 
     @property
     def carrier(self) -> str:
-        """What the process group moves tensors of this worker's device with: gloo or nccl."""
+        """What the process group moves tensors of this worker's device with: gloo, nccl or mpi."""
         kinds = dict(part.split(":") for part in self.backend.split(",")) if ":" in self.backend else {}
         return kinds.get(self.device.type, self.backend)
 

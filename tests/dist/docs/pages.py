@@ -29,7 +29,13 @@ LIMIT_S = 180.0
 """Against a command that hangs; the slowest takes some 8 s on a quiet machine."""
 _BLOCK = re.compile(r"^```(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
 _FILE = re.compile(r"# (\S+\.py)\n")
+_EXTRAS = {"mpirun": "mpi"}
+"""Programs that an extra of paceline's brings."""
 _STATUS = re.compile(r"# exit status (\d+)")
+
+
+class MissingProgramError(Exception):
+    """A page shows a program of an extra that is not installed here."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,9 @@ def _run(command: str, place: str, folder: Path, warm: Warm | None) -> Ran:
     if words[0] == "make":
         # The set-up is not repeated inside a test, and the tests do not run themselves.
         words[1:1] = ["--old-file=.venv/.set-up", *(["--dry-run"] if "test" in words else [])]
+    if words[0] in _EXTRAS and not (BINARIES / words[0]).exists():
+        extra = _EXTRAS[words[0]]
+        raise MissingProgramError(f"{words[0]}, of the extra {extra}, is not installed here")
     wanted = int(status[1]) if (status := _STATUS.search(command)) else 0
     if warm and words[0] == "paceline":
         ended, output = warm.run([str(BINARIES / "paceline"), *words[1:]], folder, LIMIT_S)

@@ -8,6 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from tests.dist.docs import pages
 from tests.dist.docs.conftest import borrowed
 from tests.dist.docs.pages import run_page
 from tests.dist.docs.warm import Warm
@@ -56,6 +57,15 @@ def test_a_page_that_is_right_gives_what_its_commands_printed(tmp_path: Path) ->
     )
     folder.mkdir()
     assert [ran.output for ran in run_page(page, folder)] == ["two halves\n"]
+
+
+def test_a_program_of_an_extra_that_is_missing_is_no_fault_of_the_page(tmp_path, monkeypatch) -> None:
+    page, folder = tmp_path / "page.md", tmp_path / "folder"
+    page.write_text("```console\n$ mpirun -n 2 true\n```\n")
+    folder.mkdir()
+    monkeypatch.setattr(pages, "BINARIES", tmp_path)
+    with pytest.raises(pages.MissingProgramError, match="of the extra mpi, is not installed here"):
+        run_page(page, folder)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """A paceline script started by somebody else's launcher joins that world, and the answer is the same."""
 
 import json
+import shlex
+import socket
 import subprocess
 import sys
 
@@ -81,16 +83,35 @@ def test_threads_of_gloo_that_are_late_do_not_end_a_script_that_is_done(tmp_path
     start(tmp_path, *TORCHRUN, "script.py")
 
 
-def test_the_command_line_under_torchrun(own_answer, tmp_path):
-    ended = start(
-        tmp_path, *TORCHRUN, "-m", "paceline", "train", "dense4096", "--steps", "5", "--out", "run", "--json"
-    )
+def test_the_command_line_under_torchrun_that_it_starts_itself(own_answer, tmp_path):
+    train = ("-m", "paceline", "train", "dense4096", "--steps", "5", "--out", "run", "--json")
+    ended = start(tmp_path, *train, "--workers", "2", "--on", "torchrun")
     (line,) = ended.stdout.splitlines()  # one object, from one rank
     result = json.loads(line)
     assert (result["workers"], result["weights_sha256"]) == (2, own_answer)
     assert {"spec.json", "events.jsonl", "checkpoints"} <= {
         path.name for path in (tmp_path / "run").iterdir()
     }
+
+
+def test_the_commands_of_two_machines_meet(own_answer, tmp_path):
+    """Run what a dry run prints for each: on loopback, because torchrun tells machines apart by their numbers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    where = ("--on=torchrun", "--nodes=2", f"--rendezvous=127.0.0.1:{port}")
+    asked = ("--steps=5", "--out=run", "--json")
+    printed = start(tmp_path, "-m", "paceline", "train", "dense4096", *asked, *where, "--dry-run").stdout
+    commands = [shlex.split(line.partition(": ")[2]) for line in printed.splitlines()]
+    assert len(commands) == 2
+    started = [
+        subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for words in commands
+    ]
+    ended = [process.communicate(timeout=HANG_S) for process in started]
+    assert [process.returncode for process in started] == [0, 0], ended
+    result = json.loads(ended[0][0])
+    assert (result["workers"], result["weights_sha256"], ended[1][0]) == (2, own_answer, "")
 
 
 def test_a_script_under_paceline_run_joins_that_world(own_answer, tmp_path):

@@ -91,3 +91,18 @@ def test_what_a_worker_is_told_is_what_it_reads(clean, monkeypatch):
     told = env.Identity(rank=3, size=4, local_rank=1, local_size=2, node_rank=1, nodes=2, master_port=29500)
     clean(**told.variables())
     assert env.identity() == told
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    ],
+    ids=["mpich", "open-mpi"],
+)
+def test_what_launchers_of_mpi_set(clean, names):
+    assert env.mpi_rank() is None
+    clean(**dict(zip(names, (5, 8, 1, 4), strict=True)))
+    assert env.mpi_rank() == (5, 8, 1, 4)
+    assert env.identity() is None

@@ -1,0 +1,60 @@
+"""Who starts the workers of a command: this process, or another program that starts the command once more for each of them."""
+
+from __future__ import annotations
+
+import sys
+
+from paceline.errors import InputError, UnknownNameError
+from paceline.launch.clusters.commands import Starter
+from paceline.launch.clusters.mpiexec import Mpiexec
+from paceline.launch.clusters.ssh import Ssh
+from paceline.launch.clusters.torchrun import Torchrun
+from paceline.training.options import RunOptions
+from paceline.world import env
+
+AUTO, LOCAL, MPI, SSH, TORCHRUN = "auto", "local", "mpi", "ssh", "torchrun"
+ON = (AUTO, LOCAL, TORCHRUN, MPI, SSH)
+
+
+def start_elsewhere(
+    options: RunOptions,
+    *,
+    on: str = AUTO,
+    hosts: str | None = None,
+    ssh: str = SSH,
+    dry_run: bool = False,
+) -> int | None:
+    """Have another program start the workers of this command, or print how; None where they are started, or joined, here."""
+    starter = _starter(options, on, hosts, ssh)
+    if starter is None:
+        return None
+    arguments = sys.argv[1:]
+    if not dry_run:
+        return starter.start(options, arguments)
+    for command in starter.commands(options, [word for word in arguments if word != "--dry-run"]):
+        print(command)  # noqa: T201
+    return 0
+
+
+def _starter(options: RunOptions, on: str, hosts: str | None, ssh: str) -> Starter | None:
+    if on not in ON:
+        raise UnknownNameError("launcher", on, ON)
+    if hosts is not None and on not in (AUTO, SSH):
+        raise InputError(
+            f"--hosts is for machines that are reached over ssh, and --on is {on}. Leave one out."
+        )
+    if on == SSH and hosts is None:
+        raise InputError("--on ssh needs the machines. Give --hosts a,b,c.")
+    identity = env.identity()
+    if identity is not None:
+        joined = MPI if env.mpi_rank() is not None else TORCHRUN
+        if hosts is not None or on not in (AUTO, joined):
+            raise InputError(
+                f"--{'hosts' if hosts is not None else 'on'} says how workers are started, but this process is rank "
+                f"{identity.rank} of {identity.size} already. Leave it out."
+            )
+        return None
+    if hosts is not None:
+        return Ssh(hosts, ssh)
+    by_mpi = on == MPI or (on == AUTO and options.backend == "mpi" and options.processes > 1)
+    return Mpiexec() if by_mpi else Torchrun() if on == TORCHRUN else None

@@ -1,0 +1,115 @@
+"""Joins a world that an MPI launcher has started: `mpirun -n 4 paceline train TASK`, with any backend.
+
+The ranks meet through MPI itself: rank 0 serves the run's store and broadcasts where it is. From then on a rank is told who it is
+as paceline's own launcher tells its workers.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from paceline.errors import InputError
+from paceline.launch.base import LaunchPlan, Outcome
+from paceline.launch.clusters.joined import JoinedLauncher
+from paceline.launch.store import MeetingPoint
+from paceline.transport.runtime_folder import RuntimeFolder
+from paceline.transport.secret import Secret
+from paceline.world import env, interfaces
+from paceline.world.env import Identity
+from paceline.world.mpi import library
+from paceline.world.run_secret import run_secret
+
+LOOPBACK = "127.0.0.1"
+FIXED = (
+    "note: MPI cannot replace a rank that is lost, so the first one ends this run, as with --no-elastic; "
+    "--resume goes on from its last checkpoint."
+)
+
+
+class MpiLauncher(JoinedLauncher):
+    """This very process is a rank of MPI's."""
+
+    name = "mpi"
+
+    def detect(self) -> bool:
+        """Look for the variables of an MPI launcher, beside those that `enter` has set."""
+        return env.mpi_rank() is not None and super().detect()
+
+    def launch(self, plan: LaunchPlan) -> Outcome:
+        """Do the work here; what goes wrong ends this process without MPI_Finalize, and so the others."""
+        identity = plan.jobs[0].identity
+        elastic = plan.record.get("options", {}).get("elastic", False)
+        if elastic and identity.rank == 0 and identity.size > 1:
+            print(FIXED, file=sys.stderr)  # noqa: T201
+        try:
+            return super().launch(plan)
+        except BaseException:
+            library.abandon()
+            raise
+
+
+def enter() -> None:
+    """Tell this process, where an MPI launcher has started it, who it is and where all ranks meet.
+
+    Where RANK is set somebody else has said so. Where MASTER_PORT is set the ranks meet there, which needs no mpi4py.
+    """
+    started = env.mpi_rank()
+    if started is None or env.read("RANK") is not None:
+        return
+    if env.read("MASTER_PORT") is not None:
+        local = {"LOCAL_RANK": started.local_rank, "LOCAL_WORLD_SIZE": started.local_size}
+        said = {"RANK": started.rank, "WORLD_SIZE": started.size, **local}
+        env.export({name: str(value) for name, value in said.items() if value is not None})
+        return
+    _meet(library.load().COMM_WORLD)
+
+
+def _meet(world: Any) -> None:
+    rank, size = world.Get_rank(), world.Get_size()
+    hosts: list[str] = world.allgather(env.host())
+    nodes = list(dict.fromkeys(hosts))
+    beside = [one for one, host in enumerate(hosts) if host == hosts[rank]]
+    said = world.bcast(_serve(nodes) if rank == 0 else None)
+    address, port, store, made_secret = said
+    if len(nodes) > 1 and not made_secret and run_secret() is None:
+        raise InputError(
+            f"rank 0 has a secret in {env.SECRET}, but {hosts[rank]} has none. Set it on all machines, or on none."
+        )
+    identity = Identity(
+        rank=rank,
+        size=size,
+        local_rank=beside.index(rank),
+        local_size=len(beside),
+        node_rank=nodes.index(hosts[rank]),
+        nodes=len(nodes),
+        master_address=address,
+        master_port=port,
+        store=store,
+    )
+    variables = identity.variables()
+    if made_secret:
+        variables[env.SECRET] = made_secret
+    if len(nodes) > 1 and env.read("GLOO_SOCKET_IFNAME") is None:
+        variables["GLOO_SOCKET_IFNAME"] = interfaces.reaching(address).interface
+    env.export(variables)
+
+
+def _serve(nodes: list[str]) -> tuple[str, int, str, str]:
+    """Serve the store that all ranks meet at; return this machine's address, a free port, the store's address and a secret.
+
+    The secret is empty where one machine needs none, or where somebody has set one, which then is never sent.
+    """
+    given = run_secret()
+    secret = (given or Secret.make()) if len(nodes) > 1 else None
+    address = LOOPBACK if secret is None else interfaces.reaching(nodes[1]).address
+    folder = RuntimeFolder()
+    point = MeetingPoint(address, folder, secret)
+
+    def close() -> None:
+        point.close()
+        folder.close()
+
+    library.when_all_have_left(close)
+    made = "" if secret is None or given is not None else secret.text
+    return address, point.port, point.address(address), made

@@ -1,0 +1,274 @@
+"""Starts a command on several machines over ssh: each runs paceline's own launcher, and the first of them leads.
+
+A machine gets the run's secret as the first line of standard input, which stays open: later lines are signals, and its end is the
+end of this process, however that comes about. The other side is `paceline.cli.over_ssh`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from paceline.errors import InputError
+from paceline.launch.clusters.commands import Command, without
+from paceline.launch.nodes.rendezvous import DEFAULT_PORT, Rendezvous
+from paceline.training.options import RunOptions
+from paceline.transport.addresses import at
+from paceline.transport.secret import Secret
+from paceline.world import env, interfaces
+from paceline.world.run_secret import run_secret
+
+HERE = "paceline is here"
+"""The line by which a machine says that the command runs there; what a shell prints before it is none of ours."""
+GOODBYE_S, END_S = 10.0, 40.0
+"""How long the others may take to end by themselves when the leader has, and then when they are told to."""
+_SSH = ("-T", "-oBatchMode=yes", "-oConnectTimeout=20", "-oServerAliveInterval=15")
+_PASSED_ON = ("CUDA_", "GLOO_", "NCCL_", "OMP_", "TORCH_")
+"""What variables begin with that the other machines get: they decide how tensors travel, and with how many threads."""
+_OURS = ("--on", "--hosts", "--ssh", "--nodes", "--rendezvous", "--secret-file", "--out")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_HOST = re.compile(r"(?:[\w.][\w.-]*@)?[\w.:][\w.:%-]*")
+
+
+class Ssh:
+    """The machines of `--hosts`, reached with the command of `--ssh`; one that is this machine is started without."""
+
+    def __init__(self, hosts: str, ssh: str) -> None:
+        self._hosts = [one.strip() for one in hosts.split(",")]
+        wrong = next((one for one in self._hosts if _HOST.fullmatch(one) is None), None)
+        if wrong is not None:
+            raise InputError(
+                f"--hosts {hosts!r}: {wrong!r} is no host. Give names or addresses, like a,b,me@c."
+            )
+        if len(set(self._hosts)) < len(self._hosts):
+            raise InputError(
+                f"--hosts {hosts!r} names a machine twice. Use --workers for more than one on each."
+            )
+        try:
+            self._ssh = shlex.split(ssh)
+        except ValueError as error:
+            raise InputError(f"--ssh {ssh!r} is no command: {error}.") from None
+
+    def commands(self, options: RunOptions, arguments: Sequence[str]) -> tuple[Command, ...]:
+        """Return the command for each machine, the leading one first."""
+        if options.lead:
+            raise InputError(
+                "--lead is for machines that are started one by one: the first of --hosts leads."
+            )
+        nodes = str(options.nodes) if options.max_nodes > 1 else str(len(self._hosts))
+        meeting = Rendezvous.parse(options.rendezvous or at(_name(self._hosts[0]), DEFAULT_PORT), nodes)
+        if meeting.max_nodes != len(self._hosts):
+            raise InputError(
+                f"--nodes is {nodes}, but --hosts names {len(self._hosts)} machines. Leave --nodes out."
+            )
+        ours = [*without(arguments, *_OURS), f"--nodes={nodes}", f"--rendezvous={meeting.endpoint}"]
+        ours += [] if options.out is None else [f"--out={options.out}"]
+        return tuple(
+            Command(host, self._words(host, [*ours, *(["--lead"] if place == 0 else [])]))
+            for place, host in enumerate(self._hosts)
+        )
+
+    def _words(self, host: str, arguments: Sequence[str]) -> tuple[str, ...]:
+        run = (sys.executable, "-m", "paceline.cli.over_ssh", *arguments)
+        if "@" not in host and interfaces.is_here(host):
+            return run
+        path = env.read("PYTHONPATH")
+        found = (*(("env", f"PYTHONPATH={path}") if path else ()), *run)
+        there = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(found)}"
+        return (*self._ssh, *_SSH, host, there)
+
+    def start(self, options: RunOptions, arguments: Sequence[str]) -> int:
+        """Start the machines, show what they say, and return the leader's exit status when all have ended."""
+        commands = self.commands(options, arguments)
+        path = options.secret_file
+        secret = run_secret() if path is None else Secret.read(Path(path))
+        told = _told(secret or Secret.make())
+        started: list[_Machine] = []
+        try:
+            for command in commands:
+                started.append(_Machine.start(command, told, leads=not started))  # one by one: each is ended
+            return _Watch(started).run()
+        except FileNotFoundError as error:
+            raise InputError(
+                f"{error.filename} is not installed here. Install ssh, or name one with --ssh."
+            ) from None
+        finally:
+            _end(started)
+
+
+def _name(host: str) -> str:
+    return host.rpartition("@")[2]
+
+
+def _told(secret: Secret) -> bytes:
+    """Return what every machine is told before anything else."""
+    variables = {name: value for name, value in env.snapshot().items() if name.startswith(_PASSED_ON)}
+    return json.dumps({"secret": secret.text, "variables": variables}).encode() + b"\n"
+
+
+@dataclass
+class _Machine:
+    """One machine, as its ssh shows it."""
+
+    name: str
+    leads: bool
+    process: subprocess.Popen[bytes]
+    here: bool = False
+    """Whether the command runs there."""
+    rests: dict[int, bytes] = field(default_factory=dict)
+    """The beginnings of lines, by stream."""
+
+    @classmethod
+    def start(cls, command: Command, told: bytes, *, leads: bool) -> _Machine:
+        """Start its command in a session of its own, where Ctrl-C does not reach it."""
+        process = subprocess.Popen(
+            command.words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None if leads else subprocess.PIPE,
+            start_new_session=True,
+        )
+        made = cls(command.machine, leads, process)
+        made.send(told)
+        return made
+
+    def send(self, line: bytes) -> None:
+        """Write to it; one that is gone is noticed elsewhere."""
+        if self.process.stdin is not None and not self.process.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.write(line)
+                self.process.stdin.flush()
+
+    def hang_up(self) -> None:
+        """Tell it that nobody waits for it."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+
+    def streams(self) -> list[IO[bytes]]:
+        """Return what can be read of it."""
+        return [one for one in (self.process.stdout, self.process.stderr) if one is not None]
+
+    def take(self, stream: IO[bytes], chunk: bytes) -> None:
+        """Show what it says: the leader as if it were this process, the others line by line behind their names."""
+        if self.leads and self.here:
+            _show(sys.stdout, chunk)
+            return
+        *lines, rest = (self.rests.pop(stream.fileno(), b"") + chunk).split(b"\n")
+        for place, line in enumerate(lines):
+            if not self.here and stream is self.process.stdout and line.strip() == HERE.encode():
+                self.here = True
+                if self.leads:
+                    _show(sys.stdout, b"\n".join([*lines[place + 1 :], rest]))
+                    return
+            else:
+                _show(sys.stderr, f"{self.name}: ".encode() + line + b"\n")
+        self.rests[stream.fileno()] = rest
+
+    def finish(self, stream: IO[bytes]) -> None:
+        """Show the line that it has not ended."""
+        if rest := self.rests.pop(stream.fileno(), b""):
+            self.take(stream, rest + b"\n")
+
+    def status(self) -> int:
+        """Return the exit status of a command that has ended."""
+        code = self.process.wait()
+        return 128 - code if code < 0 else code
+
+
+def _show(target: Any, chunk: bytes) -> None:
+    target.flush()
+    target.buffer.write(chunk)
+    target.flush()
+
+
+class _Watch:
+    """All machines, until the leader has ended and the others with it."""
+
+    def __init__(self, started: Sequence[_Machine]) -> None:
+        self._machines = started
+        self._leader = started[0]
+        self._signals = 0
+
+    def run(self) -> int:
+        """Return the leader's exit status; raise InputError where a machine could not be started."""
+        with selectors.DefaultSelector() as selector, _handled(self._pass_on):
+            for one in self._machines:
+                for stream in one.streams():
+                    selector.register(stream, selectors.EVENT_READ, one)
+            self._read(selector, lambda: self._leader.process.stdout in _open(selector))
+            # They are told by the leader; what they still say is shown.
+            by = time.monotonic() + GOODBYE_S
+            self._read(selector, lambda: bool(_open(selector)) and time.monotonic() < by)
+        return self._leader.status()
+
+    def _read(self, selector: selectors.BaseSelector, goes_on: Callable[[], bool]) -> None:
+        while goes_on():
+            for key, _ in selector.select(0.5):
+                stream: Any = key.fileobj
+                chunk = stream.read1(1 << 16)
+                if chunk:
+                    key.data.take(stream, chunk)
+                    continue
+                key.data.finish(stream)
+                selector.unregister(stream)
+                if not key.data.here and stream is key.data.process.stdout:
+                    raise _unstarted(key.data)
+
+    def _pass_on(self, number: int, _: Any) -> None:
+        """Give the leader a signal; the third one that asks for the end leaves at once."""
+        self._signals += number != signal.SIGUSR1
+        if self._signals > 2:
+            raise KeyboardInterrupt
+        self._leader.send(f"{int(number)}\n".encode())
+
+
+def _open(selector: selectors.BaseSelector) -> list[Any]:
+    return [key.fileobj for key in selector.get_map().values()]
+
+
+def _unstarted(one: _Machine) -> InputError:
+    if one.process.stderr is not None:
+        one.take(one.process.stderr, one.process.stderr.read())
+        one.finish(one.process.stderr)
+    return InputError(
+        f"the command could not be started on {one.name} (exit status {one.status()}). Check that `ssh {one.name} true` works "
+        f"without a password, and that {sys.executable} and {Path.cwd()} are there, too."
+    )
+
+
+def _end(started: Sequence[_Machine]) -> None:
+    """End what still runs: first by hanging up, which the other side understands, then by ending ssh."""
+    for one in started:
+        one.hang_up()
+    deadline = time.monotonic() + END_S
+    for one in started:
+        try:
+            one.process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            one.process.kill()
+            one.process.wait()
+        for stream in one.streams():
+            stream.close()
+
+
+@contextlib.contextmanager
+def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Have signals go to a handler for a while."""
+    before = {number: signal.signal(number, handler) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)

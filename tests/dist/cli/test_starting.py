@@ -1,0 +1,94 @@
+"""`--on` and `--hosts`: what would be started, word for word, and what is refused."""
+
+import importlib.util
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.starting import start_elsewhere
+from paceline.errors import InputError
+from paceline.training.options import RunOptions
+
+TORCHRUN = f"{sys.executable} -m torch.distributed.run --nproc-per-node=2"
+TRAIN = ("train", "digits", "--workers", 2, "--dry-run")
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+
+
+def test_torchrun_on_this_machine(command, folder):
+    ended = command(*TRAIN, "--on", "torchrun", "--shards=4")
+    assert ended.status == 0, ended.err
+    assert ended.out == f"{TORCHRUN} --standalone -m paceline train digits --workers 2 --shards=4\n"
+
+
+def test_torchrun_on_each_machine(command, folder):
+    ended = command(*TRAIN, "--on=torchrun", "--nodes", 2, "--rendezvous", "10.77.0.9:29411", "--out", "run")
+    rest = "--master-addr=10.77.0.9 --master-port=29411 -m paceline train digits --workers 2 --out run"
+    assert ended.out.splitlines() == [
+        f"on 10.77.0.9: {TORCHRUN} --nnodes=2 --node-rank=0 {rest}",
+        f"on machine 1: {TORCHRUN} --nnodes=2 --node-rank=1 {rest}",
+    ]
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None or not MPIEXEC.exists(),
+    reason="the extra mpi (mpi4py and mpich) is not installed here",
+)
+@pytest.mark.parametrize("how", [("--on", "mpi"), ("--backend", "mpi")], ids=" ".join)
+def test_mpi(command, folder, how):
+    ended = command(*TRAIN, *how)
+    assert (
+        ended.out == f"{MPIEXEC} -n 2 {sys.executable} -m paceline train digits --workers 2 {' '.join(how)}\n"
+    )
+
+
+def test_machines_over_ssh(command, folder, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/some where")
+    monkeypatch.setenv("PACELINE_SECRET", "nobody is to see this one")
+    ended = command(*TRAIN, "--hosts", "me@10.77.0.8,localhost", "--ssh", "ssh -p 2222", "--out", "run")
+    assert ended.status == 0, ended.err
+    run = f"{sys.executable} -m paceline.cli.over_ssh train digits --workers 2"
+    meet = "--nodes=2 --rendezvous=10.77.0.8:29400 --out=run"
+    there = f"cd {folder} && exec env 'PYTHONPATH=/some where' {run} {meet} --lead"
+    options = "-T -oBatchMode=yes -oConnectTimeout=20 -oServerAliveInterval=15"
+    assert ended.out.splitlines() == [
+        f"me@10.77.0.8: ssh -p 2222 {options} me@10.77.0.8 {shlex.quote(there)}",
+        f"localhost: {run} {meet}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--on", "torchrum"], "unknown launcher 'torchrum'. Did you mean 'torchrun'?"),
+        (["--on", "ssh"], "--on ssh needs the machines. Give --hosts a,b,c."),
+        (
+            ["--on", "mpi", "--hosts", "a,b"],
+            "--hosts is for machines that are reached over ssh, and --on is mpi.",
+        ),
+        (["--hosts", "a,,b"], "'' is no host."),
+        (["--hosts", "-oProxyCommand=x,b"], "'-oProxyCommand=x' is no host."),
+        (["--hosts", "a,b,a"], "names a machine twice."),
+        (["--hosts", "a,b", "--ssh", "ssh '"], "is no command: No closing quotation."),
+        (["--hosts", "a,b", "--nodes", "3"], "--nodes is 3, but --hosts names 2 machines."),
+        (["--hosts", "a,b", "--lead"], "the first of --hosts leads."),
+        (["--on", "torchrun", "--nodes", "2"], "Give --rendezvous host:port, with an address of the first."),
+        (["--on", "torchrun", "--nodes", "1:2", "--rendezvous", "a"], "--nodes 1:2 may change"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(command, folder, more, words):
+    ended = command(*TRAIN, *more)
+    assert (ended.status, ended.out) == (2, "")
+    assert words in ended.err
+    assert ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("asked", [{"on": "local"}, {"on": "mpi"}, {"hosts": "a,b"}], ids=str)
+def test_a_worker_starts_no_others(monkeypatch, asked):
+    world = {"RANK": "1", "WORLD_SIZE": "2"}
+    monkeypatch.setattr(os, "environ", world)
+    with pytest.raises(InputError, match="but this process is rank 1 of 2 already"):
+        start_elsewhere(RunOptions(workers=2), **asked)
+    assert start_elsewhere(RunOptions(workers=2), on="torchrun") is None
