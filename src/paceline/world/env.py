@@ -11,6 +11,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from paceline.errors import InputError
 
@@ -101,6 +102,44 @@ def identity() -> Identity | None:
         master_address=read("MASTER_ADDR") or "127.0.0.1",
         master_port=_integer("MASTER_PORT") or 0,
         store=(read(STORE) or "") if read("TORCHELASTIC_RUN_ID") == _OWN_RUN else "",
+    )
+
+
+class SlurmTask(NamedTuple):
+    """What SLURM says of a task that `srun` has started."""
+
+    job: int
+    step: int
+    rank: int
+    size: int
+    local_rank: int
+    node_rank: int
+    nodes: int
+    tasks_per_node: str
+    """As SLURM writes it: 2(x3),1."""
+    node_list: str
+    """As SLURM writes it: node[01-03],login."""
+
+
+def slurm_task() -> SlurmTask | None:
+    """Read which of several tasks of `srun` this process is, or give None when it is none.
+
+    A batch script has SLURM_PROCID, too, but no step; a step of one task has no world to join.
+    """
+    rank, size = _integer("SLURM_PROCID"), _integer("SLURM_STEP_NUM_TASKS")
+    job, step = _integer("SLURM_JOB_ID"), _integer("SLURM_STEP_ID")
+    if rank is None or size is None or job is None or step is None or size < 2:
+        return None
+    return SlurmTask(
+        job=job,
+        step=step,
+        rank=rank,
+        size=size,
+        local_rank=_integer("SLURM_LOCALID") or 0,
+        node_rank=_integer("SLURM_NODEID") or 0,
+        nodes=_integer("SLURM_STEP_NUM_NODES") or 1,
+        tasks_per_node=read("SLURM_STEP_TASKS_PER_NODE") or str(size),
+        node_list=read("SLURM_STEP_NODELIST") or host(),
     )
 
 
