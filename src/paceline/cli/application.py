@@ -8,6 +8,7 @@ import typer
 
 from paceline.cli import (
     audit,
+    cancel,
     chaos,
     collectives,
     export,
@@ -15,6 +16,9 @@ from paceline.cli import (
     resize,
     rollouts,
     script,
+    status,
+    stop,
+    submit,
     tasks,
     train,
     verify,
@@ -51,6 +55,10 @@ def _root(
 
 app.command("train", cls=GroupedCommand)(train.train)
 app.command("resize")(resize.resize)
+app.command("stop")(stop.stop)
+app.command("submit", cls=GroupedCommand)(submit.submit)
+app.command("status")(status.status)
+app.command("cancel")(cancel.cancel)
 app.command("run", context_settings=PASS_ON)(script.run)
 app.command("verify", cls=GroupedCommand, context_settings={"allow_extra_args": True})(verify.verify)
 app.command("audit")(audit.audit)

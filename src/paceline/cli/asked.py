@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paceline import option_fields
 from paceline.cli.config_file import SETTINGS, THREADS
 from paceline.cli.generated import Given
 from paceline.cli.options import new_folder
-from paceline.cli.reference import resolve
+from paceline.cli.reference import resolve, task_of
 from paceline.errors import InputError
 from paceline.launch.resumed import options_over, overrides_over
 from paceline.option_fields import known_options
 from paceline.strategies.tuning import Tuning
+from paceline.training import folder
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
 
@@ -57,6 +59,22 @@ class Asked:
         made = cls.of(task, {**fixed, **given}, _spec_of(file, before), out)
         words = "the run had" if before else "the file has"
         return replace(made, notes=tuple(note.replace("the run had", words, 1) for note in made.notes))
+
+    @classmethod
+    def for_command(cls, command: str, task: str | None, file: Given, given: Given) -> tuple[str, Asked]:
+        """Return the task as it was typed, or as the resumed run had it, and what a command of this name is asked to do."""
+        said = {**file, **given}
+        out = option_fields.folder("--out", said["out"]) if "out" in said else None
+        if said.get("resume") and out is None:
+            raise InputError("--resume needs the folder of the run to resume. Give --out.")
+        before = folder.read_spec(out) if said.get("resume") and out is not None else {}
+        task = task if task is not None else file.get("task", task_of(before))
+        if task is None:
+            looked = f": {out} holds no run of paceline train that has one" if said.get("resume") else ""
+            raise InputError(f"Missing argument 'task'{looked}. See paceline {command} --help.")
+        asked = cls.together(task, file, given, before, out)
+        folder.check_resumed(asked.options)
+        return task, asked
 
     def checked(self) -> Asked:
         """Return this; raise InputError where the strategy cannot have so many workers."""

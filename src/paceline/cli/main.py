@@ -75,6 +75,7 @@ def _command(arguments: list[str]) -> int:
     from paceline.errors import PacelineError
 
     try:
+        _join_slurm(arguments)
         _join_mpi(arguments)
         return app(args=arguments or ["--help"], prog_name="paceline", standalone_mode=False) or 0
     except PacelineError as error:
@@ -93,7 +94,7 @@ def _start_early(arguments: list[str]) -> None:
         return
     from paceline.world import env
 
-    if env.read("RANK") is None and env.mpi_rank() is None:
+    if env.read("RANK") is None and env.mpi_rank() is None and not _is_task(arguments):
         from paceline.launch.workers import fork_server as forkserver
 
         forkserver.shared()
@@ -107,6 +108,22 @@ def _join_mpi(arguments: list[str]) -> None:
         from paceline.launch.clusters import mpi
 
         mpi.enter()
+
+
+def _is_task(arguments: list[str]) -> bool:
+    """Return whether srun has started this process as one of several workers, and not of launchers that meet by themselves."""
+    from paceline.world import env
+
+    meets = any(one.partition("=")[0] == "--rendezvous" for one in arguments)
+    return env.slurm_task() is not None and not meets and arguments[:1] != ["run"]
+
+
+def _join_slurm(arguments: list[str]) -> None:
+    """Enter the world that srun has started this process in, before any option is read by it."""
+    if arguments and arguments[0] in WORKING and _is_task(arguments):
+        from paceline.launch.clusters import slurm
+
+        slurm.enter()
 
 
 def _usage(error: Exception) -> int:

@@ -8,11 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline import option_fields
 from paceline.cli.generated import Given, takes
 from paceline.cli.options import TASK, AsJson, Config, Settings, Threads, settings
 from paceline.cli.outcome import print_json, report, report_error
-from paceline.cli.reference import task_of
 from paceline.cli.starting import AUTO, SSH, start_elsewhere
 from paceline.errors import InputError, WorkerFailedError
 from paceline.option_fields import MACHINES
@@ -68,23 +66,12 @@ def train(
     from paceline.launch.console import Console
     from paceline.launch.workers.read_shards import ReadShards
     from paceline.observe.progress import open_progress
-    from paceline.training import folder
 
     file = read_config(config)
     given = {**_of_roles(roles, given), **given}
     given |= {"settings": settings(set_)} if set_ else {}
     given |= {"threads": threads} if threads is not None else {}
-    said = {**file, **given}
-    out = option_fields.folder("--out", said["out"]) if "out" in said else None
-    if said.get("resume") and out is None:
-        raise InputError("--resume needs the folder of the run to resume. Give --out.")
-    before = folder.read_spec(out) if said.get("resume") and out is not None else {}
-    task = task if task is not None else file.get("task", task_of(before))
-    if task is None:
-        looked = f": {out} holds no run of paceline train that has one" if said.get("resume") else ""
-        raise InputError(f"Missing argument 'task'{looked}. See paceline train --help.")
-    asked = Asked.together(task, file, given, before, out)
-    folder.check_resumed(asked.options)
+    task, asked = Asked.for_command("train", task, file, given)
     for text in asked.notes:
         print(f"note: {text}", file=sys.stderr)  # noqa: T201
     elsewhere = start_elsewhere(asked.options, on=on, hosts=hosts, ssh=ssh, dry_run=dry_run)

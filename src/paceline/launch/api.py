@@ -13,9 +13,10 @@ from paceline.errors import InputError, WorkerFailedError
 from paceline.launch import job
 from paceline.launch.base import Launcher, LaunchPlan, LaunchSpec, Outcome
 from paceline.launch.clean_up import check_call
-from paceline.launch.clusters import mpi
+from paceline.launch.clusters import mpi, slurm
 from paceline.launch.clusters.joined import JoinedLauncher
 from paceline.launch.clusters.mpi import MpiLauncher
+from paceline.launch.clusters.slurm import SlurmLauncher
 from paceline.launch.console import Console
 from paceline.launch.in_python import errors_in_keywords, in_keywords, run_options, signature
 from paceline.launch.keywords import LaunchOptions
@@ -47,12 +48,14 @@ def launch(
     `options` are those of `paceline train`, by their names in Python: shards=4, precision="bf16", save_every=50, nodes=2,
     resume=True, and those of single strategies: local_steps=8, shard_optimizer=True. `inspect.signature` shows all of them.
     With resume=True every option that is not given is as the run had it.
-    Started by torchrun or mpirun (or any launcher that sets RANK and WORLD_SIZE), this process is one of the workers
+    Started by torchrun, mpirun or srun (or any launcher that sets RANK and WORLD_SIZE), this process is one of the workers
     already: the function is called here, in that world, and `workers` does not count.
     """
     if job.importing():
         raise job.ReachedLaunch
     with errors_in_keywords():
+        if options.get("rendezvous") is None:
+            slurm.enter()
         mpi.enter()
         made, before, notes = run_options(options)
         folder.check_resumed(made)
@@ -90,7 +93,7 @@ def start(
 
 def choose(console: Console | None = None) -> Launcher:
     """Return the launcher for this process: of the world that it was started in, or of this machine."""
-    launchers: tuple[Launcher, ...] = (MpiLauncher(), JoinedLauncher(), LocalLauncher(console))
+    launchers: tuple[Launcher, ...] = (MpiLauncher(), SlurmLauncher(), JoinedLauncher(), LocalLauncher(console))
     return next(one for one in launchers if one.detect())
 
 

@@ -96,7 +96,9 @@ class Supervisor:
                 self._control = ControlSocket(plan.out, self._on_order)
                 self._selector.register(self._control, selectors.EVENT_READ, self._control.serve)
             except OSError as error:
-                self._say(f"note: {error.strerror}: this run takes no orders (paceline resize).")
+                self._say(
+                    f"note: {error.strerror}: this run takes no orders (paceline resize, paceline stop)."
+                )
 
     # The life of a launch.
 
@@ -559,8 +561,23 @@ class Supervisor:
 
     def _on_order(self, order: dict[str, Any]) -> str:
         """Carry out what somebody asks of the run from outside."""
-        if order.get("do") != "resize":
-            raise InputError(f"{order.get('do')!r} is not a request that a run in progress answers.")
+        match order.get("do"):
+            case "resize":
+                return self._resize(order)
+            case "stop":
+                return self._stop()
+        raise InputError(f"{order.get('do')!r} is not a request that a run in progress answers.")
+
+    def _stop(self) -> str:
+        """End the run as its first SIGTERM does; a second request changes nothing."""
+        if not self._can_stop:
+            raise InputError(
+                "with --no-elastic the workers cannot end after a step. SIGTERM to the launcher ends them at once."
+            )
+        self._shutdown.notice = self._shutdown.notice or signal.SIGTERM
+        return "the run ends after its step, with a checkpoint"
+
+    def _resize(self, order: dict[str, Any]) -> str:
         workers, membership = order.get("workers"), self._membership
         if type(workers) is not int:
             raise InputError(f"a run can have a whole number of workers, not {str(workers)[:40]!r}.")

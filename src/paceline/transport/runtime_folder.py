@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -18,15 +19,18 @@ _LONGEST = 90
 
 
 class RuntimeFolder:
-    """Made on construction; what launchers that were killed have left behind is deleted then, too."""
+    """Made on construction; what launchers that were killed have left behind is deleted then, too.
 
-    def __init__(self) -> None:
+    Processes that have no launcher in common share one by its `name`; it goes with the last of them.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
         base = Path(tempfile.gettempdir())  # not XDG_RUNTIME_DIR, which goes when the user logs out
         if len(str(base)) > _LONGEST - 24 or not os.access(base, os.W_OK | os.X_OK):
             base = Path("/tmp")  # noqa: S108  (what is made in it is 0700 and of a random name)
         _sweep(base)
         try:
-            self.path, self._lock = _make(base)
+            self.path, self._lock = _make(base) if name is None else _share(base / f"{_PREFIX}{name}")
         except OSError as error:
             raise InputError(
                 f"no folder for the workers' sockets can be made in {base}: {error.strerror}. Free some space there, or set "
@@ -38,8 +42,10 @@ class RuntimeFolder:
         return f"ipc://{self.path / name}"
 
     def close(self) -> None:
-        """Delete it."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Delete it, unless another process shares it."""
+        with suppress(BlockingIOError):
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
@@ -55,6 +61,30 @@ def _make(base: Path) -> tuple[Path, int]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():
             return path, lock
+        os.close(lock)
+
+
+def _share(path: Path) -> tuple[Path, int]:
+    """Return the folder of that name and a lock on it beside those of others; whoever comes first makes it."""
+    while True:
+        path.mkdir(mode=0o700, exist_ok=True)
+        about = path.lstat()
+        if (
+            about.st_uid != os.getuid()
+            or stat.S_IMODE(about.st_mode) != 0o700
+            or not stat.S_ISDIR(about.st_mode)
+        ):
+            raise InputError(
+                f"{path} is there already and is not a folder of this user's alone. Remove it, or set TMPDIR to another folder."
+            )
+        try:
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:  # who left last has just deleted it
+            continue
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), (path / _LOCK).stat()):
+                return path, lock
         os.close(lock)
 
 

@@ -125,12 +125,58 @@ class MpiRank(NamedTuple):
 
 
 def mpi_rank() -> MpiRank | None:
-    """Read who an MPI launcher says this process is, or give None when none started it."""
+    """Read who an MPI launcher says this process is, or give None when none started it.
+
+    `srun` sets MPI's variables, too, and then says the same by its own, which count.
+    """
     for names in _MPI:
         rank, size, local_rank, local_size = map(_integer, names)
-        if rank is not None and size is not None:
+        if rank is not None and size is not None and (rank, size) != _slurm_place():
             return MpiRank(rank, size, local_rank, local_size)
     return None
+
+
+def _slurm_place() -> tuple[int | None, int | None]:
+    return _integer("SLURM_PROCID"), _integer("SLURM_STEP_NUM_TASKS")
+
+
+class SlurmTask(NamedTuple):
+    """What SLURM says of a task that `srun` has started."""
+
+    job: int
+    step: int
+    rank: int
+    size: int
+    local_rank: int
+    node_rank: int
+    nodes: int
+    tasks_per_node: str
+    """As SLURM writes it: 2(x3),1."""
+    node_list: str
+    """As SLURM writes it: node[01-03],login."""
+
+
+def slurm_task() -> SlurmTask | None:
+    """Read which of several tasks of `srun` this process is, or give None when it is none.
+
+    A batch script has SLURM_PROCID, too, but no step; a step of one task has no world to join. Ranks of `mpirun` in a job are
+    beside a task of SLURM's, by which their machine was reached: MPI says who they are.
+    """
+    rank, size = _slurm_place()
+    job, step = _integer("SLURM_JOB_ID"), _integer("SLURM_STEP_ID")
+    if rank is None or size is None or job is None or step is None or size < 2 or mpi_rank() is not None:
+        return None
+    return SlurmTask(
+        job=job,
+        step=step,
+        rank=rank,
+        size=size,
+        local_rank=_integer("SLURM_LOCALID") or 0,
+        node_rank=_integer("SLURM_NODEID") or 0,
+        nodes=_integer("SLURM_STEP_NUM_NODES") or 1,
+        tasks_per_node=read("SLURM_STEP_TASKS_PER_NODE") or str(size),
+        node_list=read("SLURM_STEP_NODELIST") or host(),
+    )
 
 
 def read(name: str) -> str | None:

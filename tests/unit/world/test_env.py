@@ -106,3 +106,23 @@ def test_what_launchers_of_mpi_set(clean, names):
     clean(**dict(zip(names, (5, 8, 1, 4), strict=True)))
     assert env.mpi_rank() == (5, 8, 1, 4)
     assert env.identity() is None
+
+
+SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "is_slurms"),
+    [("1", "2", True), ("3", "8", False), ("1", "8", False)],
+    ids=["of srun itself", "of mpirun in a job", "of mpirun, on the second node"],
+)
+def test_whose_the_variables_of_mpi_are_in_a_job_of_slurms(clean, rank, size, is_slurms):
+    clean(**SRUN, PMI_RANK=rank, PMI_SIZE=size)
+    assert (env.mpi_rank() is None) == is_slurms
+    assert (env.slurm_task() is not None) == is_slurms
+
+
+def test_a_step_of_one_task_is_no_world_of_mpis(clean):
+    clean(**SRUN | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, PMI_RANK="0", PMI_SIZE="1")
+    assert env.mpi_rank() is None
+    assert env.slurm_task() is None

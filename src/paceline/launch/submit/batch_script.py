@@ -1,0 +1,110 @@
+"""The batch script of a job: SLURM's options, one launcher on each node, what is done when time is up. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from pathlib import Path
+
+from paceline.errors import InputError
+from paceline.launch.submit.durations import for_slurm
+from paceline.launch.submit.request import Request
+
+SECRET = "secret"  # noqa: S105  (a file's name)
+LOGS = "logs"
+NOTICE_S = 30
+"""How long before the end of the time a job is told, beside --grace: SLURM looks at it twice a minute."""
+
+_BODY = """\
+run={run}
+python={python}
+cd {folder} || exit 1
+{environment}
+# Ends the training after its step, with a checkpoint; where it has not begun, all of it at once.
+stop() {{ "$python" -m paceline stop "$run" || scancel --signal=TERM "$SLURM_JOB_ID"; }}
+trap 'again=yes; stop' USR1               # SLURM: the time is nearly up
+trap 'again= cancelled=yes; stop' USR2    # paceline cancel
+trap 'again= cancelled=' TERM             # scancel, or preemption, after which SLURM queues the job again by itself
+
+resume=
+if compgen -G "$run/checkpoints/step-*" > /dev/null; then
+  resume=--resume
+elif [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then
+  rm -rf "$run/events.jsonl" "$run/ledger"  # lost before its first checkpoint: it begins anew
+fi
+{meeting}
+srun {srun} \\
+  {train} $resume < /dev/null &
+step=$!
+wait "$step"
+status=$?
+while kill -0 "$step" 2> /dev/null; do  # a signal ended the wait
+  wait "$step"
+  status=$?
+done
+
+if [ "$again" ] && [ "$status" -eq 143 ]; then  # 143: ended as it was told to, with what it has saved
+  scontrol requeue "$SLURM_JOB_ID"
+elif [ "$cancelled" ]; then
+  scancel "$SLURM_JOB_ID"
+fi
+exit "$status"
+"""
+
+
+def batch_script(request: Request, *, python: str, folder: Path, extra: tuple[str, ...] = ()) -> str:
+    """Return the script; `folder` is where the command of the training runs, `extra` are more options of sbatch."""
+    several = request.nodes[1] > 1
+    srun = ["--ntasks-per-node=1", f"--cpus-per-task={request.cores}", "--kill-on-bad-exit=0", "--wait=0"]
+    train = request.train(("PYTHON", "-m", "paceline"), out="RUN", meeting="MEETING")
+    places = {"PYTHON": '"$python"', "RUN": '"$run"', "MEETING": '"$leader:$port"'}
+    body = _BODY.format(
+        run=shlex.quote(str(request.out)),
+        python=shlex.quote(python),
+        folder=shlex.quote(str(folder)),
+        environment=f'export PACELINE_SECRET_FILE="$run/{SECRET}"\n' if several else "",
+        meeting='leader=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\nport=$((15000 + SLURM_JOB_ID % 15000))\n'
+        if several
+        else "",
+        srun=" ".join([*srun, "--label", "--no-kill"] if several else srun),
+        train=" ".join(places.get(word) or shlex.quote(word) for word in train),
+    )
+    head = [f"#SBATCH {_quoted(one)}" for one in (*_options(request), *extra)]
+    return "\n".join(["#!/bin/bash", "# Written by `paceline submit`.", *head, "", body])
+
+
+def _quoted(option: str) -> str:
+    """Return an option of sbatch as a line of a script has it; a value with spaces has quotes."""
+    name, equals, value = option.partition("=")
+    if re.fullmatch(r"[\w./:,@%+=-]*", value):
+        return option
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{name}{equals}"{escaped}"'
+
+
+def _options(request: Request) -> list[str]:
+    submit, (fewest, most) = request.submit, request.nodes
+    notice = math.ceil(request.options.grace) + NOTICE_S
+    if submit.seconds is not None and submit.seconds <= notice:
+        raise InputError(
+            f"--time {submit.time} is too short: a job is told to save {notice} s before its end (--grace "
+            f"{request.options.grace:g} and {NOTICE_S} s). Give more time, or less --grace."
+        )
+    log = str(request.out / LOGS).replace("%", "%%")
+    found = [
+        f"--job-name={request.name}",
+        f"--nodes={fewest}" if fewest == most else f"--nodes={fewest}-{most}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={request.cores}",
+        f"--output={log}/slurm-%j.log",
+        "--open-mode=append",
+        "--requeue",
+        f"--signal=B:USR1@{notice}",
+    ]
+    found += ["--no-kill"] if most > 1 else []
+    found += [f"--gpus-per-node={submit.gpus_per_node}"] if submit.gpus_per_node else []
+    found += [f"--time={for_slurm(submit.seconds)}"] if submit.seconds is not None else []
+    found += [f"--partition={submit.partition}"] if submit.partition else []
+    found += [f"--account={submit.account}"] if submit.account else []
+    return found

@@ -1,0 +1,220 @@
+"""The manifests of a job on Kubernetes: one pod for each machine, the first of which leads. Imports no torch.
+
+Nothing here talks to a cluster. The secret of the machines is in no manifest: pods read it from a Secret that its owner makes.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from typing import Any
+
+from paceline.errors import InputError
+from paceline.launch.nodes.rendezvous import DEFAULT_PORT
+from paceline.launch.submit.options import IN_KUBERNETES
+from paceline.launch.submit.request import Request, label
+from paceline.launch.submit.yaml_text import write
+from paceline.world.env import SECRET
+
+Manifest = dict[str, Any]
+RUNS = "/runs"
+"""Where the claim is mounted."""
+MARGIN_S = 10
+"""What a pod has beside --grace until it is killed."""
+USER = 1000
+"""The user of the Dockerfile's image."""
+_TRAINER = "trainer.kubeflow.org"
+_NODE = "node"
+"""What Kubeflow's trainer calls the job and the container that train."""
+_SCRIPT = """\
+run={run}
+resume=
+if ls "$run"/checkpoints/step-* > /dev/null 2>&1; then resume=--resume; fi
+{meet}exec {train} $resume
+"""
+_MEET = """\
+if [ "$JOB_COMPLETION_INDEX" = 0 ]; then
+  # The pod that leads says for all whether they resume: they may start before and after a checkpoint.
+  [ -n "$resume" ] || rm -rf "$run/events.jsonl" "$run/ledger"
+  mkdir -p "$run"
+  echo "$POD_IP $resume" > "$run/leader.partial"
+  mv "$run/leader.partial" "$run/leader"
+else
+  until set -- $(cat "$run/leader" 2> /dev/null) && [ -n "$1" ] && getent hosts {leader} | grep -qwF "$1"; do sleep 1; done
+  resume=$2
+fi
+"""
+_ALONE = """\
+[ -n "$resume" ] || rm -rf "$run/events.jsonl" "$run/ledger"
+"""
+
+
+def text(request: Request) -> str:
+    """Return all manifests as one file of YAML, with what to do with it in front."""
+    name, several = label(request.name), request.nodes[1] > 1
+    space = f" --namespace {request.submit.namespace}" if request.submit.namespace else ""
+    head = [
+        f"# Written by `paceline submit` for {IN_KUBERNETES}. It needs the volume claim {request.submit.claim}"
+        + (", which all machines may write (ReadWriteMany)." if several else "."),
+    ]
+    if several:
+        made = f"kubectl{space} create secret generic {_secret(name)} --from-literal=secret="
+        head += [
+            "# The secret that the machines share is in no manifest. Make it once, before this file is applied:",
+            f'#   {made}"$(openssl rand -hex 32)"',
+        ]
+    return "\n".join(head) + "\n" + "---\n".join(write(one) for one in manifests(request))
+
+
+def manifests(request: Request) -> list[Manifest]:
+    """Return what is to be applied, in its order."""
+    name = label(request.name)
+    if not request.options.elastic and request.nodes[1] > 1:
+        raise InputError("pods come and go by themselves, which --no-elastic does not survive. Leave it out.")
+    match request.submit.kind:
+        case "job":
+            job = _object(request, "batch/v1", "Job", name, _job(request, f"{name}-0.{name}"))
+            return [_service(request, name), job] if request.nodes[1] > 1 else [job]
+        case "jobset":
+            return [_object(request, "jobset.x-k8s.io/v1alpha2", "JobSet", name, _job_set(request, name))]
+        case _:
+            return _train_job(request, name)
+
+
+def _job_set(request: Request, name: str) -> Manifest:
+    job = _job(request, _in_set(name), subdomain=False)
+    return {
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": name},
+        "replicatedJobs": [{"name": _NODE, "replicas": 1, "template": {"spec": job}}],
+    }
+
+
+def _train_job(request: Request, name: str) -> list[Manifest]:
+    """Return a runtime of this training's own and the TrainJob that uses it, of whose name the trainer makes a JobSet."""
+    job = _job(request, _in_set(name), subdomain=False)
+    limit = job.pop("activeDeadlineSeconds", None)
+    container = job["template"]["spec"]["containers"][0]
+    trainer = {
+        "image": container["image"],
+        "command": container.pop("command"),
+        "numNodes": request.nodes[1],
+        "resourcesPerNode": container.pop("resources"),
+    }
+    for counted in ("completions", "parallelism"):  # the trainer's to say
+        del job[counted]
+    step = {"labels": {f"{_TRAINER}/trainjob-ancestor-step": "trainer"}}
+    runtime = {
+        "mlPolicy": {"numNodes": request.nodes[1]},
+        "template": {
+            "spec": {
+                "network": {"publishNotReadyAddresses": True},
+                "replicatedJobs": [{"name": _NODE, "template": {"metadata": step, "spec": job}}],
+            }
+        },
+    }
+    reference = {"apiGroup": _TRAINER, "kind": "TrainingRuntime", "name": name}
+    spec = {"runtimeRef": reference, "trainer": trainer}
+    if limit is not None:
+        spec["activeDeadlineSeconds"] = limit
+    version = f"{_TRAINER}/v1alpha1"
+    return [
+        _object(request, version, "TrainingRuntime", name, runtime),
+        _object(request, version, "TrainJob", name, spec),
+    ]
+
+
+def _job(request: Request, leader: str, *, subdomain: bool = True) -> Manifest:
+    """Return the spec of an Indexed Job: as many pods as machines; one that is lost comes again under its number."""
+    count = request.nodes[1]
+    pod = _pod(request, leader)
+    if subdomain and count > 1:
+        pod["subdomain"] = label(request.name)
+    job: Manifest = {
+        "completionMode": "Indexed",
+        "completions": count,
+        "parallelism": count,
+        "backoffLimit": 10 * count,  # where the pod that leads is lost, the others fail, too
+        "podFailurePolicy": {
+            # A pod that was evicted or preempted is no failure of the training's.
+            "rules": [
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+            ]
+        },
+        "successPolicy": {"rules": [{"succeededIndexes": "0", "succeededCount": 1}]},
+        "template": {"metadata": {"labels": _labels(request)}, "spec": pod},
+    }
+    if request.submit.seconds is not None:
+        job["activeDeadlineSeconds"] = request.submit.seconds
+    return job
+
+
+def _pod(request: Request, leader: str) -> Manifest:
+    submit = request.submit
+    amounts: Manifest = {"cpu": str(request.cores)}
+    resources: Manifest = {"requests": amounts}
+    if submit.gpus_per_node:
+        resources["limits"] = {"nvidia.com/gpu": str(submit.gpus_per_node)}
+    container: Manifest = {
+        "name": _NODE,
+        "image": submit.image,
+        "command": ["/bin/sh", "-ec", _script(request, leader)],
+        "resources": resources,
+        "volumeMounts": [{"name": "runs", "mountPath": RUNS}, {"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108
+    }
+    if request.nodes[1] > 1:
+        secret = {"secretKeyRef": {"name": _secret(label(request.name)), "key": "secret"}}
+        container["env"] = [
+            {"name": SECRET, "valueFrom": secret},
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ]
+        container["ports"] = [{"name": "rendezvous", "containerPort": DEFAULT_PORT}]
+    return {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": math.ceil(request.options.grace) + MARGIN_S,
+        "shareProcessNamespace": True,  # else the launcher would be process 1, which SIGTERM does not end by itself
+        "securityContext": {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER},
+        "containers": [container],
+        "volumes": [
+            {"name": "runs", "persistentVolumeClaim": {"claimName": submit.claim}},
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},  # a container has 64 MB of its own
+        ],
+    }
+
+
+def _script(request: Request, leader: str) -> str:
+    meeting = f"{leader}:{DEFAULT_PORT}"
+    run = f"{RUNS}/{label(request.out.name)}"
+    train = request.train(("paceline",), out=run, meeting=meeting)
+    meet = _MEET.format(leader=leader) if request.nodes[1] > 1 else _ALONE
+    return _SCRIPT.format(run=run, meet=meet, train=shlex.join(train))
+
+
+def _service(request: Request, name: str) -> Manifest:
+    """Return the headless service by which the pods of a Job have names."""
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": _labels(request),
+        "ports": [{"name": "rendezvous", "port": DEFAULT_PORT}],
+    }
+    return _object(request, "v1", "Service", name, spec)
+
+
+def _object(request: Request, version: str, kind: str, name: str, spec: Manifest) -> Manifest:
+    about: Manifest = {"name": name, "labels": _labels(request)}
+    if request.submit.namespace:
+        about["namespace"] = request.submit.namespace
+    return {"apiVersion": version, "kind": kind, "metadata": about, "spec": spec}
+
+
+def _labels(request: Request) -> dict[str, str]:
+    return {"app.kubernetes.io/name": "paceline", "app.kubernetes.io/instance": label(request.name)}
+
+
+def _in_set(name: str) -> str:
+    """Return the host name of the first pod of a JobSet."""
+    return f"{name}-{_NODE}-0-0.{name}"
+
+
+def _secret(name: str) -> str:
+    return f"{name}-secret"

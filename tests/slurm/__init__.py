@@ -1,0 +1,1 @@
+"""A real SLURM of one machine, made for the tests and taken away again."""

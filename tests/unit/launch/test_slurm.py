@@ -1,0 +1,148 @@
+"""Worlds of SLURM that need no SLURM: what `srun` says is enough."""
+
+import os
+import stat
+
+import pytest
+
+from paceline.cli import main
+from paceline.errors import InputError
+from paceline.launch.api import choose
+from paceline.launch.clusters import slurm
+from paceline.transport.runtime_folder import RuntimeFolder
+from paceline.world import env
+
+STARTED = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "2",
+    "SLURM_PROCID": "5",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_NUM_NODES": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
+    "SLURM_STEP_NODELIST": "localhost,gpu[02-04]",
+    "PACELINE_SECRET": "0123456789abcdef0123456789abcdef",
+}
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    """Give an environment of the test's own, in a process that is not to say goodbye to anybody."""
+    monkeypatch.setattr("atexit.register", lambda *_: None)
+    monkeypatch.setattr(os, "environ", {})
+    return os.environ
+
+
+def test_a_task_of_several_nodes_meets_the_others_at_the_first(variables):
+    variables.update(STARTED)
+    slurm.enter()
+    port = slurm.port_of(4711, 2)
+    assert env.identity() == env.Identity(
+        rank=5,
+        size=7,
+        local_rank=1,
+        local_size=2,
+        node_rank=2,
+        nodes=4,
+        master_address="localhost",
+        master_port=port,
+        store=f"tcp://localhost:{port + 1}",
+    )
+    assert variables["GLOO_SOCKET_IFNAME"]
+    assert choose().name == "slurm"
+
+
+def test_several_nodes_without_a_secret_are_refused(variables):
+    variables.update(STARTED)
+    del variables["PACELINE_SECRET"]
+    with pytest.raises(InputError, match=r"4 nodes and share no secret.*export PACELINE_SECRET="):
+        slurm.enter()
+    assert env.identity() is None
+
+
+def test_what_another_launcher_has_said_stays(variables):
+    variables.update(STARTED, RANK="0", WORLD_SIZE="1")
+    slurm.enter()
+    found = env.identity()
+    assert found is not None
+    assert (found.rank, found.size) == (0, 1)
+
+
+@pytest.mark.parametrize("without", ["SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"])
+def test_a_batch_script_is_no_task(without, variables):
+    variables.update(STARTED)
+    del variables[without]
+    slurm.enter()
+    assert env.identity() is None
+    assert choose().name == "local"
+
+
+def test_a_step_of_one_task_makes_its_own_workers(variables):
+    variables.update(STARTED, SLURM_PROCID="0", SLURM_STEP_NUM_TASKS="1")
+    assert env.slurm_task() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "joins"),
+    [
+        (["train", "digits"], True),
+        (["train", "digits", "--rendezvous", "gpu02:29400"], False),
+        (["train", "digits", "--rendezvous=gpu02:29400"], False),
+        (["run", "-n", "2", "script.py"], False),
+    ],
+)
+def test_launchers_that_meet_by_themselves_are_no_workers(arguments, joins, variables):
+    variables.update(STARTED)
+    assert main._is_task(arguments) == joins
+
+
+@pytest.mark.parametrize(
+    ("written", "first"),
+    [
+        ("vm", "vm"),
+        ("node[01-03,7],login", "node01"),
+        ("gpu-a[3,5]-ib,node1", "gpu-a3-ib"),
+        ("rack[1-2]node[10-12]", "rack1node10"),
+        ("a,b", "a"),
+    ],
+)
+def test_the_first_node_of_a_list(written, first):
+    assert slurm.first_node(written) == first
+
+
+def test_the_tasks_of_a_node():
+    assert [slurm.tasks_on("2(x3),1", node) for node in range(4)] == [2, 2, 2, 1]
+    assert slurm.tasks_on("8", 0) == 8
+    for wrong in ("", "two", "2(x"):
+        with pytest.raises(InputError, match="no list of numbers"):
+            slurm.tasks_on(wrong, 0)
+    with pytest.raises(InputError, match="SLURM_NODEID is 4"):
+        slurm.tasks_on("2(x3),1", 4)
+
+
+def test_steps_have_ports_that_linux_does_not_hand_out():
+    ports = {slurm.port_of(job, step) for job in range(4000, 4100) for step in range(3)}
+    assert len(ports) > 150
+    assert min(ports) >= 15000
+    assert max(ports) + 1 < 32768
+
+
+def test_a_shared_folder_goes_with_the_last_who_has_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    first, second = RuntimeFolder("slurm-1-0"), RuntimeFolder("slurm-1-0")
+    assert first.path == second.path
+    assert stat.S_IMODE(first.path.stat().st_mode) == 0o700
+    RuntimeFolder().close()  # which deletes what nobody holds
+    assert first.path.is_dir()
+    first.close()
+    assert second.path.is_dir()
+    second.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shared_folder_that_others_may_enter_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    (tmp_path / "paceline-run-slurm-1-0").mkdir(mode=0o755)
+    with pytest.raises(InputError, match="not a folder of this user's alone"):
+        RuntimeFolder("slurm-1-0")

@@ -1,0 +1,218 @@
+"""What is written for a batch system, and what is refused before anything is submitted."""
+
+import json
+import re
+import subprocess
+
+import pytest
+
+from paceline.cli import main
+from paceline.errors import InputError
+from paceline.launch.submit import durations, record, slurm
+from paceline.launch.submit.progress import read_progress
+from paceline.launch.submit.record import JobRecord
+
+
+@pytest.fixture
+def submit(monkeypatch, capsys, tmp_path):
+    """Call `paceline submit` in a folder of its own, and give its status and what it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr("sys.argv", ["paceline", "submit", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+        return ended.value.code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "slurms"),
+    [
+        ("2h", 7200, "02:00:00"),
+        ("90m", 5400, "01:30:00"),
+        ("1d12h", 129600, "1-12:00:00"),
+        ("1H30M", 5400, "01:30:00"),
+        ("45s", 45, "00:00:45"),
+    ],
+)
+def test_lengths_of_time(text, expected, slurms):
+    assert durations.seconds("--time", text) == expected
+    assert durations.for_slurm(expected) == slurms
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2", "h", "2 hours", "-2h", "30m2h", "0h", "999999d", "2h\n#SBATCH --x"]
+)
+def test_what_is_no_length_of_time(text):
+    with pytest.raises(InputError, match="--time"):
+        durations.seconds("--time", text)
+
+
+def script_of(submit, *arguments):
+    status, out, err = submit("digits", "--on", "slurm", "--dry-run", *arguments)
+    assert (status, err) == (0, "")
+    checked = subprocess.run(["/bin/bash", "-n"], input=out, text=True, capture_output=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    options = dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(.*))?$", out, re.MULTILINE))
+    return out, options
+
+
+def test_the_script_of_several_nodes(submit, tmp_path):
+    text, options = script_of(
+        submit,
+        *"--nodes 4 --gpus-per-node 8 --time 2h --shards 64 --steps 9 --set lr=0.1 --no-rebalance".split(),
+    )
+    assert options["nodes"] == "4"
+    assert options["gpus-per-node"] == "8"
+    assert options["time"] == "02:00:00"
+    assert options["signal"] == "B:USR1@60"  # --grace and half a minute
+    assert {"requeue", "no-kill"} <= options.keys()
+    assert options["output"].startswith(f"{tmp_path}/runs/digits-")
+    (train,) = re.findall(r"-m paceline train .*", text)
+    for words in (
+        "--workers 8",
+        "--steps 9",
+        "--set lr=0.1",
+        "--no-rebalance",
+        '--nodes 4 --rendezvous "$leader:$port"',
+    ):
+        assert words in train
+    assert 'export PACELINE_SECRET_FILE="$run/secret"' in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_node_needs_no_meeting_point_and_no_secret(submit):
+    text, options = script_of(submit, "--workers", 2, "--grace", 100.5, "--threads", 3)
+    assert options["signal"] == "B:USR1@131"
+    assert options["cpus-per-task"] == "6"
+    assert "time" not in options
+    assert "rendezvous" not in text
+    assert "SECRET" not in text
+
+
+def test_a_range_of_nodes_and_more_options_of_sbatch(submit):
+    _, options = script_of(
+        submit,
+        "--nodes",
+        "2:4",
+        "--shards",
+        8,
+        "--sbatch=--constraint=h100",
+        "--sbatch=--comment=two words",
+        "--partition",
+        "gpu",
+    )
+    assert (options["nodes"], options["constraint"], options["partition"]) == ("2-4", "h100", "gpu")
+    assert options["comment"] == '"two words"'
+
+
+def test_a_folder_with_any_name_and_a_task_in_a_file(submit, tmp_path):
+    (tmp_path / "my task.py").write_text("")
+    status, out, _ = submit("my task.py:Task", "--on", "slurm", "--dry-run", "--out", "it's 100 % $HOME")
+    assert status == 0
+    shown = subprocess.run(
+        ["/bin/bash", "-c", out.partition("# Ends")[0] + 'printf "%s|" "$run" "$PWD"'],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd="/",
+    )
+    assert shown.stdout == f"{tmp_path}/it's 100 % $HOME|{tmp_path}|"
+    assert f"train '{tmp_path}/my task.py:Task' " in out
+    assert f'--output="{tmp_path}/it\'s 100 %% $HOME/logs/slurm-%j.log"' in out
+    assert "--job-name=paceline-it-s-100-HOME\n" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["digits"], "--on is missing"),
+        (["digits", "--on", "lsf"], "unknown on 'lsf'"),
+        (["--on", "slurm"], "Missing argument 'task'. See paceline submit --help."),
+        (["digts", "--on", "slurm"], "Did you mean 'digits'?"),
+        (["digits", "--on", "slurm", "--time", "two"], "--time 'two' is no length of time"),
+        (
+            ["digits", "--on", "slurm", "--time", "1m"],
+            "--time 1m is too short: a job is told to save 60 s before",
+        ),
+        (["digits", "--on", "slurm", "--nodes", "0"], "--nodes 0 is no number of machines"),
+        (["digits", "--on", "slurm", "--nodes", "4", "--workers", "9"], "36 workers for 8 shards"),
+        (["digits", "--on", "slurm", "--partition", "a b"], "--partition 'a b' is no such name"),
+        (["digits", "--on", "slurm", "--sbatch", "constraint"], "is no option of sbatch"),
+        (["digits", "--on", "slurm", "--rendezvous", "a:1"], "--rendezvous is for the job to decide"),
+        (["digits", "--on", "slurm", "--resume"], "--resume needs the folder"),
+        (["digits", "--on", "kubernetes"], "add --dry-run"),
+        (["digits", "--on", "kubernetes", "--dry-run", "--kind", "pod"], "unknown kind 'pod'"),
+        (
+            ["digits", "--on", "kubernetes", "--dry-run", "--claim", "My_Claim"],
+            "no name that Kubernetes takes",
+        ),
+        (
+            ["digits", "--on", "kubernetes", "--dry-run", "--nodes", "2", "--no-elastic"],
+            "which --no-elastic does not survive",
+        ),
+    ],
+)
+def test_what_is_refused(arguments, message, submit, tmp_path):
+    if "digits" in arguments and "--workers" in arguments:
+        arguments = [*arguments, "--shards", "8"]
+    status, out, err = submit(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_there_is_no_slurm_nothing_is_left(submit, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    status, _, err = submit("digits", "--on", "slurm", "--out", "run")
+    assert (status, "there is no sbatch here" in err) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_takes_one_job_at_a_time(tmp_path):
+    JobRecord(on="slurm", name="it").claim(tmp_path)
+    with pytest.raises(InputError, match="another command submits"):
+        JobRecord(on="slurm", name="it").claim(tmp_path)
+    with pytest.raises(InputError, match="nobody knows whether there is a job"):
+        record.read(tmp_path)
+    JobRecord(on="slurm", name="it", id="7").write(tmp_path)
+    found, job = record.read(tmp_path)
+    assert (found.name, job) == ("it", "7")
+    found.retire(tmp_path)
+    assert record.find(tmp_path) is None
+    with pytest.raises(InputError, match="no job was submitted"):
+        record.read(tmp_path)
+
+
+def test_a_damaged_record_is_one_line(tmp_path):
+    for wrong in ("", "[]", '{"on": 1}', '{"on": "slurm", "name": "x", "id": 7}', '{"more": 1}'):
+        (tmp_path / record.NAME).write_text(wrong)
+        with pytest.raises(InputError, match="cannot be read"):
+            record.find(tmp_path)
+
+
+def test_the_secret_is_for_its_owner_alone(tmp_path):
+    path = tmp_path / "secret"
+    slurm._write_secret(path)
+    text = path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert len(text.strip()) == 64
+    slurm._write_secret(path)  # a job that is submitted again has the same
+    assert path.read_text() == text
+    path.chmod(0o644)
+    with pytest.raises(InputError, match="others may read the secret"):
+        slurm._write_secret(path)
+
+
+def test_how_far_a_run_is(tmp_path):
+    assert read_progress(tmp_path).step is None
+    step = json.dumps({"kind": "step", "step": 7})
+    (tmp_path / "events.jsonl").write_text(f'{{"kind":"run_started"}}\n{step}\n{{"kind":"no')
+    (tmp_path / "checkpoints" / "step-5").mkdir(parents=True)
+    found = read_progress(tmp_path)
+    assert (found.step, found.saved, found.ended) == (7, 5, None)
+    (tmp_path / "events.jsonl").write_text(f'{step}\n{{"kind":"run_finished"}}\n')
+    assert read_progress(tmp_path).ended == "run_finished"
