@@ -10,6 +10,7 @@ from paceline.cli import (
     audit,
     chaos,
     collectives,
+    doctor,
     export,
     inspect,
     resize,
@@ -60,3 +61,4 @@ app.command("tasks")(tasks.tasks)
 app.command("inspect")(inspect.inspect)
 app.command("export")(export.export)
 app.command("collectives")(collectives.collectives)
+app.command("doctor")(doctor.doctor)
