@@ -42,35 +42,36 @@ def backends(seen: Mapping[str, Any], only: str | None = None) -> list[Finding]:
     """Try the backends that paceline knows, or one of them, by what torch was seen to have."""
     found: list[Finding] = []
     for name in (one for one in BACKENDS if one != "auto" and only in (None, one)):
-        found += _absent(name, seen) or _try(name, seen, asked=only is not None)
+        why = _absent(name, seen)
+        # A run needs gloo for what it says on the host, and NCCL where each worker has a GPU of its own.
+        needed = only is not None or name == "gloo" or (name == "nccl" and len(seen["devices"]) > 1)
+        if why is None:
+            found += _try(name, seen, needed=needed)
+        elif needed:
+            found.append(
+                fail("backends", f"{name}: {why}", "Use another --backend, or install what is missing.")
+            )
+        else:
+            found.append(ok("backends", f"{name}: not tried, as {why}"))
     return found
 
 
-def _absent(name: str, seen: Mapping[str, Any]) -> list[Finding]:
-    """Return why a backend is not tried; nothing where it is."""
-    gpus = len(seen["devices"])
+def _absent(name: str, seen: Mapping[str, Any]) -> str | None:
+    """Return why a backend cannot be tried; None where it can."""
     if name == "mpi":
         if importlib.util.find_spec("mpi4py") is None:
-            return [ok("backends", "mpi: not here, as mpi4py is not installed (the extra mpi)")]
-        return [] if _mpiexec() else [ok("backends", "mpi: not tried, as there is no mpiexec")]
+            return "mpi4py is not installed (the extra mpi)"
+        return None if _mpiexec() else "there is no mpiexec"
     if not seen["backends"].get(name):
-        word = (
-            warn("backends", "gloo: torch was built without it", "Install torch's own wheel.")
-            if name == "gloo"
-            else ok("backends", f"{name}: torch was built without it")
-        )
-        return [word]
-    return [ok("backends", "nccl: not tried, as torch sees no GPU")] if name == "nccl" and not gpus else []
+        return "torch was built without it"
+    return "torch sees no GPU" if name == "nccl" and not seen["devices"] else None
 
 
-def _try(name: str, seen: Mapping[str, Any], *, asked: bool) -> list[Finding]:
-    gpus = len(seen["devices"])
-    # A run needs gloo for what it says on the host, and NCCL where each worker has a GPU of its own.
-    needed = asked or name == "gloo" or (name == "nccl" and gpus > 1)
+def _try(name: str, seen: Mapping[str, Any], *, needed: bool) -> list[Finding]:
     try:
         if name == "mpi":
             return _under_mpiexec(needed=needed)
-        if name == "nccl" and gpus == 1:
+        if name == "nccl" and len(seen["devices"]) == 1:
             _alone(name)
             return [ok(CHECK, "nccl: a group of one on the one GPU works; between GPUs it cannot be tried")]
         timings = _between_workers(name, "cuda" if name == "nccl" else "cpu", WORKERS)
@@ -118,7 +119,8 @@ def _between_workers(backend: str, device: str, workers: int) -> list[dict[str, 
             hang_timeout=HANG_S,
             out=Path(folder),
         )
-        outcome = api.start("paceline.doctor.live:main", (), {}, options, threads=1, console=Quiet())
+        launcher = LocalLauncher(Quiet())
+        outcome = launcher.launch(api.plan(launcher, "paceline.doctor.live:main", (), {}, options, threads=1))
     if outcome.failure is not None:
         raise PacelineError(outcome.failure.message)
     timings: list[dict[str, Any]] = outcome.value()[0]

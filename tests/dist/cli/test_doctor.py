@@ -6,7 +6,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from paceline.doctor import exchange
+from paceline.doctor.finding import Level
 from paceline.doctor.hosts import parsed
 from paceline.errors import InputError
 from tests.patience import HANG_S
@@ -76,6 +79,22 @@ def test_an_interface_that_is_not_there_keeps_training_from_starting(command, fo
     assert "Unset GLOO_SOCKET_IFNAME" in ended.out
     assert "gloo: an all-reduce between workers of this machine fails" in ended.out
     assert ended.out.splitlines()[-1].startswith("Training cannot start here: 2 faults.")
+
+
+def test_a_backend_that_was_asked_for_and_is_not_here_is_a_fault(command, folder):
+    ended = command("doctor", "--backend", "nccl")
+    if torch.cuda.is_available():
+        pytest.skip("nccl can be used here")
+    assert (ended.status, ended.err) == (1, "")
+    assert "fail  backends" in ended.out
+
+
+def test_a_process_that_is_a_world_of_one_is_tried_with_workers_of_its_own(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    (gloo,) = exchange.backends({"devices": [], "backends": {"gloo": True}}, "gloo")
+    assert (gloo.check, gloo.level) == ("all-reduce", Level.OK)
+    assert all(one["bus_bytes_per_s"] > 0 for one in gloo.facts["timings"])
 
 
 @pytest.mark.parametrize(
