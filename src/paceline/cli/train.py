@@ -13,7 +13,9 @@ from paceline.cli.generated import Given, takes
 from paceline.cli.options import TASK, AsJson, Config, Settings, Threads, settings
 from paceline.cli.outcome import print_json, report, report_error
 from paceline.cli.reference import task_of
-from paceline.errors import InputError, WorkerFailedError
+from paceline.errors import InputError, UnknownNameError, WorkerFailedError
+from paceline.launch.clusters.ray import Ray
+from paceline.option_fields import MACHINES
 from paceline.strategies.tuning import Tuning
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
@@ -31,6 +33,23 @@ def train(
     set_: Settings = None,
     config: Config = None,
     threads: Threads = None,
+    on: Annotated[
+        str,
+        typer.Option(
+            help="Who starts the workers: local (paceline), or ray, on nodes of a Ray cluster. Default: whoever has started this "
+            "process, or local.",
+            show_default=False,
+            rich_help_panel=MACHINES,
+        ),
+    ] = "auto",
+    resources: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=AMOUNT,...",
+            help="With --on ray: what a node must have free, such as CPU=4,GPU=1. Default: a core per worker.",
+            rich_help_panel=MACHINES,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")
     ] = False,
@@ -62,6 +81,12 @@ def train(
     folder.check_resumed(asked.options)
     for text in asked.notes:
         print(f"note: {text}", file=sys.stderr)  # noqa: T201
+    starter = _starter(on, resources)
+    if starter is not None and dry_run:
+        print(starter.describe(asked.options, sys.argv[1:]))  # noqa: T201
+        return 0
+    if starter is not None:
+        return starter.start(asked.options, sys.argv[1:])
     call: tuple[Any, ...] = (api.TRAINER, (asked.spec,), {}, asked.options)
     if dry_run:
         launcher = api.choose()
@@ -122,3 +147,17 @@ def show_follower(leader: str, workers: int, *, as_json: bool) -> None:
         print_json({"led_by": leader, "workers": workers})
     else:
         print(f"the run is done; {leader} has the result.")  # noqa: T201
+
+
+def _starter(on: str, resources: str | None) -> Ray | None:
+    """Return who starts the workers; None where that is this process."""
+    names = ("auto", "local", "ray")
+    if on not in names:
+        raise UnknownNameError("launcher", on, names)
+    if resources is not None and on != "ray":
+        raise InputError("--resources says what a node of Ray must have. Give --on ray, or leave it out.")
+    if on == "ray" and env.identity() is not None:
+        raise InputError(
+            "--on says how workers are started, but this process is one of them already. Leave it out."
+        )
+    return Ray(resources) if on == "ray" else None
