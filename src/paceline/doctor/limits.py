@@ -7,7 +7,6 @@ import resource
 from pathlib import Path
 
 from paceline.doctor.finding import Finding, ok, warn
-from paceline.errors import InputError
 from paceline.launch.workers import process_limit
 from paceline.observe.formats import plural
 from paceline.world import env
@@ -37,20 +36,12 @@ def open_files() -> list[Finding]:
 
 def processes() -> list[Finding]:
     """Look at how many processes and threads there may be."""
-    most, cores = process_limit.limit(), env.cores()
-    facts = {"limit": most}
-    try:
-        process_limit.check_process_limit(cores, 1)
-    except InputError as error:
-        return [
-            warn(
-                "processes",
-                f"one worker per core is more than this user or container may start: {error}",
-                "Raise it: `ulimit -u`, or --pids-limit of the container.",
-                **facts,
-            )
-        ]
-    return [ok("processes", f"{most:,} processes and threads may run", **facts)]
+    most = process_limit.limit()
+    workers = int(most * process_limit.SHARE) // (1 + process_limit.OWN_THREADS)
+    what = f"{most:,} processes and threads may run, enough for {plural(workers, 'worker')}"
+    if workers >= env.cores():
+        return [ok("processes", what, limit=most)]
+    return [warn("processes", what, "Raise it: `ulimit -u`, or --pids-limit of the container.", limit=most)]
 
 
 def shared_memory() -> list[Finding]:

@@ -126,6 +126,25 @@ def test_few_open_files_are_counted_in_workers():
     assert "ulimit -n 65536" in remedy
 
 
+def test_a_torch_that_does_not_load_keeps_training_from_starting(tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.12 is not there')\n")
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", "doctor"],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.returncode == 1
+    assert "fail  workers" in done.stdout
+    assert "no worker can be started" in done.stdout
+    assert "`python -c 'import torch'`" in done.stdout
+    assert "libcudart.so.12 is not there" in done.stderr
+
+
 def test_a_limit_on_address_space_costs_the_shared_memory():
     found = found_under("prlimit", "--as=8589934592")
     ((level, what, _),) = wrong(found, "limits")
