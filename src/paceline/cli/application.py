@@ -11,6 +11,7 @@ from paceline.cli import (
     cancel,
     chaos,
     collectives,
+    doctor,
     export,
     inspect,
     resize,
@@ -68,3 +69,4 @@ app.command("tasks")(tasks.tasks)
 app.command("inspect")(inspect.inspect)
 app.command("export")(export.export)
 app.command("collectives")(collectives.collectives)
+app.command("doctor")(doctor.doctor)

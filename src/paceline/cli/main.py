@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-WORKING = ("train", "run", "verify", "chaos", "collectives", "rollouts")
+WORKING = ("train", "run", "verify", "chaos", "collectives", "doctor", "rollouts")
 """Commands that will need workers: their fork server starts loading torch while the arguments are read."""
 
 

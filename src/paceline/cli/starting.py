@@ -7,13 +7,14 @@ import sys
 from paceline.errors import InputError, UnknownNameError
 from paceline.launch.clusters.commands import Starter
 from paceline.launch.clusters.mpiexec import Mpiexec
+from paceline.launch.clusters.ray import Ray
 from paceline.launch.clusters.ssh import Ssh
 from paceline.launch.clusters.torchrun import Torchrun
 from paceline.training.options import RunOptions
 from paceline.world import env
 
-AUTO, LOCAL, MPI, SSH, TORCHRUN = "auto", "local", "mpi", "ssh", "torchrun"
-ON = (AUTO, LOCAL, TORCHRUN, MPI, SSH)
+AUTO, LOCAL, MPI, RAY, SSH, TORCHRUN = "auto", "local", "mpi", "ray", "ssh", "torchrun"
+ON = (AUTO, LOCAL, TORCHRUN, MPI, SSH, RAY)
 
 
 def start_elsewhere(
@@ -22,10 +23,11 @@ def start_elsewhere(
     on: str = AUTO,
     hosts: str | None = None,
     ssh: str = SSH,
+    resources: str | None = None,
     dry_run: bool = False,
 ) -> int | None:
     """Have another program start the workers of this command, or print how; None where they are started, or joined, here."""
-    starter = _starter(options, on, hosts, ssh)
+    starter = _starter(options, on, hosts, ssh, resources)
     if starter is None:
         return None
     arguments = sys.argv[1:]
@@ -36,13 +38,17 @@ def start_elsewhere(
     return 0
 
 
-def _starter(options: RunOptions, on: str, hosts: str | None, ssh: str) -> Starter | None:
+def _starter(
+    options: RunOptions, on: str, hosts: str | None, ssh: str, resources: str | None
+) -> Starter | None:
     if on not in ON:
         raise UnknownNameError("launcher", on, ON)
     if hosts is not None and on not in (AUTO, SSH):
         raise InputError(
             f"--hosts is for machines that are reached over ssh, and --on is {on}. Leave one out."
         )
+    if resources is not None and on != RAY:
+        raise InputError("--resources says what a node of a Ray cluster must have. Use --on ray.")
     if on == SSH and hosts is None:
         raise InputError("--on ssh needs the machines. Give --hosts a,b,c.")
     identity = env.identity()
@@ -56,5 +62,7 @@ def _starter(options: RunOptions, on: str, hosts: str | None, ssh: str) -> Start
         return None
     if hosts is not None:
         return Ssh(hosts, ssh)
+    if on == RAY:
+        return Ray(resources)
     by_mpi = on == MPI or (on == AUTO and options.backend == "mpi" and options.processes > 1)
     return Mpiexec() if by_mpi else Torchrun() if on == TORCHRUN else None

@@ -34,8 +34,8 @@ def train(
     on: Annotated[
         str,
         typer.Option(
-            help="Who starts the workers: local (paceline), torchrun, mpi or ssh. Default: whoever has started this process; "
-            "else ssh with --hosts, mpi with --backend mpi, or local.",
+            help="Who starts the workers: local (paceline), torchrun, mpi, ssh or ray. Default: whoever has started this "
+            "process; else ssh with --hosts, mpi with --backend mpi, or local.",
             show_default=False,
             rich_help_panel=MACHINES,
         ),
@@ -54,6 +54,14 @@ def train(
             metavar="COMMAND", help="The ssh of --hosts, with options of your own.", rich_help_panel=MACHINES
         ),
     ] = SSH,
+    resources: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=AMOUNT,...",
+            help="With --on ray: what a node must have free, such as CPU=4,GPU=1. Default: a core per worker.",
+            rich_help_panel=MACHINES,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")
     ] = False,
@@ -74,7 +82,9 @@ def train(
     task, asked = Asked.for_command("train", task, file, given)
     for text in asked.notes:
         print(f"note: {text}", file=sys.stderr)  # noqa: T201
-    elsewhere = start_elsewhere(asked.options, on=on, hosts=hosts, ssh=ssh, dry_run=dry_run)
+    elsewhere = start_elsewhere(
+        asked.options, on=on, hosts=hosts, ssh=ssh, resources=resources, dry_run=dry_run
+    )
     if elsewhere is not None:
         return elsewhere
     call: tuple[Any, ...] = (api.TRAINER, (asked.spec,), {}, asked.options)

@@ -93,7 +93,12 @@ def start(
 
 def choose(console: Console | None = None) -> Launcher:
     """Return the launcher for this process: of the world that it was started in, or of this machine."""
-    launchers: tuple[Launcher, ...] = (MpiLauncher(), SlurmLauncher(), JoinedLauncher(), LocalLauncher(console))
+    launchers: tuple[Launcher, ...] = (
+        MpiLauncher(),
+        SlurmLauncher(),
+        JoinedLauncher(),
+        LocalLauncher(console),
+    )
     return next(one for one in launchers if one.detect())
 
 

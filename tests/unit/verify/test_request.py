@@ -70,7 +70,7 @@ def test_every_option_of_train_is_one_of_verify() -> None:
         return {name.rstrip("_"): one.annotation for name, one in found}
 
     trained, verified = options(train), options(verify)
-    assert trained.keys() - verified.keys() == {"roles", "on", "hosts", "ssh", "dry_run"}
+    assert trained.keys() - verified.keys() == {"roles", "on", "hosts", "ssh", "resources", "dry_run"}
     own = {"task", "strategy", "workers", "steps", "shards", "exact", "resume"}
     shared = trained.keys() & verified.keys() - own
     assert [name for name in shared if get_args(trained[name])[0] != get_args(verified[name])[0]] == []

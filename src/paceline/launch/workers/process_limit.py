@@ -59,25 +59,27 @@ def crowded(workers: int) -> str | None:
 def limit() -> int:
     """Return how many processes and threads there may be: the least of what the kernel, the user and the container allow."""
     known = [_number(Path("/proc/sys/kernel/pid_max")), _number(Path("/proc/sys/kernel/threads-max"))]
-    known += [_number(path / "pids.max") for path in _control_groups()]
+    known += [_number(path / "pids.max") for path in control_groups("pids")]
     if os.geteuid() != 0:  # root is not held to it
         soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
         known.append(None if soft == resource.RLIM_INFINITY else soft)
     return min((number for number in known if number is not None), default=32768)
 
 
-def _control_groups() -> list[Path]:
-    """Return this process's control group and all above it, as far as they are visible."""
+def control_groups(controller: str) -> list[Path]:
+    """Return the folders of this process's control group and all above it, as far as they are visible."""
     root = Path("/sys/fs/cgroup")
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    found = [root, root / "pids"]
+    found = [root, root / controller]
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers in ("", "pids"):
-            base = root / controllers
+        if not controllers or controller in controllers.split(
+            ","
+        ):  # one tree for all, or (version 1) its own
+            base = root / controller if controllers else root
             own = base / path.lstrip("/")
             found += [one for one in (own, *own.parents) if one.is_relative_to(base)]
     return found

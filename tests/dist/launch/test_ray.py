@@ -1,0 +1,90 @@
+"""`--on ray`: what would be started, what is refused, and a run on a real Ray of this machine, where it is installed."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from paceline.errors import InputError
+from paceline.launch.clusters.ray import Ray, parse_resources
+from paceline.training.options import RunOptions
+from tests.patience import HANG_S
+
+COMMAND = [sys.executable, "-m", "paceline", "train", "digits", "--steps", "12", "--json"]
+
+
+def test_resources_are_read():
+    assert parse_resources("CPU=4, GPU=0.5,fast_disk=1") == {"CPU": 4.0, "GPU": 0.5, "fast_disk": 1.0}
+
+
+@pytest.mark.parametrize("text", ["CPU", "CPU=", "=1", "CPU=many", "CPU=-1", "CPU=inf", "", "CPU=1,"])
+def test_wrong_resources_are_refused(text):
+    with pytest.raises(InputError, match="is no list of resources"):
+        parse_resources(text)
+
+
+def test_without_resources_a_worker_takes_a_core_and_a_gpu_where_it_wants_one():
+    assert Ray(None).resources(RunOptions(workers=3)) == {"CPU": 3.0}
+    assert Ray(None).resources(RunOptions(workers=2, device="cuda")) == {"CPU": 2.0, "GPU": 2.0}
+
+
+def test_the_command_of_a_node_has_what_was_decided_for_it():
+    given = [
+        "train",
+        "digits",
+        "--on",
+        "ray",
+        "--nodes=2",
+        "--resources",
+        "CPU=1",
+        "--workers",
+        "2",
+        "--json",
+    ]
+    first, others = map(str, Ray("CPU=1").commands(RunOptions(workers=2, nodes="2", out="runs/x"), given))
+    ours = "train digits --workers 2 --json --out=runs/x --nodes=2 --rendezvous=LEADER:PORT"
+    assert first.startswith("on the first of 2 nodes of Ray's that have CPU=1: python ")
+    assert first.endswith(f"{ours} --lead")
+    assert others.endswith(ours)
+
+
+def test_a_meeting_point_is_not_for_the_user_to_say():
+    with pytest.raises(InputError, match="Leave out --rendezvous"):
+        Ray(None).start(RunOptions(workers=2, nodes="2", rendezvous="10.0.0.1:29400"), [])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
+def test_without_ray_it_says_how_to_get_it():
+    with pytest.raises(InputError, match=r"pip install 'paceline\[ray\]'"):
+        Ray(None).start(RunOptions(workers=2), [])
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed (the extra ray, which is large)"
+)
+def test_a_run_on_a_local_ray_has_the_bits_of_one_process(tmp_path):
+    def run(*arguments, **variables):
+        done = subprocess.run(
+            [*COMMAND, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    single = run("--strategy", "single", "--out", "single")
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+        ours = run(
+            "--on", "ray", "--workers", "2", "--out", "ray", RAY_TMPDIR=folder, RAY_USAGE_STATS_ENABLED="0"
+        )
+    assert ours["workers"] == 2
+    assert ours["weights_sha256"] == single["weights_sha256"]
+    assert (tmp_path / "ray" / "receipt.json").exists()
