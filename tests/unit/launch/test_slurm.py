@@ -2,6 +2,8 @@
 
 import os
 import stat
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -128,8 +130,15 @@ def test_steps_have_ports_that_linux_does_not_hand_out():
     assert max(ports) + 1 < 32768
 
 
-def test_a_shared_folder_goes_with_the_last_who_has_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+@pytest.fixture
+def temporary(monkeypatch):
+    """A folder for temporary files whose path leaves room for a socket's."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr("tempfile.gettempdir", lambda: folder)
+        yield Path(folder)
+
+
+def test_a_shared_folder_goes_with_the_last_who_has_it(temporary):
     first, second = RuntimeFolder("slurm-1-0"), RuntimeFolder("slurm-1-0")
     assert first.path == second.path
     assert stat.S_IMODE(first.path.stat().st_mode) == 0o700
@@ -138,11 +147,10 @@ def test_a_shared_folder_goes_with_the_last_who_has_it(tmp_path, monkeypatch):
     first.close()
     assert second.path.is_dir()
     second.close()
-    assert list(tmp_path.iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
-def test_a_shared_folder_that_others_may_enter_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    (tmp_path / "paceline-run-slurm-1-0").mkdir(mode=0o755)
+def test_a_shared_folder_that_others_may_enter_is_refused(temporary):
+    (temporary / "paceline-run-slurm-1-0").mkdir(mode=0o755)
     with pytest.raises(InputError, match="not a folder of this user's alone"):
         RuntimeFolder("slurm-1-0")
