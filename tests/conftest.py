@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import secrets
+import tempfile
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -50,3 +53,20 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     if found:
         leaks.restore(before)
         pytest.fail("the test leaves behind: " + "; ".join(found), pytrace=False)
+
+
+@pytest.fixture
+def ray_variables() -> Iterator[dict[str, str]]:
+    """Variables for a Ray of the test's own: its files and its token lie in a folder that goes, and not in the user's home."""
+    with tempfile.TemporaryDirectory(
+        prefix="ray-", dir="/tmp"
+    ) as folder:  # the path of a socket must be short
+        token = Path(folder, "token")
+        token.write_text(secrets.token_hex(32))
+        token.chmod(0o600)
+        yield {
+            "RAY_TMPDIR": folder,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 
 import pytest
 
@@ -66,7 +65,7 @@ def test_without_ray_it_says_how_to_get_it():
 @pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed (the extra ray, which is large)"
 )
-def test_a_run_on_a_local_ray_has_the_bits_of_one_process(tmp_path):
+def test_a_run_on_a_local_ray_has_the_bits_of_one_process(tmp_path, ray_variables):
     def run(*arguments, **variables):
         done = subprocess.run(
             [*COMMAND, *arguments],
@@ -81,10 +80,7 @@ def test_a_run_on_a_local_ray_has_the_bits_of_one_process(tmp_path):
         return json.loads(done.stdout.splitlines()[-1])
 
     single = run("--strategy", "single", "--out", "single")
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
-        ours = run(
-            "--on", "ray", "--workers", "2", "--out", "ray", RAY_TMPDIR=folder, RAY_USAGE_STATS_ENABLED="0"
-        )
+    ours = run("--on", "ray", "--workers", "2", "--out", "ray", **ray_variables)
     assert ours["workers"] == 2
     assert ours["weights_sha256"] == single["weights_sha256"]
     assert (tmp_path / "ray" / "receipt.json").exists()
