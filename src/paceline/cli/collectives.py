@@ -39,7 +39,7 @@ def collectives(
     if workers < 2:
         raise InputError(f"--workers is {workers}, but it takes at least 2 to exchange something.")
     chosen = [name.strip() for name in only.split(",")] if only else None
-    options = RunOptions(workers=workers, device="cpu", backend=backend)
+    options = RunOptions(workers=workers, device="cpu", backend=backend, elastic=False)
     elsewhere = start_elsewhere(options)
     if elsewhere is not None:
         return elsewhere

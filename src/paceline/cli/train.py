@@ -13,6 +13,7 @@ from paceline.cli.options import TASK, AsJson, Config, Settings, Threads, settin
 from paceline.cli.outcome import print_json, report, report_error
 from paceline.cli.starting import AUTO, SSH, start_elsewhere
 from paceline.errors import InputError, WorkerFailedError
+from paceline.launch.clusters.ssh import meeting
 from paceline.option_fields import MACHINES
 from paceline.strategies.tuning import Tuning
 from paceline.training.options import RunOptions
@@ -76,7 +77,9 @@ def train(
     from paceline.observe.progress import open_progress
 
     file = read_config(config)
-    given = {**_of_roles(roles, given), **given}
+    # A run that is resumed may have had other machines.
+    machines = {name: value for name, value in meeting(hosts).items() if name not in file}
+    given = {**_of_roles(roles, given), **machines, **given}
     given |= {"settings": settings(set_)} if set_ else {}
     given |= {"threads": threads} if threads is not None else {}
     task, asked = Asked.for_command("train", task, file, given)

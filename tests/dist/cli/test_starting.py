@@ -1,6 +1,7 @@
 """`--on` and `--hosts`: what would be started, word for word, and what is refused."""
 
 import importlib.util
+import json
 import os
 import shlex
 import sys
@@ -57,6 +58,17 @@ def test_machines_over_ssh(command, folder, monkeypatch):
         f"me@10.77.0.8: ssh -p 2222 {options} me@10.77.0.8 {shlex.quote(there)}",
         f"localhost: {run} {meet}",
     ]
+
+
+def test_a_run_that_is_resumed_may_have_other_machines(command, folder):
+    had = {"strategy": "ddp", "workers": 2, "shards": 6, "nodes": "3", "rendezvous": "10.77.0.7:29411"}
+    spec = {"task": "paceline.tasks.digits:Digits", "name": "digits", "options": had}
+    (folder / "run").mkdir()
+    (folder / "run" / "spec.json").write_text(json.dumps(spec))
+    ended = command("train", "--resume", "--out", "run", "--hosts", "me@10.77.0.8,me@10.77.0.9", "--dry-run")
+    assert ended.status == 0, ended.err
+    meet = "train --resume --nodes=2 --rendezvous=10.77.0.8:29400 --out=run"
+    assert [meet in line for line in ended.out.splitlines()] == [True, True]
 
 
 @pytest.mark.parametrize(

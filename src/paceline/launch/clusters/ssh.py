@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from paceline.errors import InputError
 from paceline.launch.clusters.commands import Command, without
-from paceline.launch.nodes.rendezvous import DEFAULT_PORT, Rendezvous
+from paceline.launch.nodes.rendezvous import DEFAULT_PORT
 from paceline.training.options import RunOptions
 from paceline.transport.addresses import at
 from paceline.transport.secret import Secret
@@ -41,20 +41,30 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _HOST = re.compile(r"(?:[\w.][\w.-]*@)?[\w.:][\w.:%-]*")
 
 
+def named(hosts: str) -> list[str]:
+    """Return the machines that `--hosts` names."""
+    found = [one.strip() for one in hosts.split(",")]
+    wrong = next((one for one in found if _HOST.fullmatch(one) is None), None)
+    if wrong is not None:
+        raise InputError(f"--hosts {hosts!r}: {wrong!r} is no host. Give names or addresses, like a,b,me@c.")
+    if len(set(found)) < len(found):
+        raise InputError(f"--hosts {hosts!r} names a machine twice. Use --workers for more than one on each.")
+    return found
+
+
+def meeting(hosts: str | None) -> dict[str, str]:
+    """Return what `--hosts` says of the machines, by the names of options: how many, and where they meet."""
+    if hosts is None:
+        return {}
+    found = named(hosts)
+    return {"nodes": str(len(found)), "rendezvous": at(found[0].rpartition("@")[2], DEFAULT_PORT)}
+
+
 class Ssh:
     """The machines of `--hosts`, reached with the command of `--ssh`; one that is this machine is started without."""
 
     def __init__(self, hosts: str, ssh: str) -> None:
-        self._hosts = [one.strip() for one in hosts.split(",")]
-        wrong = next((one for one in self._hosts if _HOST.fullmatch(one) is None), None)
-        if wrong is not None:
-            raise InputError(
-                f"--hosts {hosts!r}: {wrong!r} is no host. Give names or addresses, like a,b,me@c."
-            )
-        if len(set(self._hosts)) < len(self._hosts):
-            raise InputError(
-                f"--hosts {hosts!r} names a machine twice. Use --workers for more than one on each."
-            )
+        self._hosts = named(hosts)
         try:
             self._ssh = shlex.split(ssh)
         except ValueError as error:
@@ -66,13 +76,11 @@ class Ssh:
             raise InputError(
                 "--lead is for machines that are started one by one: the first of --hosts leads."
             )
-        nodes = str(options.nodes) if options.max_nodes > 1 else str(len(self._hosts))
-        meeting = Rendezvous.parse(options.rendezvous or at(_name(self._hosts[0]), DEFAULT_PORT), nodes)
-        if meeting.max_nodes != len(self._hosts):
+        if options.max_nodes != len(self._hosts):
             raise InputError(
-                f"--nodes is {nodes}, but --hosts names {len(self._hosts)} machines. Leave --nodes out."
+                f"--nodes is {options.nodes}, but --hosts names {len(self._hosts)} machines. Leave --nodes out."
             )
-        ours = [*without(arguments, *_OURS), f"--nodes={nodes}", f"--rendezvous={meeting.endpoint}"]
+        ours = [*without(arguments, *_OURS), f"--nodes={options.nodes}", f"--rendezvous={options.rendezvous}"]
         ours += [] if options.out is None else [f"--out={options.out}"]
         return tuple(
             Command(host, self._words(host, [*ours, *(["--lead"] if place == 0 else [])]))
@@ -105,10 +113,6 @@ class Ssh:
             ) from None
         finally:
             _end(started)
-
-
-def _name(host: str) -> str:
-    return host.rpartition("@")[2]
 
 
 def _told(secret: Secret) -> bytes:
