@@ -18,6 +18,7 @@ _LONGEST_FIRST = (
     "namespaces",  # waits for the most part: what is computed beside it has both cores
     "documents",
     "contract",
+    "tests/dist/launch/test_slurm.py",  # waits for SLURM for the most part
     "tests/dist/strategies/test_tensor.py",
     "tests/fault/test_survive.py",
     "tests/dist/strategies/test_ordinary_code.py",

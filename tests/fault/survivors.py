@@ -117,6 +117,10 @@ def resize_to(workers):
     return resize
 
 
+def order_stop(run):
+    order(run._engine.state.options.out, {"do": "stop"})
+
+
 def grow(run):
     """Ask for a fourth worker, and wait until it is there and the group is to change at the next step."""
     resize_to(4)(run)
@@ -160,6 +164,7 @@ ACTIONS = {
     "ctrl-c": lambda run: os.kill(
         int((run._engine.state.options.out.parent / "launcher").read_text()), signal.SIGINT
     ),
+    "order to stop": order_stop,
     "to 1": resize_to(1),
     "to 3": resize_to(3),
     "to 4": resize_to(4),

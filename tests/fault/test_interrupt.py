@@ -67,6 +67,15 @@ def test_the_first_ends_the_run_behind_a_step_that_all_have_finished(
     assert audit(tmp_path / "run").holds
 
 
+def test_an_order_to_stop_ends_the_run_as_sigterm_does(tmp_path, whole, capfd):
+    with pytest.raises(SystemExit) as ended:
+        run(tmp_path, [("forward", PRESSED, 0, "order to stop")], 2, "ddp")
+    assert ended.value.code == 143
+    assert "SIGTERM: finishing the step and saving a checkpoint" in capfd.readouterr().err
+    assert PRESSED <= newest_step(tmp_path / "run") < STEPS
+    assert {result["weights"] for result in run(tmp_path, (), 2, "ddp", resume=True)} == {whole}
+
+
 def test_before_the_first_step_is_finished_nothing_is_said_of_a_checkpoint_that_may_not_come(tmp_path, capfd):
     assert interrupted(tmp_path, 1, "single", [("forward", 0, 0, "ctrl-c")]) == 1
     said = capfd.readouterr().err

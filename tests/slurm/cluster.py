@@ -1,5 +1,6 @@
-"""A SLURM of this machine in one folder: its own munge key and socket, its own configuration, ports that were free.
+"""A SLURM in one folder, of this machine or of several that are network namespaces.
 
+It has its own munge key and socket, its own configuration, and ports that were free.
 Nothing outside the folder is written: no service is registered, /etc is left alone, and `SLURM_CONF` is all that a command
 needs to find it. What runs in it are munged, slurmctld and slurmd as children of whoever started it.
 """
@@ -15,11 +16,12 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.netns import Machine
 from tests.patience import HANG_S
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
@@ -27,6 +29,8 @@ PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "squeue", "scontrol")
 CORES = 8
 """How many the node says it has: jobs of two and four tasks run on two cores, too."""
+_AS_NODE = 'hostname "$0"; mount --bind "$1" /etc/hosts; shift; exec "$@"'
+"""In namespaces of its own: nobody else sees that name or that file."""
 
 
 @dataclass
@@ -34,6 +38,8 @@ class Cluster:
     """One that runs."""
 
     folder: Path
+    machines: tuple[Machine, ...] = ()
+    """The nodes, where these are network namespaces; else this machine is the only one."""
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -48,9 +54,22 @@ class Cluster:
     def run(self, *command: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a command that uses it."""
         merged = {**os.environ, **self.environment(), **options.pop("env", {})}
+        within = _inside(self.machines[0]) if self.machines else ()
         return subprocess.run(
-            command, env=merged, capture_output=True, text=True, timeout=HANG_S, check=False, **options
+            (*within, *command),
+            env=merged,
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+            check=False,
+            **options,
         )
+
+    def nodes(self) -> dict[str, str]:
+        """Return the names of the nodes and their addresses."""
+        if not self.machines:
+            return {socket.gethostname().partition(".")[0]: "127.0.0.1"}
+        return {f"node{one.index + 1}": one.address for one in self.machines}
 
     def state(self, job: str) -> str:
         """Return the state of a job, such as RUNNING."""
@@ -82,18 +101,18 @@ def install() -> None:
 
 
 @contextlib.contextmanager
-def cluster(**settings: str) -> Iterator[Cluster]:
-    """Start a SLURM, with more `settings` in its configuration, and take it away with everything it runs."""
-    made = Cluster(Path(tempfile.mkdtemp(prefix="paceline-slurm-")))
+def cluster(machines: Sequence[Machine] = ()) -> Iterator[Cluster]:
+    """Start a SLURM and take it away with everything it runs."""
+    made = Cluster(Path(tempfile.mkdtemp(prefix="paceline-slurm-")), tuple(machines))
     try:
-        _start(made, settings)
+        _start(made)
         yield made
     finally:
         _stop(made)
         shutil.rmtree(made.folder, ignore_errors=True)
 
 
-def _start(made: Cluster, settings: dict[str, str]) -> None:
+def _start(made: Cluster) -> None:
     key, munge = made.folder / "munge.key", made.folder / "munge"
     munge.mkdir(mode=0o755)
     made.folder.chmod(0o755)
@@ -103,21 +122,28 @@ def _start(made: Cluster, settings: dict[str, str]) -> None:
     named = [f"--{name}{'' if name == 'socket' else '-file'}={path}" for name, path in files.items()]
     _launch(made, ["munged", "--foreground", "--force", *named])
     _wait(made, files["socket"].exists)
-    made.configuration.write_text(_configuration(made.folder, files["socket"], settings))
+    made.configuration.write_text(_configuration(made, files["socket"]))
     configuration = ["-D", "-f", str(made.configuration)]
     _launch(made, ["slurmctld", *configuration])
-    _launch(made, ["slurmd", *configuration])
-    _wait(made, lambda: made.run("sinfo", "--noheader", "--format=%T").stdout.strip() == "idle")
+    for place in range(len(made.nodes())):
+        _launch(made, ["slurmd", *configuration], place)
+    _wait(
+        made,
+        lambda: (
+            made.run("sinfo", "--noheader", "--format=%T %D").stdout.split()
+            == ["idle", str(len(made.nodes()))]
+        ),
+    )
 
 
-def _configuration(folder: Path, munge: Path, settings: dict[str, str]) -> str:
+def _configuration(made: Cluster, munge: Path) -> str:
+    folder, (first, *_) = made.folder, made.nodes().items()
     controller, node = _free_ports(2)
-    for name in ("state", "spool"):
+    for name in ("state", *(f"spool-{name}" for name in made.nodes())):
         (folder / name).mkdir()
-    name = socket.gethostname().partition(".")[0]
     lines: dict[str, object] = {
         "ClusterName": "paceline",
-        "SlurmctldHost": f"{name}(127.0.0.1)",
+        "SlurmctldHost": f"{first[0]}({first[1]})",
         "SlurmUser": "root",
         "SlurmctldPort": controller,
         "SlurmdPort": node,
@@ -125,11 +151,11 @@ def _configuration(folder: Path, munge: Path, settings: dict[str, str]) -> str:
         # A job that is queued again waits until its credential has expired.
         "AuthInfo": f"socket={munge},cred_expire=5",
         "StateSaveLocation": folder / "state",
-        "SlurmdSpoolDir": folder / "spool",
+        "SlurmdSpoolDir": folder / "spool-%n",
         "SlurmctldPidFile": folder / "slurmctld.pid",
-        "SlurmdPidFile": folder / "slurmd.pid",
+        "SlurmdPidFile": folder / "slurmd-%n.pid",
         "SlurmctldLogFile": folder / "slurmctld.log",
-        "SlurmdLogFile": folder / "slurmd.log",
+        "SlurmdLogFile": folder / "slurmd-%n.log",
         "PlugStackConfig": folder / "plugstack.conf",
         "ProctrackType": "proctrack/linuxproc",
         "TaskPlugin": "task/none",
@@ -140,21 +166,29 @@ def _configuration(folder: Path, munge: Path, settings: dict[str, str]) -> str:
         "MpiDefault": "none",
         "ReturnToService": 2,
         "KillWait": 30,
-        "SchedulerParameters": "sched_interval=1,batch_sched_delay=0,defer_batch=0",
-        **settings,
-        "NodeName": f"{name} NodeAddr=127.0.0.1 CPUs={CORES} State=UNKNOWN",
-        "PartitionName": f"all Nodes={name} Default=YES MaxTime=INFINITE State=UP",
+        "SchedulerParameters": "sched_interval=1,batch_sched_delay=0,sched_min_interval=100000",
     }
-    return "".join(f"{key}={value}\n" for key, value in lines.items())
+    text = [f"{key}={value}" for key, value in lines.items()]
+    text += [f"NodeName={name} NodeAddr={at} CPUs={CORES} State=UNKNOWN" for name, at in made.nodes().items()]
+    return "\n".join([*text, "PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP", ""])
 
 
-def _launch(made: Cluster, command: list[str]) -> None:
+def _launch(made: Cluster, command: list[str], place: int = 0) -> None:
+    """Start a daemon, where the nodes are namespaces on one of them, with a name and a hosts file of its own."""
     program = _program(command[0])
     assert program is not None, command[0]
-    with (made.folder / f"{command[0]}.out").open("wb") as output:
+    within = ["setpriv", "--pdeathsig", "TERM"]  # nobody is left to end it where this process is killed
+    if made.machines:
+        hosts = made.folder / "hosts"
+        hosts.write_text(
+            "".join(f"{at} {name}\n" for name, at in {"localhost": "127.0.0.1", **made.nodes()}.items())
+        )
+        there = [*_inside(made.machines[place]), "unshare", "--uts", "--mount", "sh", "-ec", _AS_NODE]
+        within += [*there, list(made.nodes())[place], str(hosts)]
+    with (made.folder / f"{command[0]}-{place}.out").open("wb") as output:
         made.started.append(
             subprocess.Popen(
-                [program, *command[1:]],
+                [*within, program, *command[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -163,9 +197,14 @@ def _launch(made: Cluster, command: list[str]) -> None:
         )
 
 
+def _inside(machine: Machine) -> tuple[str, ...]:
+    """Return how a command is run in a namespace; `ip netns exec` would hide the control groups, which slurmd wants to see."""
+    return "nsenter", f"--net=/run/netns/{machine.name}"
+
+
 def _stop(made: Cluster) -> None:
     """End the jobs, then the daemons in the reverse order of their start, by their process ids."""
-    if len(made.started) == 3:
+    if len(made.started) == 2 + len(made.nodes()):
         with contextlib.suppress(subprocess.TimeoutExpired):
             made.run("scancel", "--signal=KILL", "--full", "--user=root")
             made.run("scancel", "--user=root")

@@ -7,6 +7,7 @@ import pytest
 
 from paceline.cli import main
 from paceline.cli.verify import WITHOUT_EFFECT
+from paceline.launch.submit.options import SubmitOptions
 from paceline.option_fields import GROUPS, flag, shown
 from paceline.strategies.tuning import Tuning
 from paceline.training.options import RunOptions
@@ -43,6 +44,16 @@ def test_the_help_has_groups_common_ones_first(helps):
     assert {"Strategy ddp", "Strategy fsdp", "Strategy pp", "Strategy tp", "Strategy local-sgd"} <= set(
         headings
     )
+
+
+def test_submit_takes_the_options_of_train_but_for_those_that_its_job_decides(helps):
+    text = helps("submit")
+    headings = re.findall(r"^(\S.*):$", text, re.MULTILINE)
+    assert headings[: len(GROUPS) + 1] == ["Arguments", *GROUPS]
+    assert {"SLURM", "Kubernetes"} <= set(headings)
+    for one in [*EVERY, *(one for one in fields(SubmitOptions) if shown(one))]:
+        listed = re.search(rf"^  {flag(one.name)}\b", text, re.MULTILINE) is not None
+        assert listed == (one.name not in ("rendezvous", "lead", "secret_file")), one.name
 
 
 def test_defaults_are_in_the_help(helps):
