@@ -115,7 +115,8 @@ def _is_task(arguments: list[str]) -> bool:
     from paceline.world import env
 
     meets = any(one.partition("=")[0] == "--rendezvous" for one in arguments)
-    return env.slurm_task() is not None and not meets and arguments[:1] != ["run"]
+    alone = "--on=local" in arguments or ("--on", "local") in zip(arguments, arguments[1:], strict=False)
+    return env.slurm_task() is not None and not (meets or alone) and arguments[:1] != ["run"]
 
 
 def _join_slurm(arguments: list[str]) -> None:

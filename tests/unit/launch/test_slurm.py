@@ -91,6 +91,8 @@ def test_a_step_of_one_task_makes_its_own_workers(variables):
         (["train", "digits"], True),
         (["train", "digits", "--rendezvous", "gpu02:29400"], False),
         (["train", "digits", "--rendezvous=gpu02:29400"], False),
+        (["train", "digits", "--on", "local"], False),
+        (["train", "digits", "--on=local"], False),
         (["run", "-n", "2", "script.py"], False),
     ],
 )
