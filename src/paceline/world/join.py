@@ -20,7 +20,7 @@ from paceline.world.backends import choose_backend, choose_device
 from paceline.world.base import Comm
 from paceline.world.checked import CheckedComm
 from paceline.world.env import Identity
-from paceline.world.interfaces import is_loopback
+from paceline.world.interfaces import is_loopback, reaching
 from paceline.world.interruption import InterruptedWaitError, Interruption, broken
 from paceline.world.local import LocalComm
 from paceline.world.process_group import Patience, ProcessGroupComm, reading_together
@@ -73,7 +73,7 @@ def connect(
             raise InputError(
                 "this process is already in a process group. Close that world before connecting again."
             )
-        _keep_to_loopback(identity.master_address)
+        _choose_interface(identity)
         met = store or meet(identity, timedelta(seconds=timeout_s))
         if isinstance(met, RunStore):
             interruption.on_raise(functools.partial(met.interrupt, broken))
@@ -172,9 +172,16 @@ def run_store(address: str) -> RunStore:
     return RunStore(address, secret=run_secret() if address.startswith("tcp:") else None)
 
 
-def _keep_to_loopback(address: str) -> None:
-    """Bind gloo to the loopback interface when the workers meet there; what somebody has set stays."""
-    if env.read("GLOO_SOCKET_IFNAME") is not None or not is_loopback(address):
+def _choose_interface(identity: Identity) -> None:
+    """Bind gloo to the loopback interface when the workers meet there; on several machines, to the one that reaches the master.
+
+    Gloo itself goes by the host's name, which many machines know as a loopback address. What somebody has set stays.
+    """
+    if env.read("GLOO_SOCKET_IFNAME") is not None:
+        return
+    if not is_loopback(identity.master_address):
+        if identity.nodes > 1:
+            env.export({"GLOO_SOCKET_IFNAME": reaching(identity.master_address).interface})
         return
     interfaces = {name for _, name in socket.if_nameindex()}
     for name in ("lo", "lo0"):
