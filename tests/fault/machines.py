@@ -13,7 +13,7 @@ from tests.patience import HANG_S, Stopwatch
 
 TIMEOUT_S = 4
 SECRET = "a secret of the machines in these tests"  # noqa: S105
-STEPS = 400
+STEPS = 160
 TASK = """
 import os, pathlib, time
 import torch, paceline
@@ -24,7 +24,7 @@ class Slow(torch.utils.data.Dataset):
     def __len__(self): return 160
     def __getitem__(self, index):
         if not pathlib.Path("hurry").exists():
-            time.sleep(0.02)
+            time.sleep(0.05)
         if pathlib.Path("flood").exists():
             print("x" * 20_000)
         return torch.linspace(-1, 1, 64).roll(index), torch.tensor([index % 7 / 7])

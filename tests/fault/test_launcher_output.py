@@ -7,6 +7,9 @@ import subprocess
 
 import pytest
 
+from paceline.launch.base import Outcome
+from paceline.launch.failures import Failure
+from paceline.launch.run_folder import RunFolder
 from tests.dist.launch.processes import PACELINE, started
 
 NOISY = """
@@ -135,3 +138,29 @@ def test_a_temporary_folder_that_is_full_costs_only_what_needs_it(tmp_path):
         command = [*PACELINE, "train", "digits", "--steps", "1", "--out", str(tmp_path / "run")]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), ended.stderr
+
+
+FINISHED = Outcome(results=(1,))
+REFUSED = Outcome(results=(), failure=Failure(rank=0, host="here", kind="input", message="no"))
+
+
+@pytest.mark.parametrize("outcome", [FINISHED, REFUSED], ids=["finished", "refused"])
+def test_a_full_disk_at_the_end_of_a_run_costs_its_spec_alone(outcome, tmp_path, capsys):
+    with small_disk(tmp_path / "small", "256k") as disk:
+        with RunFolder(disk / "run", {"of": "the run that is there"}) as made:
+            (made.path / "checkpoints" / "step-4").mkdir(parents=True)
+            made.finish(FINISHED)
+        spec = disk / "run" / "spec.json"
+        with RunFolder(disk / "run", {"asked": "now"}) as made:
+            if outcome is FINISHED:
+                spec.unlink()
+            with contextlib.suppress(OSError), (disk / "full").open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+            made.finish(outcome)
+        said = capsys.readouterr().err
+        assert "spec.json cannot be written (No space left on device), so --resume" in said
+        assert said.count("\n") == 1
+        left = {one.name for one in (disk / "run").iterdir()}
+        assert left == {"checkpoints", "logs"} | ({"spec.json"} if outcome is REFUSED else set())
+        assert outcome is FINISHED or "asked" in spec.read_text(), "the file is whole"

@@ -38,11 +38,22 @@ def loss(model, batch):
     return paceline.Loss.mean(F.cross_entropy(model(batch[0]), batch[1], reduction="none"))
 
 
-def train(run, folder, faults=()):
+def adam_w(made):
+    return torch.optim.AdamW(made.parameters(), lr=0.05)
+
+
+def momentum_of_weights(made):
+    """Keep something of some parameters and nothing of the others."""
+    weights = [one for one in made.parameters() if one.dim() > 1]
+    others = [one for one in made.parameters() if one.dim() == 1]
+    return torch.optim.SGD([{"params": weights, "momentum": 0.9}, {"params": others}], lr=0.05)
+
+
+def train(run, folder, faults=(), optimizer=adam_w):
     """Train with a model that each group makes anew; faults are set off as in survivors.py."""
     run._engine.preparation.prepare_replica(
         model,
-        lambda made: torch.optim.AdamW(made.parameters(), lr=0.05),
+        optimizer,
         lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
     )
     history = run.register_state("history", {"losses": []})
@@ -94,6 +105,28 @@ def test_a_replica_in_a_hybrid_mesh_hands_its_part_on(tmp_path, undisturbed):
     first = changes(tmp_path)[0]
     assert (first["source"], first["redone"], first["workers"], first["step"]) == ("workers", 0, 3, 5)
     assert all(result["losses"] == losses for result in results)
+
+
+@pytest.fixture(scope="module")
+def undisturbed_momentum(tmp_path_factory):
+    options = {"shards": 6, "device": "cpu", "threads": 1}
+    return paceline.launch(train, "", (), momentum_of_weights, strategy="single", **options)[0]["weights"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "strategy", "source"),
+    [(4, "ddp=2,fsdp=2", "workers"), (2, "fsdp", "copies"), (2, "pp", "copies")],
+)
+def test_slots_of_some_parameters_alone_are_whole(workers, strategy, source, tmp_path, undisturbed_momentum):
+    options = {"shards": 6, "device": "cpu", "out": tmp_path / "run", "threads": 1, "max_restarts": 0}
+    options |= {"peer_snapshots": 1, "snapshot_every": 4} if source == "copies" else {}
+    faults = [("backward", 5, 1, "kill")]
+    results = paceline.launch(
+        train, str(tmp_path), faults, momentum_of_weights, workers=workers, strategy=strategy, **options
+    )
+    assert {result["weights"] for result in results if result} == {undisturbed_momentum}
+    redone = 1 if source == "copies" else 0  # before the first step there are no slots at all
+    assert [(change["source"], change["redone"]) for change in changes(tmp_path)] == [(source, redone)]
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "pp"])

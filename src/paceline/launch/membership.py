@@ -530,9 +530,11 @@ class Membership:
         complete = self.policy.complete({one.place for one in staying}, self._formed)
         ranked = sorted(staying, key=lambda one: (one.place not in complete, one.place))
         released = ranked[size:]
-        words = f"{here} workers are left, which {self.policy.choice} cannot be laid out on: "
-        words += f"{size} go on as {self.policy.layout(size)}"
-        words += f", and {len(released)} of them end." if released else "."
+        words = f"{here} {'worker is' if here == 1 else 'workers are'} left, which {self.policy.choice} cannot be laid out on: "
+        words += f"{size} {'goes' if size == 1 else 'go'} on as {self.policy.layout(size)}"
+        words += (
+            f", and {len(released)} of them {'ends' if len(released) == 1 else 'end'}." if released else "."
+        )
         kept = [one for one in staying if one not in released]
         entering = entering[: size - len(kept)]
         return [Say(words), *self._form(kept, entering, [*leaving, *released])]

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -103,18 +103,31 @@ class RunFolder:
         failure, spec = outcome.failure, self.path / folder.SPEC
         if self._temporary is None and not spec.exists() and folder.has_run(self.path):
             # Somebody has cleared up in a run that can be gone on with.
-            folder.write_spec(self.path, self._record)
+            self._try(lambda: folder.write_spec(self.path, self._record))
         if failure is not None and failure.kind == "input":
             begun = failure.step is not None and failure.step > 0
             self._keep = self._temporary is None and (begun or folder.has_run(self.path))
-            if self._spec_before is not None:  # what was refused must not speak for the run that is there
-                with suppress(FileNotFoundError):  # the folder may be gone
-                    spec.write_bytes(self._spec_before)
+            before = self._spec_before
+            if (
+                before is not None and self.path.exists()
+            ):  # what was refused must not speak for the run that is there
+                self._try(lambda: folder.replace_spec(self.path, before))
         elif failure is None and outcome.interrupted and not outcome.at_once and self._nothing_done():
             self._keep = False
             print(f"no step was finished, so nothing of this run is kept in {self.path}", file=sys.stderr)  # noqa: T201
         elif failure is not None and outcome.interrupted is None and self._temporary is not None:
             print(self._move_logs(), file=sys.stderr)  # noqa: T201
+
+    def _try(self, write: Callable[[], None]) -> None:
+        """Write the spec at the end of a run, whose result no full disk must cost."""
+        try:
+            write()
+        except OSError as error:
+            print(  # noqa: T201
+                f"{self.path / folder.SPEC} cannot be written ({error.strerror}), so --resume may not know how the run was "
+                "started: give it the same options.",
+                file=sys.stderr,
+            )
 
     def _move_logs(self) -> str:
         """Move the logs out of a temporary folder, and return a line about it: no full disk must hide why the run failed."""

@@ -30,6 +30,7 @@ def write(folder: Path, position: Position, held: LocalState) -> None:
             {
                 "position": asdict(position),
                 "slots": own_slots(held.extra_state),
+                "answers_for": sorted(held.answers_for),
                 "chunks": [
                     (
                         key,
@@ -60,7 +61,9 @@ def read(folder: Path) -> dict[int, list[LocalState]]:
             )
             for key, shape, dtype, offset, values in left["chunks"]
         }
-        found.setdefault(left["position"]["number"], []).append(LocalState(chunks, left["slots"]))
+        found.setdefault(left["position"]["number"], []).append(
+            LocalState(chunks, left["slots"], frozenset(left["answers_for"]))
+        )
     return found
 
 

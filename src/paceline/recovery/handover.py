@@ -7,7 +7,7 @@ anybody can make again from the seed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -21,6 +21,7 @@ from paceline.state.chunks import (
     TensorChunk,
     TensorMeta,
     index_of,
+    rows_of,
 )
 from paceline.state.redistribution import Redistribution, remaining
 from paceline.strategies.replica import Replica
@@ -28,6 +29,8 @@ from paceline.world import World, all_gather_object
 
 WORKERS, SNAPSHOTS, CHECKPOINT, BEGINNING = "workers", "copies", "checkpoint", "beginning"
 Rows = Mapping[str, tuple[TensorMeta, ChunkBounds]]
+_NO_SLOT = "%"
+"""Stands where the name of a slot does, for a parameter of which the optimizer keeps none; a key has no `%` alone."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,14 @@ class StateSource:
     bringers: tuple[int, ...] = ()
     """The ranks that bring parts of it."""
     found: ChunkIndex = field(default_factory=lambda: ChunkIndex({}, {}))
+
+
+def inventory_rows(chunks: Mapping[str, TensorChunk], answers_for: Collection[str]) -> Rows:
+    """Return what chunks there are, and a row for the part of each parameter of which the optimizer keeps nothing."""
+    rows = rows_of(chunks)
+    served = {_parameter_of(key) for key in chunks if key.startswith(f"{OPTIMIZER}/")}
+    bare = [name for name in sorted(answers_for) if name not in served and f"{MODEL}/{name}" in rows]
+    return rows | {f"{OPTIMIZER}/{name}/{_NO_SLOT}": rows[f"{MODEL}/{name}"] for name in bare}
 
 
 def choose(inventories: Sequence[StateInventory]) -> StateSource:
@@ -110,17 +121,25 @@ def _add(found: ChunkIndex, more: Sequence[Sequence[Rows]]) -> None:
 
 
 def _is_whole(found: ChunkIndex, outline: Mapping[str, bool]) -> bool:
-    """Return whether nothing is missing: no part of a tensor, no tensor, no parameter's slots where others have theirs."""
+    """Return whether nothing is missing: no part of a tensor, no tensor, no parameter's slots where others have theirs.
+
+    A parameter may have none if whoever answers for each part of it says so. What says so is no tensor, and is taken out.
+    """
+    said = {key: found.holders.pop(key) for key in list(found.metas) if key.endswith(f"/{_NO_SLOT}")}
+    shapes = {key: found.metas.pop(key).shape for key in said}
+    bare = {_parameter_of(key) for key, holders in said.items() if _cover(shapes[key], frozenset(holders))}
     if not outline or not outline.keys() <= found.metas.keys():
         return False
     if not all(_cover(meta.shape, frozenset(found.holders[key])) for key, meta in found.metas.items()):
         return False
-    served = {
-        f"{MODEL}/{key.partition('/')[2].rpartition('/')[0]}"
-        for key in found.metas
-        if key.startswith(f"{OPTIMIZER}/")
-    }
-    return not served or all(key in served for key, trained in outline.items() if trained)
+    served = {_parameter_of(key) for key in found.metas if key.startswith(f"{OPTIMIZER}/")}
+    trained = {key.removeprefix(f"{MODEL}/") for key, trains in outline.items() if trains}
+    return not served or trained <= served | bare
+
+
+def _parameter_of(slot: str) -> str:
+    """Return whose slot a key is of."""
+    return slot.partition("/")[2].rpartition("/")[0]
 
 
 @lru_cache(maxsize=4096)

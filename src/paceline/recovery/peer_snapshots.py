@@ -39,7 +39,10 @@ class Snapshot:
     shared: dict[str, Any]
     extra_state: dict[str, Any]
     own: dict[str, TensorChunk]
+    answers_for: frozenset[str]
+    """Whose slots are in its own part (`LocalState.answers_for`)."""
     received: dict[str, TensorChunk] = field(default_factory=dict)
+    received_answers_for: frozenset[str] = frozenset()
 
 
 class PeerSnapshots:
@@ -97,7 +100,7 @@ class PeerSnapshots:
             # The group broke, and nobody would receive it. Whoever asks stands between two operations, where nothing
             # regroups: the next operation finds out, and the next group takes one at once.
             return
-        snapshot = Snapshot(position, shared, held.extra_state, to_host(held.chunks))
+        snapshot = Snapshot(position, shared, held.extra_state, to_host(held.chunks), held.answers_for)
         self._last = snapshot
         # One of the same step that another group took stays until this one is whole.
         self.kept.setdefault(position.number, snapshot)
@@ -121,9 +124,9 @@ class PeerSnapshots:
         try:
             number = snapshot.position.number
             rows = [(key, chunk.meta, chunk.bounds) for key, chunk in snapshot.own.items()]
-            header = number, rows, own_slots(snapshot.extra_state)
+            header = number, rows, own_slots(snapshot.extra_state), snapshot.answers_for
             told = torch.frombuffer(bytearray(pickle.dumps(header)), dtype=torch.uint8)
-            theirs, metas, slots = pickle.loads(self._swap(comm, told).numpy().tobytes())  # noqa: S301  (a worker of this run)
+            theirs, metas, slots, answers_for = pickle.loads(self._swap(comm, told).numpy().tobytes())  # noqa: S301  (a worker of this run)
             if theirs != number:
                 raise RuntimeError(f"a copy of step {theirs} came for one of step {number}")
             sent = [chunk.values.reshape(-1).view(torch.uint8) for chunk in snapshot.own.values()]
@@ -139,7 +142,8 @@ class PeerSnapshots:
             values = buffer[start : start + size].clone().view(meta.dtype).view(bounds.shape)
             received[key] = TensorChunk(values, bounds, meta)
             start += size
-        snapshot.received, snapshot.extra_state = received, with_slots(snapshot.extra_state, slots)
+        snapshot.received, snapshot.received_answers_for = received, answers_for
+        snapshot.extra_state = with_slots(snapshot.extra_state, slots)
         self.kept[number] = snapshot
         for old in sorted(self.kept)[:-KEPT]:
             del self.kept[old]

@@ -8,11 +8,18 @@ from typing import Any
 
 from paceline.checkpoint.contents import with_slots
 from paceline.recovery import departing_state
-from paceline.recovery.handover import SNAPSHOTS, WORKERS, StateInventory, StateSource, receive
+from paceline.recovery.handover import (
+    SNAPSHOTS,
+    WORKERS,
+    StateInventory,
+    StateSource,
+    inventory_rows,
+    receive,
+)
 from paceline.recovery.options import RecoveryOptions
 from paceline.recovery.peer_snapshots import PeerSnapshots, Snapshot
 from paceline.recovery.position import Position
-from paceline.state.chunks import MODEL, LocalState, TensorChunk, rows_of
+from paceline.state.chunks import MODEL, LocalState, TensorChunk
 from paceline.strategies.replica import Replica
 from paceline.world import World, all_gather_object
 
@@ -108,13 +115,20 @@ class ShardedRecovery:
         return StateInventory(
             finished=finished,
             position=position,
-            rows={} if held is None else rows_of(held.chunks),
+            rows={} if held is None else inventory_rows(held.chunks, held.answers_for),
             snapshots={
-                number: (one.position, [rows_of(one.own), rows_of(one.received)])
+                number: (
+                    one.position,
+                    [
+                        inventory_rows(one.own, one.answers_for),
+                        inventory_rows(one.received, one.received_answers_for),
+                    ],
+                )
                 for number, one in self._snapshots.kept.items()
             },
             departing={
-                number: [rows_of(one.chunks) for one in parts] for number, parts in self._departing.items()
+                number: [inventory_rows(one.chunks, one.answers_for) for one in parts]
+                for number, parts in self._departing.items()
             },
             checkpoint=checkpoint,
             outline=self._outline,

@@ -11,7 +11,7 @@ from paceline.errors import CallRefusedError, CallTimeoutError, InputError, Remo
 from paceline.remote import registry
 from paceline.remote.counted_references import Reference
 from paceline.remote.exchange import SPOIL
-from paceline.remote.failures import Failure
+from paceline.remote.failures import Failure, checked_timeout
 from paceline.remote.gradients import active
 from paceline.remote.pending import Call
 from paceline.remote.session import Session, current
@@ -131,17 +131,15 @@ class Method(Generic[Parameters, Result]):
                 f"{self._name} may not be tried again: nobody knows whether a lost call was carried out. "
                 "Put @remote.idempotent above it if a second time does no harm."
             )
-        if (timeout is not None and timeout <= 0) or retries < 0:
-            raise InputError(
-                f"timeout={timeout} and retries={retries}: give a time above 0, and 0 or more retries."
-            )
+        if not isinstance(retries, int) or retries < 0:
+            raise InputError(f"retries is {retries!r}, but must be a whole number of at least 0.")
         return Method(
             self._worker,
             self._kind,
             self._target,
             self._described,
             stays=self._stays,
-            timeout_s=timeout,
+            timeout_s=checked_timeout(timeout),
             retries=retries,
             holds=self._holds,
         )

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from paceline.errors import CallTimeoutError, InputError
 from paceline.remote.exchange import FETCH, HOLD, RELEASE, SPOIL, Request, handles
-from paceline.remote.failures import Failure
+from paceline.remote.failures import Failure, checked_timeout
 from paceline.remote.gradients import active
 from paceline.remote.object_store import Number, Token
 from paceline.remote.session import Session, current
@@ -49,7 +49,7 @@ class Reference(Generic[Value]):
     def fetch(self, timeout: float | None = None) -> Value:
         """Bring the value here, or raise what the call that was to make it came to."""
         session = self._checked()
-        timeout_s = session.timeout_s if timeout is None else timeout
+        timeout_s = checked_timeout(timeout) or session.timeout_s
         if self.owner == session.name:
             return self._local(timeout_s)
         what, context = f"fetching {self._what}", active()

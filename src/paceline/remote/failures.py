@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import traceback
+from numbers import Real
 from typing import Any
 
-from paceline.errors import CallTimeoutError, RemoteError, WorkerGoneError
+from paceline.errors import CallTimeoutError, InputError, RemoteError, WorkerGoneError
 from paceline.remote import registry
 
 _PLAIN = (str, int, float, bool, type(None))
@@ -77,6 +78,13 @@ def late(worker: str, what: str, timeout_s: float) -> CallTimeoutError:
     return CallTimeoutError(
         f"{what} on {worker} gave no answer within {timeout_s:g} s. Give it more with .options(timeout=...)."
     )
+
+
+def checked_timeout(timeout: float | None) -> float | None:
+    """Return a time-out in seconds, as a call was given it; raise InputError for what is none."""
+    if timeout is not None and not (isinstance(timeout, Real) and timeout > 0):
+        raise InputError(f"timeout is {timeout!r}, but must be a number of seconds above 0.")
+    return timeout
 
 
 def unsendable(worker: str, what: str, cause: str) -> RemoteError:

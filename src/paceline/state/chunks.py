@@ -87,6 +87,11 @@ class LocalState:
     chunks: dict[str, TensorChunk]
     extra_state: dict[str, Any]
     """Groups and plain values of the optimizer, schedule, scaler: the same on all workers."""
+    answers_for: frozenset[str] = frozenset()
+    """The parameters whose slots are here, as far as the chunks of them reach: of one without any the optimizer keeps none.
+
+    A strategy that does not say so is believed to have lost slots where some parameters have theirs and others have none.
+    """
 
     @property
     def bytes(self) -> int:
@@ -104,7 +109,8 @@ def split(state: Mapping[str, Any]) -> LocalState:
     slots, plain = held_slots(state[OPTIMIZER]["state"], {})
     chunks |= slots
     extra_state = {key: value for key, value in state.items() if key not in (MODEL, OPTIMIZER)}
-    return LocalState(chunks, {**extra_state, OPTIMIZER: {**state[OPTIMIZER], "state": plain}})
+    described = {**extra_state, OPTIMIZER: {**state[OPTIMIZER], "state": plain}}
+    return LocalState(chunks, described, frozenset(state[MODEL]))
 
 
 def check_saved(saved: Mapping[str, Any]) -> None:

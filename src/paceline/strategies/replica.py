@@ -8,6 +8,7 @@ updated elsewhere, an `Update`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -296,9 +297,9 @@ class Replica:
     def local_state(self) -> LocalState:
         """Return what this worker holds of the state, without asking anybody."""
         held = self.placement.local_state()
-        return LocalState(
-            held.chunks,
-            {
+        return replace(
+            held,
+            extra_state={
                 **held.extra_state,
                 "scheduler": None if self.scheduler is None else plain(self.scheduler.state_dict()),
                 "scaler": None if self.scaler is None else plain(self.scaler.state_dict()),

@@ -134,7 +134,9 @@ class ShardedTensors:
         described = plain(optimizer_state(cast(nn.Module, self), optimizer))
         slots, others = held_slots(described["state"], self.by_name)
         return LocalState(
-            {**self._model_chunks(), **slots}, {**extra_state, OPTIMIZER: {**described, "state": others}}
+            {**self._model_chunks(), **slots},
+            {**extra_state, OPTIMIZER: {**described, "state": others}},
+            frozenset(self.by_name),
         )
 
     def load_local_state(

@@ -88,9 +88,18 @@ def _cannot_write(path: Path, words: str) -> InputError:
 
 def write_spec(folder: Path, spec: Mapping[str, Any]) -> None:
     """Record what a run was asked to do."""
+    replace_spec(folder, (json.dumps(spec, indent=1, default=str) + "\n").encode())
+
+
+def replace_spec(folder: Path, content: bytes) -> None:
+    """Write the file, whole or not at all."""
     partial = folder / f".{SPEC}.partial-{os.getpid()}"
-    partial.write_text(json.dumps(spec, indent=1, default=str) + "\n")
-    partial.replace(folder / SPEC)
+    try:
+        partial.write_bytes(content)
+        partial.replace(folder / SPEC)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

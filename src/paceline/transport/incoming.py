@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
 
+from paceline.transport.readers import Job
 from paceline.transport.sealing import (
     HEADER_BYTES,
     LARGEST_HEAD,
@@ -57,7 +58,6 @@ class Received:
 
 
 Message = tuple[memoryview, list[Received]]
-Job = Callable[[], object]
 Receive = Callable[[str, memoryview, Sequence[Received]], Job | None]
 """Takes a message, and returns what is to be done after the next one may be taken."""
 
@@ -94,18 +94,23 @@ class Incoming:
         while True:
             if self._begin:
                 self._compact()
-            try:
-                count = self.connection.recv_into(self._buffer[self._end :], 0, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                yield None
-                continue
-            except OSError:
-                raise EndedError from None
-            if count == 0:
-                raise EndedError
-            self._end += count
-            yield from self._whole()
+            count = self._receive(self._buffer[self._end :], socket.MSG_DONTWAIT)
+            if count:
+                self._end += count
+                yield from self._whole()
             yield None
+
+    def _receive(self, target: memoryview, flags: int) -> int:
+        """Read what has come, as far as it fits, and return how much that is; raise EndedError at the end."""
+        try:
+            count = self.connection.recv_into(target, 0, flags)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            raise EndedError from None
+        if count == 0:
+            raise EndedError
+        return count
 
     def _whole(self) -> Iterator[Message | None]:
         """Return the messages that have come in, and read on where one is too large for the buffer."""
@@ -194,16 +199,7 @@ class Incoming:
         target[:there] = self._buffer[self._begin : self._begin + there]
         self._begin += there
         while there < len(target):
-            try:
-                count = self.connection.recv_into(target[there:], 0, socket.MSG_WAITALL)
-            except BlockingIOError:
-                yield None
-                continue
-            except OSError:
-                raise EndedError from None
-            if count == 0:
-                raise EndedError
-            there += count
+            there += self._receive(target[there:], socket.MSG_WAITALL)
             if there < len(target):  # it took longer than a moment
                 yield None
 

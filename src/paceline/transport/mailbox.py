@@ -25,9 +25,9 @@ from pathlib import Path
 from paceline.errors import PacelineError
 from paceline.transport.addresses import at
 from paceline.transport.admission import Admission, listen
-from paceline.transport.incoming import EndedError, Incoming, Job, Receive, Received
+from paceline.transport.incoming import EndedError, Incoming, Receive, Received
 from paceline.transport.outgoing import Entry, Outgoing
-from paceline.transport.readers import Readers
+from paceline.transport.readers import Job, Readers
 from paceline.transport.sealing import BOOT_BYTES, Seal, SealError
 from paceline.transport.shared_buffers import Arena, SharedView
 from paceline.transport.turns import Turn, Turns

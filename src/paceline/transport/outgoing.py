@@ -30,6 +30,12 @@ _MOST_WAITING = 16 << 20
 _MOST_COPIED = 256 << 20
 """So much is copied for a peer that takes nothing, on behalf of those who may not wait."""
 _CONNECT_S = 120.0
+_UNANSWERED_MS = 120_000
+"""How long what was sent may go without an answer of the peer's machine: Linux would try for a quarter of an hour.
+
+Twice `--hang-timeout`, since Linux counts the time in which a living process takes nothing, too (measured, 6.18). It also
+takes the place of the keepalive's count of probes here; where messages come in, a minute of silence is enough.
+"""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -348,6 +354,7 @@ class Outgoing:
         if self.entry.sealed:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             keep_alive(connection)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
             nonce = self._hear(connection, NONCE_BYTES)
             connection.sendall(self._boot + hello(self._secret, nonce, self._boot, self.entry.boot))
             self._hear(connection, ANSWER_BYTES)

@@ -21,6 +21,7 @@ READABLE = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
 WRITABLE = READABLE | select.EPOLLOUT
 _SILENT = select.EPOLLONESHOT
 Job = Callable[[], object]
+"""What a thread that takes messages has to do."""
 
 
 class Readers:

@@ -11,10 +11,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from paceline.transport.readers import Job
+
 _TICK_S = 0.002
 """A request that takes longer than one to two of these is no short one."""
 _IDLE_TICKS = 5
-Job = Callable[[], object]
 
 
 class Turn:

@@ -100,6 +100,7 @@ def train(
         "weights": weights_sha256(state["model"]),
         "optimizer": weights_sha256(dict(sorted(slots.items()))),
         "schedule": state["scheduler"]["last_epoch"],
+        "groups": state["optimizer"]["groups"],
         "held": {key: chunk.bounds.numel for key, chunk in held.chunks.items() if key.startswith("model/")},
         "losses": losses,
         "measured": measured,
@@ -125,7 +126,7 @@ def test_the_bits_are_one_process(one: dict[str, Any]) -> None:
     results = launch("hybrid", trainers, servers=servers)
     assert len(results) == trainers + servers
     for result in results:
-        for key in ("weights", "optimizer", "schedule", "losses", "measured"):
+        for key in ("weights", "optimizer", "schedule", "groups", "losses", "measured"):
             assert result[key] == one[key], key
     tables = {f"model/{name}" for name in TABLES}
     assert all(result["held"].keys() == one["held"].keys() - tables for result in results[:trainers])

@@ -338,6 +338,51 @@ def test_a_worker_lost_without_waiting_is_survived(tmp_path: Path) -> None:
     assert {result["samples"] for result in results if result} == {5 * 63 + 2 * 13}, "each step counts once"
 
 
+class Unhurried(torch.optim.SGD):
+    """Updates one parameter, and the next one a while later."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data -= group["lr"] * parameter.grad
+                time.sleep(0.1)
+
+
+def pull_during_updates(run: paceline.Run) -> list[list[float]]:
+    """Return both weights of a server, which every gradient moves alike, as one trainer finds them while the other trains."""
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    for parameter in model.parameters():
+        nn.init.ones_(parameter)
+    made, _ = run.prepare(model, Unhurried(model.parameters(), lr=0.1))
+    found: list[list[float]] = []
+    for step in run.steps(TensorDataset(torch.ones(24, 1)), batch_size=12, steps=3):
+        placement: Any = run._engine.state.replica.placement
+        if run.world.rank == 0:
+            time.sleep(0.3)
+        until = time.monotonic() + 3
+        # In the first step all meet once, so that nobody is ahead.
+        while (
+            run.world.rank == SLOW
+            and step.number == 1
+            and found[:1] == found[-1:]
+            and time.monotonic() < until
+        ):
+            ((held, _),) = placement.servers.wait([one.future() for one in placement._pull])
+            found.append([float(one) for one in held.values()])
+        for (ones,) in step:
+            step.backward(made(ones).squeeze(1))
+        step.apply()
+    return found
+
+
+def test_a_pull_is_answered_with_no_half_of_an_update() -> None:
+    results = paceline.launch(
+        pull_during_updates, strategy="ps", workers=2, threads=1, device="cpu", tuning={"staleness": AHEAD}
+    )
+    assert results[SLOW]
+    assert all(first == second for first, second in results[SLOW])
+
+
 # What does not fit.
 
 

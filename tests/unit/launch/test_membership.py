@@ -884,7 +884,7 @@ class TestSharedReplicas:
         assert [(one.member, one.size) for one in of(Assign, actions)] == [(2, 2), (3, 2)]
         assert [one.member for one in of(Release, actions)] == [0]
         assert of(Say, actions)[0].text == (
-            "3 workers are left, which ddp=2,tp=2 cannot be laid out on: 2 go on as ddp=1,tp=2, and 1 of them end."
+            "3 workers are left, which ddp=2,tp=2 cannot be laid out on: 2 go on as ddp=1,tp=2, and 1 of them ends."
         )
 
     def test_a_pipeline_that_nobody_joins_is_cut_anew(self):

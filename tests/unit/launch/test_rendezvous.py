@@ -3,8 +3,10 @@
 import pytest
 
 from paceline.errors import InputError
+from paceline.launch.nodes import machines
 from paceline.launch.nodes.rendezvous import Rendezvous
 from paceline.world import interfaces
+from paceline.world.env import SECRET
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,30 @@ def test_what_the_command_line_says(endpoint, nodes, host, port, least, most):
 def test_nonsense_on_the_command_line(endpoint, nodes, message):
     with pytest.raises(InputError, match=message):
         Rendezvous.parse(endpoint, nodes)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "message"),
+    [
+        (
+            "203.0.113.7",
+            "--rendezvous 203.0.113.7 is another machine's address, but --nodes 1 is this one alone",
+        ),
+        ("no-such-host.invalid", "is another machine's address, but --nodes 1"),
+    ],
+)
+def test_a_meeting_with_nobody_elsewhere_is_refused(endpoint, message):
+    with pytest.raises(InputError, match=message):
+        machines.meeting(endpoint, "1", join_timeout=1, machine_timeout=15)
+    assert machines.meeting("127.0.0.1", "1", join_timeout=1, machine_timeout=15) is not None
+
+
+def test_a_host_that_nobody_knows_is_named_before_a_secret_is_asked_for(monkeypatch):
+    monkeypatch.delenv(SECRET, raising=False)
+    with pytest.raises(
+        InputError, match=r"no-such-host.invalid:29400 names a host that this machine does not know"
+    ):
+        machines.shared_secret(Rendezvous.parse("no-such-host.invalid", "2"), None)
 
 
 def test_only_the_machine_with_the_address_holds_it():

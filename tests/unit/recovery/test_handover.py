@@ -2,7 +2,7 @@
 
 import torch
 
-from paceline.recovery.handover import StateInventory, choose, merge_extra_states
+from paceline.recovery.handover import StateInventory, choose, inventory_rows, merge_extra_states
 from paceline.recovery.position import Position
 from paceline.state.chunks import ChunkBounds, TensorChunk, TensorMeta
 
@@ -82,6 +82,38 @@ def test_slots_that_only_the_lost_one_kept_are_missed():
         choose([StateInventory(finished=4, position=Position(number=4), rows=held, outline=outline)]).kind
         == "workers"
     )
+
+
+def test_a_parameter_without_slots_is_whole_where_whoever_answers_for_it_is_left():
+    outline = OUTLINE | {"model/bias": True}
+    chunks = {
+        "model/weight": TensorChunk.whole(torch.ones(4, 2)),
+        "model/bias": TensorChunk.whole(torch.ones(4)),
+        "optimizer/weight/momentum": TensorChunk.whole(torch.ones(4, 2)),
+    }
+    half = chunks | {
+        "model/bias": TensorChunk(torch.ones(2), ChunkBounds((0,), (2,)), TensorMeta((4,), torch.float32))
+    }
+
+    def choice(*held):
+        offers = [
+            StateInventory(
+                finished=4, position=Position(number=4), rows=inventory_rows(*one), outline=outline
+            )
+            for one in held
+        ]
+        return choose(offers)
+
+    both = choice((chunks, {"weight", "bias"}))
+    assert (both.kind, set(both.found.metas), set(both.found.holders)) == (
+        "workers",
+        set(chunks),
+        set(chunks),
+    )
+    # With ZeRO all have the model; the slots of the bias were the lost one's to keep.
+    assert choice((chunks, {"weight"})).kind == "beginning"
+    # Whoever has the whole bias does not answer for it, and the other half of its slots may be lost.
+    assert choice((chunks, {"weight"}), (half, {"bias"})).kind == "beginning"
 
 
 def test_groups_of_parameters_that_each_knows_in_part_become_one():

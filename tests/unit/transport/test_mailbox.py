@@ -517,6 +517,9 @@ def test_connections_over_the_network_notice_a_machine_that_is_gone(far):
     for connection in (one.mailbox._ways["other"]._connection, other.mailbox._incoming["one"].connection):
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+    # Keepalive is silent while something that was sent is unanswered.
+    sending = one.mailbox._ways["other"]._connection
+    assert sending.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 120_000
 
 
 def wait_until(ready):

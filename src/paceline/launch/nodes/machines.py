@@ -40,9 +40,15 @@ def meeting(
                 "that leads, on each of them."
             )
         return None
-    return Rendezvous.parse(
+    made = Rendezvous.parse(
         endpoint, nodes, join_s=join_timeout, silence_s=float(machine_timeout), leads=lead
     )
+    if made.max_nodes == 1 and not made.is_here():
+        raise InputError(
+            f"--rendezvous {endpoint} is another machine's address, but --nodes {nodes} is this one alone. Give --nodes 2 or "
+            "more, or leave --rendezvous out."
+        )
+    return made
 
 
 def shared_secret(rendezvous: Rendezvous | None, path: str | None) -> tuple[Secret | None, str]:
@@ -54,6 +60,11 @@ def shared_secret(rendezvous: Rendezvous | None, path: str | None) -> tuple[Secr
     found = run_secret() if path is None else Secret.read(Path(path))
     if found is not None:
         return found, ""
+    if not interfaces.resolve(rendezvous.host):
+        raise InputError(
+            f"--rendezvous {rendezvous.endpoint} names a host that this machine does not know. Give an address of the machine "
+            "that leads."
+        )
     if not rendezvous.is_here():
         raise InputError(
             f"this machine has no secret, so the one that leads at {rendezvous.endpoint} would not let it in. Set {SECRET} to "

@@ -9,6 +9,7 @@ optimizer computes what it would alone, and the bits are those of one process.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -140,7 +141,10 @@ class DealtPlacement(Placement):
 
     def local_state(self) -> LocalState:
         """Return the whole model and this worker's part of the optimizer state."""
-        return self._remains if self._remains is not None else split(whole_state(self.model, self.optimizer))
+        if self._remains is not None:
+            return self._remains
+        held = split(whole_state(self.model, self.optimizer))
+        return replace(held, answers_for=held.answers_for - self._strange)
 
     def wanted(self, catalogue: Catalogue) -> dict[str, ChunkBounds]:
         """Return the whole model, and of the optimizer's slots this worker's."""

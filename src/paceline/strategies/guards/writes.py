@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from typing import Any, NoReturn
 
 import torch
@@ -19,7 +18,8 @@ from paceline.compat.tensors import has_local_part, local_part, storage_key, wri
 from paceline.errors import InputError
 from paceline.strategies.guards.same_values import bits
 
-_ROW, _PRIME = 4096, 2654435761
+_WORD, _TILE = 8, 64
+_PRIMES = 2654435761, 2246822519, 3266489917
 
 
 class Writes:
@@ -139,23 +139,27 @@ def checksum(tensor: Tensor) -> int:
 
 
 def digest(tensor: Tensor) -> Tensor:
-    """Return the sum of the numbers seen as integers, each weighed by its place in a row, and each row by its own."""
+    """Return a sum of the numbers seen as integers, in which each has a weight that tells its place.
+
+    They are added up in square tiles, along rows and along columns: what torch adds up quickly. 20 MB take 6 ms on one core.
+    """
     flat = bits(tensor).contiguous().view(-1)
-    weights = _weights(flat.device)
-    whole = flat.numel() // _ROW * _ROW
-    rows, rest = flat[:whole], flat[whole:]
-    total: Tensor = (rest.to(torch.int64) * weights[: rest.numel()]).sum()
-    if rows.numel():
-        rows = rows.view(-1, _ROW)
-        total += (rows.sum(0, dtype=torch.int64) * weights).sum()
-        places = torch.arange(1, len(rows) + 1, device=rows.device)
-        total += (rows.sum(1, dtype=torch.int64) * places).sum() * _PRIME
+    numbers = _WORD // flat.element_size()
+    if flat.storage_offset() % numbers:
+        flat = flat.clone()  # several numbers are seen as one word, which begins where words do
+    whole = flat.numel() // (_TILE * _TILE * numbers) * (_TILE * _TILE * numbers)
+    rest = flat[whole:].to(torch.int64)
+    total = (rest * _weights(len(rest), _PRIMES[0], flat.device)).sum()
+    if whole:
+        tiles = flat[:whole].view(torch.int64).view(-1, _TILE, _TILE)
+        for axis, prime in zip((1, 2), _PRIMES[1:], strict=True):
+            sums = tiles.sum(axis).view(-1)
+            total += (sums * _weights(len(sums), prime, flat.device)).sum()
     return total
 
 
-@cache
-def _weights(device: torch.device) -> Tensor:
-    return torch.arange(1, _ROW + 1, device=device) * _PRIME | 1
+def _weights(count: int, prime: int, device: torch.device) -> Tensor:
+    return torch.arange(1, count + 1, device=device) * prime | 1
 
 
 def _spread(shape: Sequence[int], count: int) -> list[tuple[int, ...]]:

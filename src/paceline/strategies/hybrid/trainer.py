@@ -148,9 +148,6 @@ class DensePlacement(KeptPlacement):
         dense = [name for name, _ in self.model.named_parameters() if name not in apart]
         self.kept = KeptState(self.model, dense, {})
         self.kept.release(optimizer)
-        for group in optimizer.param_groups:
-            # Beside sparse gradients torch updates one tensor after the other; without them it would round otherwise.
-            group["foreach"] = False
         self.servers = Servers(self._everybody, self._group.rank, sparse.sparse_parameters(self.model))
         for place, table in enumerate(tables.values()):
             send_away(table, _fetch(self.servers, place), self._group.device)
@@ -171,12 +168,29 @@ class DensePlacement(KeptPlacement):
         """Commit the step on the servers, and update what is dense."""
         options = options_to_tell(self.optimizer)
         self.servers.apply(float(result.applied_factor), result.entry, result.norm, options)
-        optimize()
+        with _one_after_the_other(self.optimizer):
+            optimize()
         self.servers.turn += 1
 
     def abandon(self) -> None:
         """Release the servers."""
         self.servers.close()
+
+
+@contextlib.contextmanager
+def _one_after_the_other(optimizer: Optimizer) -> Iterator[None]:
+    """Have an update done as torch does it beside sparse gradients: by tensors alone; together they would round otherwise."""
+    given = [(group, "foreach" in group, group.get("foreach")) for group in optimizer.param_groups]
+    for group, *_ in given:
+        group["foreach"] = False
+    try:
+        yield
+    finally:
+        for group, there, before in given:
+            if there:
+                group["foreach"] = before
+            else:
+                del group["foreach"]
 
 
 class PushedRows:

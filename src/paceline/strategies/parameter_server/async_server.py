@@ -37,14 +37,16 @@ class AsyncUpdate:
         while min(self._counts) <= work.number:
             pushes = self._placement.receive(1)
             for alike in _by_options(pushes):
-                self._apply_together(replica, alike)
+                with self._placement.changing:  # one at a time: a pull waits for one update at most
+                    self._apply_together(replica, alike)
             for push in pushes:
                 self._counts[push.trainer] = push.step + 1
                 self._entries.setdefault(push.step, {})[push.trainer] = push
                 self._latest[push.trainer] = push
             self._unanswered += pushes
             if min(self._counts) > work.number:
-                self._complete(replica, work.number)
+                with self._placement.changing:
+                    self._complete(replica, work.number)
             self._let_go_on()
         rows = self._entries.pop(work.number)
         entry, terms = _total(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -57,6 +58,8 @@ class ServerPlacement(Placement):
         self._stepped_keys: list[set[str]] = self._before.pop("stepped", [])
         self._checked = False
         self._stale = True
+        self.changing = threading.Lock()
+        """Held while what a pull copies is written: with staleness others may have trained already when one comes."""
 
     @property
     def carried(self) -> Mapping[str, Any]:  # type: ignore[override]
@@ -84,7 +87,7 @@ class ServerPlacement(Placement):
         self._release()
         self.stepped = SteppedOptions(optimizer, self._stepped_keys)
         """What the optimizer's own step has changed in its groups."""
-        self.queue = PushQueue(lambda: (self._weights(), self.stepped.noted), self.world.interruption)
+        self.queue = PushQueue(self._held, self.world.interruption)
         self.queue.serve(self.world)
 
     def parameters(self) -> list[nn.Parameter]:
@@ -93,10 +96,14 @@ class ServerPlacement(Placement):
 
     # What trainers bring and get.
 
-    def _weights(self) -> dict[str, Tensor]:
-        """Return a copy of all that this server holds of the model."""
+    def _held(self) -> tuple[dict[str, Tensor], Options]:
+        """Return a copy of all that this server holds of the model, as it was between two updates, and the stepped options."""
         held = named_tensors(self.model).items()
-        return {name: value.detach().to("cpu", copy=True) for name, value in held if name in self._mine}
+        with self.changing:
+            weights = {
+                name: value.detach().to("cpu", copy=True) for name, value in held if name in self._mine
+            }
+            return weights, self.stepped.noted
 
     def receive(self, count: int) -> list[Push]:
         """Wait for so many pushes."""

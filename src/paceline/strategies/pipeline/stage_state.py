@@ -6,6 +6,7 @@ The optimizer is made over the whole model, so its groups are what the task says
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -101,7 +102,7 @@ class StageState(ShardedTensors):
         groups = [
             {**group, "params": names} for group, names in zip(described["groups"], self._groups, strict=True)
         ]
-        return LocalState(held.chunks, {**held.extra_state, OPTIMIZER: {**described, "groups": groups}})
+        return replace(held, extra_state={**held.extra_state, OPTIMIZER: {**described, "groups": groups}})
 
     def load_local_state(
         self, optimizer: Optimizer, catalogue: Catalogue, read: Read, described: Mapping[str, Any]

@@ -8,7 +8,7 @@ called. To everything around it (DDP, fully_shard, an optimizer) the result is a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
@@ -255,7 +255,7 @@ def chunks_of_whole(held: LocalState, cuts: Cuts) -> LocalState:
             chunks[key] = TensorChunk(
                 chunk.values, cut.place(chunk.bounds), TensorMeta(cut.whole, chunk.meta.dtype)
             )
-    return LocalState(chunks, held.extra_state)
+    return replace(held, chunks=chunks)
 
 
 def part_of_whole(catalogue: Catalogue, read: Read, cuts: Cuts) -> tuple[Catalogue, Read]:
