@@ -20,7 +20,7 @@ from paceline.world.backends import choose_backend, choose_device
 from paceline.world.base import Comm
 from paceline.world.checked import CheckedComm
 from paceline.world.env import Identity
-from paceline.world.interfaces import is_loopback, reaching, resolve
+from paceline.world.interfaces import is_loopback, reaching
 from paceline.world.interruption import InterruptedWaitError, Interruption, broken
 from paceline.world.local import LocalComm
 from paceline.world.process_group import Patience, ProcessGroupComm, reading_together
@@ -173,19 +173,17 @@ def run_store(address: str) -> RunStore:
 
 
 def _choose_interface(identity: Identity) -> None:
-    """Bind gloo to the loopback interface when the workers meet there; what somebody has set stays.
+    """Bind gloo to the loopback interface when the workers meet there; on several machines, to the one that reaches the master.
 
-    Between machines gloo goes by the machine's own name, and many machines know that as a loopback address only: then it is the
-    interface that leads to the master.
+    Gloo itself goes by the host's name, which many machines know as a loopback address. What somebody has set stays.
     """
     if env.read("GLOO_SOCKET_IFNAME") is not None:
         return
+    chosen: str | None = None
     if is_loopback(identity.master_address):
         there = {name for _, name in socket.if_nameindex()}
-        chosen: str | None = next((name for name in ("lo", "lo0") if name in there), None)
-    elif identity.nodes > 1 and all(map(is_loopback, resolve(env.host()))):
+        chosen = next((name for name in ("lo", "lo0") if name in there), None)
+    elif identity.nodes > 1:
         chosen = reaching(identity.master_address).interface
-    else:
-        return
     if chosen is not None:
         env.export({"GLOO_SOCKET_IFNAME": chosen})
