@@ -112,10 +112,12 @@ def _join_mpi(arguments: list[str]) -> None:
 
 def _is_task(arguments: list[str]) -> bool:
     """Return whether srun has started this process as one of several workers, and not of launchers that meet by themselves."""
+    from itertools import pairwise
+
     from paceline.world import env
 
     meets = any(one.partition("=")[0] == "--rendezvous" for one in arguments)
-    alone = "--on=local" in arguments or ("--on", "local") in zip(arguments, arguments[1:], strict=False)
+    alone = "--on=local" in arguments or ("--on", "local") in pairwise(arguments)
     return env.slurm_task() is not None and not (meets or alone) and arguments[:1] != ["run"]
 
 
