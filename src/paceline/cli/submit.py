@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline import ranges
 from paceline.cli.generated import Given, takes
 from paceline.cli.options import TASK, AsJson, Config, Settings, Threads, settings
 from paceline.cli.outcome import print_json
@@ -116,5 +117,5 @@ def _request(
         arguments=words,
         options=asked.options,
         submit=options,
-        threads=asked.threads,
+        threads=None if asked.threads is None else ranges.THREADS.read("--threads", asked.threads),
     )

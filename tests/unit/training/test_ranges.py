@@ -227,6 +227,8 @@ BEGIN = {
     "rollouts": ["cartpole"],
     "collectives": [],
     "resize": ["nowhere"],
+    "submit": ["digits", "--on", "slurm", "--dry-run"],
+    "doctor": ["--hosts", "127.0.0.1"],
 }
 
 
