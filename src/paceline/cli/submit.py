@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,6 +100,8 @@ def _request(
     file, chosen = read_config(config), settings(set_)
     workers = workers_of({**file, **given}, options.gpus_per_node)
     said: dict[str, Any] = {**given} if workers is None else {**given, "workers": workers}
+    # What is resumed on Kubernetes is in a volume there, where the pods look at it.
+    resume = options.on == KUBERNETES and said.pop("resume", False)
     typed, asked = Asked.for_command(
         "submit",
         task,
@@ -115,7 +118,7 @@ def _request(
     return Request(
         task=resolve(typed)[0] if absolute else typed,
         arguments=words,
-        options=asked.options,
+        options=replace(asked.options, resume=True) if resume else asked.options,
         submit=options,
         threads=None if asked.threads is None else ranges.THREADS.read("--threads", asked.threads),
     )

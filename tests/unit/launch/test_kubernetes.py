@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -137,10 +138,10 @@ def test_the_parts_fit_together(kind, manifests):
         in text
     )
     script = trainer["command"][2]
-    name = "paceline-my-run"
+    (folder,) = re.findall(r"--out /runs/(my-run-[0-9a-f]{8}) ", script)
+    name = f"paceline-{folder}"
     leader = f"{name}-0.{name}" if kind == "job" else f"{name}-node-0-0.{name}"
     assert f"--rendezvous {leader}:{container['ports'][0]['containerPort']}" in script
-    assert "--out /runs/my-run " in script
     if kind == "job":
         service = found["Service"]
         assert pod["subdomain"] == service["metadata"]["name"] == name
@@ -157,24 +158,49 @@ def test_one_machine_needs_no_service_and_no_secret(manifests):
     assert "rendezvous" not in text
 
 
+def test_other_folders_and_names_for_other_runs(manifests):
+    def places(*arguments):
+        _, found = manifests(*arguments)
+        (run,) = re.findall(r"^run=/runs/(\S+)$", script_of(found), re.MULTILINE)
+        name = found["Job"]["metadata"]["name"]
+        assert re.fullmatch(r"[a-z][a-z0-9-]{0,49}", name)
+        return run, name
+
+    assert {places("--out", out) for out in ("big", "runs/big", "/runs/big")} == {("big", "paceline-big")}
+    alike = ["big", "a/big", "b/big", "runs/a/big", "exp_1", "exp-1", "Exp.1", "1"]
+    alike += [f"{'x' * 60}{last}" for last in "12"]
+    found = [places("--out", out) for out in alike]
+    assert len({run for run, _ in found}) == len({name for _, name in found}) == len(alike)
+    names = [places("--job-name", name)[1] for name in ("it", "It", "y" * 60, "y" * 61)]
+    assert len(set(names)) == len(names)
+    assert names[0] == "it"
+
+
+def script_of(found):
+    return job_spec(found)["template"]["spec"]["containers"][0]["command"][2]
+
+
 @pytest.fixture
 def pod(manifests, tmp_path):
     """Run a pod's script with the run folder here, and stand-ins for `paceline` and the cluster's names."""
-    _, found = manifests(*MANY)
-    script = job_spec(found)["template"]["spec"]["containers"][0]["command"][2]
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "paceline").write_text('#!/bin/sh\necho "$@"\n')
     (programs / "getent").write_text('#!/bin/sh\necho "10.0.0.7  $2"\n')
     for one in programs.iterdir():
         one.chmod(0o755)
-    script = script.replace("/runs/my-run", str(tmp_path / "run"), 1)
 
-    def start(index, address="10.0.0.9"):
+    made = {}
+
+    def start(index, address="10.0.0.9", *, job="a-1", options=MANY):
+        if options not in made:
+            made[options] = script_of(manifests(*options)[1])
+        script = re.sub(r"^run=.*$", f"run={tmp_path}/run", made[options], flags=re.MULTILINE)
         variables = {
             "PATH": f"{programs}:{os.environ['PATH']}",
             "JOB_COMPLETION_INDEX": str(index),
             "POD_IP": address,
+            "JOB_UID": job,
         }
         command = ["/bin/sh", "-ec", script]
         return subprocess.Popen(
@@ -187,7 +213,8 @@ def pod(manifests, tmp_path):
 def test_pods_resume_as_the_one_that_leads_does(pod, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    (run / "leader").write_text("10.0.0.3 --resume\n")  # of a pod that is gone
+    (run / "begun-by").write_text("a-1\n")
+    (run / "leader").write_text("10.0.0.3 a-1 --resume\n")  # of a pod that is gone
     (run / "events.jsonl").write_text("")  # of a run that has saved nothing
     follower = pod(1)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -202,6 +229,68 @@ def test_pods_resume_as_the_one_that_leads_does(pod, tmp_path):
     out, _ = pod(0, "10.0.0.7").communicate()
     assert out.endswith(" --resume\n")
     assert pod(3).communicate() == (out, "")
+
+
+@pytest.mark.parametrize("options", [(), MANY], ids=["one", "several"])
+def test_a_job_goes_on_with_what_it_began_and_with_nothing_else(options, pod, tmp_path):
+    run = tmp_path / "run"
+
+    def leads(job, *more):
+        started = pod(0, "10.0.0.7", job=job, options=(*options, *more))
+        return *started.communicate(), started.returncode
+
+    remedy = "Choose another --out, or submit with --resume to go on with it."
+    refused = ("", f"error: {run} holds a run that this job did not begin. {remedy}\n", 2)
+    out, err, status = leads("a-1")
+    assert (err, status, "--resume" in out) == ("", 0, False)
+    assert leads("b-2") == refused  # it may train at this moment
+    (run / "events.jsonl").write_text("events")
+    assert leads("b-2") == refused
+    assert (run / "events.jsonl").read_text() == "events"
+    (run / "checkpoints" / "step-3").mkdir(parents=True)
+    assert leads("a-1")[0].endswith(" --resume\n")
+    assert leads("b-2") == refused
+    (run / "begun-by").unlink()  # a run of nobody's job
+    assert leads("a-1") == refused
+    out, err, status = leads("b-2", "--resume")
+    assert (out.endswith(" --resume\n"), err, status) == (True, "", 0)
+    assert leads("a-1") == refused
+    assert leads("b-2", "--resume")[2] == 0
+    assert leads("")[2] == 2  # no cluster that says whose pod it is
+
+
+def test_a_resume_of_nothing_never_begins_anew(pod):
+    for _ in range(2):  # Kubernetes starts a pod that fails again
+        out, _ = pod(0, "10.0.0.7", options=(*MANY, "--resume")).communicate()
+        assert out.endswith(" --resume\n")  # which paceline refuses
+
+
+def test_pods_wait_for_the_leader_of_their_own_job(pod, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "leader").write_text("10.0.0.7 b-2 --resume\n")
+    follower = pod(1)
+    with pytest.raises(subprocess.TimeoutExpired):
+        follower.wait(0.3)
+    (tmp_path / "run" / "leader").write_text("10.0.0.7 a-1 \n")
+    out, err = follower.communicate()
+    assert ("--resume" in out, err) == (False, "")
+
+
+def test_the_pod_is_told_which_job_it_is_of(manifests):
+    for kind in ("job", "jobset", "trainjob"):
+        _, found = manifests("--kind", kind)
+        (told,) = job_spec(found)["template"]["spec"]["containers"][0]["env"]
+        field = {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}
+        assert told == {"name": "JOB_UID", "valueFrom": {"fieldRef": field}}
+
+
+@pytest.mark.parametrize(
+    "sign", ["\u2028", "\u2029", "\x85", "\x07", "\x7f", "\ufeff", "\n", "\t", "\U0001f600"]
+)
+def test_any_sign_in_a_setting_stays_in_the_script(sign, manifests):
+    text, found = manifests("--set", f"name=a{sign}b: c \U0001f600")
+    assert f"name=a{sign}b: c \U0001f600" in script_of(found)
+    assert all(line.isprintable() for line in text.split("\n"))
 
 
 def test_yaml_is_read_back_as_it_was():
@@ -221,6 +310,7 @@ def test_yaml_is_read_back_as_it_was():
             "*e",
             "ü\n",
             "a\tb",
+            "\U0001f600 \u2028",
             "true",
         ],
         "script": "if x; then\n  y\n\nfi\n",

@@ -1,8 +1,12 @@
 """What is written for a batch system, and what is refused before anything is submitted."""
 
 import json
+import os
 import re
+import signal
 import subprocess
+import time
+from pathlib import Path
 
 import pytest
 
@@ -153,6 +157,14 @@ def test_a_folder_with_any_name_and_a_task_in_a_file(submit, tmp_path):
             ["digits", "--on", "kubernetes", "--dry-run", "--nodes", "2", "--no-elastic"],
             "which --no-elastic does not survive",
         ),
+        (["digits", "--on", "slurm", "--no-elastic"], "which its workers cannot with --no-elastic"),
+        (["digits", "--on", "slurm", "--nodes", "2", "--no-elastic"], "Leave it out."),
+        (
+            ["digits", "--on", "slurm", "--out", "a\nscancel --me #"],
+            "'a\\nscancel --me #' has signs that cannot",
+        ),
+        (["digits", "--on", "slurm", "--dry-run", "--out", "a\nb"], "cannot be printed"),
+        (["digits", "--on", "kubernetes", "--dry-run", "--out", "a\u2028b"], "cannot be printed"),
     ],
 )
 def test_what_is_refused(arguments, message, submit, tmp_path):
@@ -170,6 +182,147 @@ def test_where_there_is_no_slurm_nothing_is_left(submit, tmp_path, monkeypatch):
     status, _, err = submit("digits", "--on", "slurm", "--out", "run")
     assert (status, "there is no sbatch here" in err) == (2, True)
     assert list(tmp_path.iterdir()) == []
+
+
+def program(path, text):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def sbatch(tmp_path, monkeypatch):
+    """Put a stand-in for sbatch into the PATH."""
+
+    def make(text):
+        program(tmp_path / "bin" / "sbatch", text)
+        monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "exec sleep 60",
+        "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1",
+        "kill -KILL $$",
+    ],
+)
+def test_where_sbatch_does_not_answer_there_may_be_a_job(text, sbatch, submit, tmp_path, monkeypatch):
+    sbatch(text)
+    monkeypatch.setattr(slurm, "TIMEOUT_S", 0.5)
+    status, _, err = submit("digits", "--on", "slurm", "--out", "run")
+    assert (status, "So nobody knows whether there is a job. Look for paceline-run" in err) == (2, True)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"job.json", "job.sh", "logs"}
+    status, _, err = submit("digits", "--on", "slurm", "--out", "run")
+    assert (status, "was ended while it submitted run. So nobody knows" in err) == (2, True)
+
+
+def test_ctrl_c_while_sbatch_runs_leaves_the_record(sbatch, submit, tmp_path):
+    sbatch(f"kill -INT {os.getpid()}; exit 130")  # a terminal interrupts both
+    status, _, _ = submit("digits", "--on", "slurm", "--out", "run")
+    assert status == 130
+    found = record.find(tmp_path / "run")
+    assert (found.name, found.id) == ("paceline-run", None)
+
+
+def test_what_sbatch_refuses_is_taken_back(sbatch, submit, tmp_path):
+    sbatch("echo 'invalid partition' >&2; exit 1")
+    assert submit("digits", "--on", "slurm", "--nodes", 2, "--out", "a/run")[0] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+
+
+class Job:
+    """A batch script that runs here, with stand-ins for SLURM's commands and for the `paceline stop` of its traps."""
+
+    def __init__(self, folder: Path, script: str) -> None:
+        self.folder = folder
+        self.run = Path(re.findall(r"#SBATCH --output=\"?(.*)/logs/", script)[0].replace("\\\\", "\\"))
+        for name in ("scontrol", "scancel"):
+            program(folder / "bin" / name, f'echo {name} "$@" >> "{folder}/told"')
+        program(folder / "bin" / "srun", f'echo "$@" > "{folder}/srun"')
+        self.script = re.sub(r"^python=.*$", f"python={folder}/bin/python", script, flags=re.MULTILINE)
+
+    def start(self, job: str = "7") -> "subprocess.Popen[str]":
+        variables = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": job}
+        return subprocess.Popen(
+            ["/bin/bash", "-c", self.script], env=variables, stderr=subprocess.PIPE, text=True
+        )
+
+    def trains(self, job: str = "7") -> tuple[int, bool | str]:
+        """Run it; give its status, and whether it resumes or what it says."""
+        (self.folder / "srun").unlink(missing_ok=True)
+        started = self.start(job)
+        _, err = started.communicate()
+        said = (self.folder / "srun").read_text() if not err else ""
+        return started.returncode, err or said.endswith(" --resume\n")
+
+
+@pytest.fixture
+def job(submit, tmp_path):
+    def make(*arguments):
+        status, out, err = submit("digits", "--on", "slurm", "--dry-run", *arguments)
+        assert (status, err) == (0, "")
+        return Job(tmp_path, out)
+
+    return make
+
+
+@pytest.mark.parametrize(("status", "told"), [(143, ["scontrol requeue 7"]), (0, []), (1, [])])
+@pytest.mark.parametrize("quick", [True, False], ids=["ends-while-told", "ends-later"])
+def test_the_status_is_that_of_the_step(status, told, quick, job, tmp_path):
+    one = job("--out", "run")
+    step, stop = tmp_path / "step", tmp_path / "stop"
+    program(
+        tmp_path / "bin" / "srun",
+        f'echo $$ > "{step}"; until [ -e "{stop}" ]; do sleep 0.01; done; exit {status}',
+    )
+    told_to_end = f'touch "{stop}"; while kill -0 "$(cat {step})" 2> /dev/null; do sleep 0.01; done'
+    program(
+        tmp_path / "bin" / "python",
+        told_to_end if quick else f'(sleep 0.2; touch "{stop}") > /dev/null 2>&1 &',
+    )
+    started = one.start()
+    while not (step.exists() and step.read_text()):
+        time.sleep(0.01)
+    started.send_signal(signal.SIGUSR1)
+    assert (started.communicate()[1], started.returncode) == ("", status)
+    assert ((tmp_path / "told").read_text().splitlines() if told else told) == told
+    assert (tmp_path / "told").exists() == bool(told)
+
+
+@pytest.mark.parametrize("name", ["run", "a[1]*?", "it's 100 $HOME"])
+def test_a_job_goes_on_with_what_it_began_and_with_nothing_else(name, job):
+    one = job("--out", name)
+    assert one.run.name == name
+    remedy = "Choose another --out, or submit with --resume to go on with it."
+    refused = (2, f"error: {one.run} holds a run that this job did not begin. {remedy}\n")
+    assert one.trains() == (0, False)
+    (one.run / "ledger").mkdir()
+    (one.run / "events.jsonl").touch()
+    assert one.trains() == (0, False)  # again, because nothing was saved
+    assert {path.name for path in one.run.iterdir()} == {"begun-by"}
+    (one.run / "events.jsonl").touch()
+    (one.run / "checkpoints" / "step-5").mkdir(parents=True)
+    assert one.trains() == (0, True)
+    assert one.trains("8") == refused
+    (one.run / "begun-by").unlink()  # trained by somebody else while the job was waiting
+    assert one.trains() == refused
+    assert (one.run / "events.jsonl").exists()
+    told = job("--out", name, "--resume")
+    assert told.trains("8") == told.trains("8") == (0, True)
+    assert one.trains() == refused
+
+
+def test_another_job_may_begin_where_one_has_ended_before_it_began(sbatch, submit, tmp_path):
+    sbatch("echo 8")
+    program(tmp_path / "bin" / "scontrol", "echo JobState=FAILED")
+    (tmp_path / "run").mkdir()
+    JobRecord(on="slurm", name="it", id="7").write(tmp_path / "run")
+    (tmp_path / "run" / "begun-by").write_text("7\n")
+    assert submit("digits", "--on", "slurm", "--out", "run")[0] == 0
+    assert not (tmp_path / "run" / "begun-by").exists()
 
 
 def test_a_folder_takes_one_job_at_a_time(tmp_path):

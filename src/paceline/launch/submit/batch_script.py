@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 from paceline.errors import InputError
+from paceline.launch.submit import beginning
 from paceline.launch.submit.durations import for_slurm
 from paceline.launch.submit.request import Request
 
@@ -19,27 +20,23 @@ NOTICE_S = 30
 _BODY = """\
 run={run}
 python={python}
+job=$SLURM_JOB_ID
 cd {folder} || exit 1
 {environment}
 # Ends the training after its step, with a checkpoint; where it has not begun, all of it at once.
 stop() {{ "$python" -m paceline stop "$run" || scancel --signal=TERM "$SLURM_JOB_ID"; }}
-trap 'again=yes; stop' USR1               # SLURM: the time is nearly up
-trap 'again= cancelled=yes; stop' USR2    # paceline cancel
-trap 'again= cancelled=' TERM             # scancel, or preemption, after which SLURM queues the job again by itself
+trap 'told=yes again=yes; stop' USR1               # SLURM: the time is nearly up
+trap 'told=yes again= cancelled=yes; stop' USR2    # paceline cancel
+trap 'told=yes again= cancelled=' TERM             # scancel, or preemption, after which SLURM queues the job again by itself
 
-resume=
-if compgen -G "$run/checkpoints/step-*" > /dev/null; then
-  resume=--resume
-elif [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then
-  rm -rf "$run/events.jsonl" "$run/ledger"  # lost before its first checkpoint: it begins anew
-fi
+{beginning}
 {meeting}
 srun {srun} \\
   {train} $resume < /dev/null &
 step=$!
-wait "$step"
-status=$?
-while kill -0 "$step" 2> /dev/null; do  # a signal ended the wait
+told=yes
+while [ "$told" ]; do  # a signal ends the wait; the step may have ended while its trap ran
+  told=
   wait "$step"
   status=$?
 done
@@ -55,6 +52,10 @@ exit "$status"
 
 def batch_script(request: Request, *, python: str, folder: Path, extra: tuple[str, ...] = ()) -> str:
     """Return the script; `folder` is where the command of the training runs, `extra` are more options of sbatch."""
+    if not request.options.elastic:
+        raise InputError(
+            "a job on SLURM saves a checkpoint when its time is up, which its workers cannot with --no-elastic. Leave it out."
+        )
     several = request.nodes[1] > 1
     srun = ["--ntasks-per-node=1", f"--cpus-per-task={request.cores}", "--kill-on-bad-exit=0", "--wait=0"]
     train = request.train(("PYTHON", "-m", "paceline"), out="RUN", meeting="MEETING")
@@ -64,6 +65,7 @@ def batch_script(request: Request, *, python: str, folder: Path, extra: tuple[st
         python=shlex.quote(python),
         folder=shlex.quote(str(folder)),
         environment=f'export PACELINE_SECRET_FILE="$run/{SECRET}"\n' if several else "",
+        beginning=beginning.text(resume=request.options.resume),
         meeting='leader=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\nport=$((15000 + SLURM_JOB_ID % 15000))\n'
         if several
         else "",

@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.errors import InputError
 from paceline.launch.nodes.rendezvous import DEFAULT_PORT
+from paceline.launch.submit import beginning
 from paceline.launch.submit.options import IN_KUBERNETES
 from paceline.launch.submit.request import Request, label
 from paceline.launch.submit.yaml_text import write
@@ -28,30 +29,25 @@ _NODE = "node"
 """What Kubeflow's trainer calls the job and the container that train."""
 _SCRIPT = """\
 run={run}
-resume=
-if ls "$run"/checkpoints/step-* > /dev/null 2>&1; then resume=--resume; fi
+job=${{JOB_UID:?}}
 {meet}exec {train} $resume
 """
 _MEET = """\
 if [ "$JOB_COMPLETION_INDEX" = 0 ]; then
-  # The pod that leads says for all whether they resume: they may start before and after a checkpoint.
-  [ -n "$resume" ] || rm -rf "$run/events.jsonl" "$run/ledger"
-  mkdir -p "$run"
-  echo "$POD_IP $resume" > "$run/leader.partial"
-  mv "$run/leader.partial" "$run/leader"
+{beginning}
+# The pod that leads says for all whether they resume: they may start before and after a checkpoint.
+echo "$POD_IP $job $resume" > "$run/leader.partial"
+mv "$run/leader.partial" "$run/leader"
 else
-  until set -- $(cat "$run/leader" 2> /dev/null) && [ -n "$1" ] && getent hosts {leader} | grep -qwF "$1"; do sleep 1; done
-  resume=$2
+until set -- $(cat "$run/leader" 2> /dev/null) && [ "$2" = "$job" ] && getent hosts {leader} | grep -qwF "$1"; do sleep 1; done
+resume=$3
 fi
-"""
-_ALONE = """\
-[ -n "$resume" ] || rm -rf "$run/events.jsonl" "$run/ledger"
 """
 
 
 def text(request: Request) -> str:
     """Return all manifests as one file of YAML, with what to do with it in front."""
-    name, several = label(request.name), request.nodes[1] > 1
+    name, several = _name(request), request.nodes[1] > 1
     space = f" --namespace {request.submit.namespace}" if request.submit.namespace else ""
     head = [
         f"# Written by `paceline submit` for {IN_KUBERNETES}. It needs the volume claim {request.submit.claim}"
@@ -68,7 +64,7 @@ def text(request: Request) -> str:
 
 def manifests(request: Request) -> list[Manifest]:
     """Return what is to be applied, in its order."""
-    name = label(request.name)
+    name = _name(request)
     if not request.options.elastic and request.nodes[1] > 1:
         raise InputError("pods come and go by themselves, which --no-elastic does not survive. Leave it out.")
     match request.submit.kind:
@@ -128,7 +124,7 @@ def _job(request: Request, leader: str, *, subdomain: bool = True) -> Manifest:
     count = request.nodes[1]
     pod = _pod(request, leader)
     if subdomain and count > 1:
-        pod["subdomain"] = label(request.name)
+        pod["subdomain"] = _name(request)
     job: Manifest = {
         "completionMode": "Indexed",
         "completions": count,
@@ -158,15 +154,13 @@ def _pod(request: Request, leader: str) -> Manifest:
         "name": _NODE,
         "image": submit.image,
         "command": ["/bin/sh", "-ec", _script(request, leader)],
+        "env": [_from_field("JOB_UID", "metadata.labels['batch.kubernetes.io/controller-uid']")],
         "resources": resources,
         "volumeMounts": [{"name": "runs", "mountPath": RUNS}, {"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108
     }
     if request.nodes[1] > 1:
-        secret = {"secretKeyRef": {"name": _secret(label(request.name)), "key": "secret"}}
-        container["env"] = [
-            {"name": SECRET, "valueFrom": secret},
-            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        ]
+        secret = {"secretKeyRef": {"name": _secret(_name(request)), "key": "secret"}}
+        container["env"] += [{"name": SECRET, "valueFrom": secret}, _from_field("POD_IP", "status.podIP")]
         container["ports"] = [{"name": "rendezvous", "containerPort": DEFAULT_PORT}]
     return {
         "restartPolicy": "Never",
@@ -183,10 +177,27 @@ def _pod(request: Request, leader: str) -> Manifest:
 
 def _script(request: Request, leader: str) -> str:
     meeting = f"{leader}:{DEFAULT_PORT}"
-    run = f"{RUNS}/{label(request.out.name)}"
+    run = f"{RUNS}/{_folder(request)}"
     train = request.train(("paceline",), out=run, meeting=meeting)
-    meet = _MEET.format(leader=leader) if request.nodes[1] > 1 else _ALONE
+    begin = beginning.text(resume=request.options.resume)
+    meet = _MEET.format(leader=leader, beginning=begin) if request.nodes[1] > 1 else begin
     return _SCRIPT.format(run=run, meet=meet, train=shlex.join(train))
+
+
+def _folder(request: Request) -> str:
+    """Return the name of the run folder below /runs; `big`, `runs/big` and `/runs/big` are one, `other/big` has another."""
+    out = request.out
+    return label(out.name, whole=out.name if str(out.parent) in (".", "runs", RUNS) else str(out))
+
+
+def _name(request: Request) -> str:
+    """Return what the job, and what belongs to it, is called."""
+    given = request.submit.job_name
+    return f"paceline-{_folder(request)}" if given is None else label(given, whole=given)
+
+
+def _from_field(name: str, path: str) -> Manifest:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
 def _service(request: Request, name: str) -> Manifest:
@@ -208,7 +219,7 @@ def _object(request: Request, version: str, kind: str, name: str, spec: Manifest
 
 
 def _labels(request: Request) -> dict[str, str]:
-    return {"app.kubernetes.io/name": "paceline", "app.kubernetes.io/instance": label(request.name)}
+    return {"app.kubernetes.io/name": "paceline", "app.kubernetes.io/instance": _name(request)}
 
 
 def _in_set(name: str) -> str:

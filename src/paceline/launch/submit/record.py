@@ -74,6 +74,13 @@ def read(folder: Path) -> tuple[JobRecord, str]:
 def unfinished(folder: Path, found: JobRecord) -> InputError:
     """Return what is said of a job of which nobody knows whether it was submitted."""
     return InputError(
-        f"a `paceline submit` was ended while it submitted {folder}, so nobody knows whether there is a job. Look for "
-        f"{found.name} with `squeue --me --name {found.name}`, cancel what is there, and remove {folder / NAME}."
+        f"a `paceline submit` was ended while it submitted {folder}. {what_to_do(folder, found)}"
+    )
+
+
+def what_to_do(folder: Path, found: JobRecord) -> str:
+    """Return what is to be done where nobody knows whether there is a job."""
+    return (
+        f"So nobody knows whether there is a job. Look for {found.name} with `squeue --me --name {found.name}`, cancel what is "
+        f"there, and remove {folder / NAME}."
     )

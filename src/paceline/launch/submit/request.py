@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from paceline.training.options import RunOptions
 
 OWN = ("nodes", "out", "resume", "rendezvous", "lead", "secret_file")
 """Options of the training that the job itself decides or repeats."""
+LONGEST_LABEL = 41
+"""With `paceline-` in front and what Kubernetes appends, it is still a name that is part of a host's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,10 @@ class Request:
         """The run folder."""
         if self.options.out is None:
             raise InputError("a job needs a run folder. Give --out.")
+        if not str(self.options.out).isprintable():
+            raise InputError(
+                f"--out {str(self.options.out)!r} has signs that cannot be printed, which no job takes. Choose another."
+            )
         return self.options.out
 
     @property
@@ -93,9 +100,15 @@ def _written(name: str, value: str) -> list[str]:
     return [f"{name}={value}"] if value.startswith("-") else [name, value]
 
 
-def label(text: str) -> str:
-    """Return a text as a name that Kubernetes takes as part of a host's name; what counts workers is appended to it."""
-    plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:50].strip("-")
+def label(text: str, *, whole: str) -> str:
+    """Return a text as a name that Kubernetes takes as part of a host's name; what counts workers is appended to it.
+
+    Where that is not the `whole` name as it was given, a part of its hash is appended: other names have other labels.
+    """
+    plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     if not plain or not plain[0].isalpha():
         plain = f"run-{plain}".strip("-")
-    return plain
+    if plain == whole and len(plain) <= LONGEST_LABEL:
+        return plain
+    digest = hashlib.sha256(whole.encode(errors="surrogateescape")).hexdigest()[:8]
+    return f"{plain[: LONGEST_LABEL - len(digest) - 1].strip('-')}-{digest}"

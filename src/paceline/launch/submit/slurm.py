@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import InputError
-from paceline.launch.submit import record
+from paceline.launch.submit import beginning, record
 from paceline.launch.submit.batch_script import LOGS, SECRET, batch_script
 from paceline.launch.submit.options import SLURM
 from paceline.launch.submit.record import JobRecord
@@ -35,6 +35,10 @@ OVER = (
 FORGOTTEN = "FORGOTTEN"
 """What is said of a job that SLURM no longer knows: it ended some minutes ago, or more."""
 _NEVER_BEGUN = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+
+
+class RefusedError(InputError):
+    """Raised where SLURM says no, so that nothing was done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +81,17 @@ def submit(request: Request, extra: tuple[str, ...] = ()) -> JobRecord:
         (out / SCRIPT).write_text(text)
         if request.nodes[1] > 1:
             _write_secret(out / SECRET)
-        said = _run("sbatch", "--parsable", str(out / SCRIPT))
+        (out / beginning.NAME).unlink(missing_ok=True)  # of a job that is over
     except BaseException:
         _take_back(out, made)
         raise
+    try:  # Ctrl-C leaves the record as it is, too: there may be a job
+        said = _run("sbatch", "--parsable", str(out / SCRIPT))
+    except RefusedError:
+        _take_back(out, made)
+        raise
+    except InputError as error:
+        raise InputError(f"{error} {record.what_to_do(out, job)}") from None
     job = replace(job, id=said.strip().partition(";")[0])
     job.write(out)
     return job
@@ -177,7 +188,11 @@ def _run(*command: str) -> str:
         ) from None
     if ended.returncode != 0:
         words = " ".join((ended.stderr or ended.stdout).split())
-        raise InputError(f"{command[0]} failed: {words or f'exit status {ended.returncode}'}")
+        # One that was killed, or whose wait for the controller timed out, may have been heard.
+        heard = ended.returncode < 0 or "timed out" in words
+        raise (InputError if heard else RefusedError)(
+            f"{command[0]} failed: {words or f'exit status {ended.returncode}'}"
+        )
     return ended.stdout
 
 

@@ -38,6 +38,9 @@ def _block(value: Any, indent: int) -> str:
         and re.fullmatch(r"[^\s][^\r\t]*\n", value)
         and not value.endswith("\n\n")
         and "\n" in value[:-1]
+        and all(
+            line.isprintable() for line in value.split("\n")
+        )  # else YAML breaks lines where there are none
     ):
         lines = value[:-1].split("\n")
         return "\n".join(["|", *(" " * (indent + 2) + line if line else "" for line in lines)])
@@ -47,4 +50,5 @@ def _block(value: Any, indent: int) -> str:
 def _scalar(value: Any) -> str:
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
         return value
-    return json.dumps(value)  # YAML reads what JSON writes
+    written = json.dumps(value, ensure_ascii=False)  # YAML reads what JSON writes, but for halves of a sign
+    return "".join(sign if sign.isprintable() else f"\\U{ord(sign):08x}" for sign in written)
