@@ -51,7 +51,6 @@ def test_a_task_of_several_nodes_meets_the_others_at_the_first(variables):
         master_port=port,
         store=f"tcp://localhost:{port + 1}",
     )
-    assert variables["GLOO_SOCKET_IFNAME"]
     assert choose().name == "slurm"
 
 
