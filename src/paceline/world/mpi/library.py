@@ -1,8 +1,8 @@
 """The MPI library of this process: loaded when it is needed, left in an orderly way or not at all. Imports no torch.
 
 A process that leaves MPI_Finalize out is one that failed, and its launcher ends the others. So Finalize is called where all
-went well, and never after an error: it would wait for ranks that wait for this one. Of `sys.exit(1)` at the top of a script Python
-tells nobody who clears up: Finalize is called then, too, and the others go on to the timeout of what they wait for.
+went well, and never after an error: it would wait for ranks that wait for this one. Of `sys.exit(1)` at the top of a script
+Python tells nobody who clears up: Finalize is called then, too, and the others go on to the timeout of what they wait for.
 """
 
 from __future__ import annotations
