@@ -50,15 +50,15 @@ def _leave(status: int) -> NoReturn:
     """
     from paceline.world import env
 
+    if status and "mpi4py.MPI" in sys.modules:
+        from paceline.world.mpi import library
+
+        library.abandon()  # MPI_Finalize would wait for ranks that wait for this one
     if env.read("RANK") is not None and "torch" in sys.modules:
         import os
 
         from paceline.compat.python import run_exit_functions
 
-        if status and env.mpi_rank() is not None:
-            from paceline.world.mpi import library
-
-            library.abandon()
         sys.stdout.flush()
         sys.stderr.flush()
         run_exit_functions()
@@ -104,7 +104,7 @@ def _join_mpi(arguments: list[str]) -> None:
     """Enter the world that mpirun has started this process in, before any option is read by it."""
     from paceline.world import env
 
-    if env.mpi_rank() is not None and arguments and arguments[0] in WORKING:
+    if env.mpi_rank() is not None and arguments and arguments[0] in WORKING and arguments[0] != "run":
         from paceline.launch.clusters import mpi
 
         mpi.enter()

@@ -14,6 +14,7 @@ from paceline.errors import InputError
 from paceline.ranges import WORKERS
 from paceline.remote.names import Roles
 from paceline.training.options import RunOptions
+from paceline.world import env
 
 if TYPE_CHECKING:
     from paceline.launch.nodes.rendezvous import Rendezvous as Meeting
@@ -81,6 +82,8 @@ def run(
         raise InputError(f"there is no script {target}. With -m it would be taken for a module.")
     named = _roles(roles, workers, interface)
     asked = RunOptions(**given)
+    if asked.rendezvous is None:
+        _check_alone(f"-m {target}" if module else target)
     where = machines.meeting(
         asked.rendezvous,
         str(asked.nodes),
@@ -108,6 +111,18 @@ def run(
     )
     launcher = LocalLauncher()
     return report(launcher.launch(launcher.plan(spec)))
+
+
+def _check_alone(script: str) -> None:
+    """Refuse to be one of several that mpirun or srun has started: each would start a world of its own."""
+    rank, task = env.mpi_rank(), env.slurm_task()
+    launcher, count = ("srun", task.size) if rank is None and task else ("mpirun", rank.size if rank else 1)
+    if count > 1 and env.read("RANK") is None:
+        raise InputError(
+            f"{launcher} has started this command {count} times, and each would start workers that know nothing of the others. "
+            f"Use paceline run --workers {count} without {launcher}, or {launcher} -n {count} python {script} where that calls "
+            "paceline.launch; launchers that are to meet need --rendezvous."
+        )
 
 
 def _roles(text: str | None, workers: int | None, interface: str | None) -> Roles | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
-import shutil
+import os
+import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from paceline.doctor.devices import ReduceAlone
 from paceline.doctor.finding import Finding, Level, fail, ok, warn
 from paceline.errors import PacelineError
 from paceline.launch import api
+from paceline.launch.clusters import mpiexec
 from paceline.launch.console import Console
 from paceline.launch.local import LocalLauncher
 from paceline.observe.formats import milliseconds
@@ -26,6 +28,8 @@ WORKERS = 2
 HANG_S = 20.0
 """Behind this a trial that makes no progress is given up."""
 MPI_S = 60.0
+GRACE_S = 5.0
+"""How long mpiexec has to end its ranks."""
 
 
 class Quiet(Console):
@@ -61,7 +65,7 @@ def _absent(name: str, seen: Mapping[str, Any]) -> str | None:
     if name == "mpi":
         if importlib.util.find_spec("mpi4py") is None:
             return "mpi4py is not installed (the extra mpi)"
-        return None if _mpiexec() else "there is no mpiexec"
+        return None if mpiexec.program() else "there is no mpiexec"
     if not seen["backends"].get(name):
         return "torch was built without it"
     return "torch sees no GPU" if name == "nccl" and not seen["devices"] else None
@@ -133,16 +137,10 @@ def _alone(backend: str) -> None:
         raise PacelineError(f"a sum over one worker gave {summed}")
 
 
-def _mpiexec() -> str | None:
-    return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
-
-
 def _under_mpiexec(*, needed: bool) -> list[Finding]:
     """Start this command once more, as a job of MPI's, and pass on what it measured."""
-    command = [_mpiexec() or "mpiexec", "-n", str(WORKERS), sys.executable, "-m", "paceline", "doctor"]
-    ended = subprocess.run(
-        [*command, "--backend", "mpi", "--json"], capture_output=True, text=True, timeout=MPI_S, check=False
-    )
+    again = ("doctor", "--backend", "mpi", "--json")
+    ended = within(MPI_S, mpiexec.started(mpiexec.program() or "mpiexec", WORKERS, again).words)
     try:
         told = json.loads(ended.stdout.splitlines()[-1])["findings"]
         found = [Finding(**{**one, "level": Level(one["level"])}) for one in told if one["check"] == CHECK]
@@ -156,3 +154,28 @@ def _under_mpiexec(*, needed: bool) -> list[Finding]:
         else ended.stderr.strip()[-300:] or f"mpiexec ended with status {ended.returncode}"
     )
     return [_broken("mpi", why, needed=needed)]
+
+
+def within(seconds: float, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command that reads nothing and return what it printed; raise TimeoutExpired where it takes longer, and leave nothing.
+
+    It is asked to end first: mpiexec's own children have sessions of their own, which it alone can reach.
+    """
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as started:
+        try:
+            output, errors = started.communicate(timeout=seconds)
+        except BaseException:
+            started.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                started.wait(GRACE_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, started.returncode, output, errors)

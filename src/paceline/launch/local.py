@@ -26,8 +26,6 @@ from paceline.training.options import RunOptions
 from paceline.world import env, interfaces
 from paceline.world.env import Identity
 
-LOOPBACK = "127.0.0.1"
-
 
 class LocalLauncher:
     """Workers on this machine, forked from a process that has torch loaded."""
@@ -64,7 +62,7 @@ class LocalLauncher:
         environment = {**env.snapshot(), **spec.environment, **shared}
         if secret is not None:
             environment[env.SECRET] = secret.text
-        address = LOOPBACK
+        address = env.LOOPBACK
         if spec.rendezvous is not None:
             own = interfaces.reaching(spec.rendezvous.host)
             address = own.address

@@ -25,6 +25,7 @@ _MPI = (
     ),
 )
 """The variables of MPICH's launcher (and Intel's), and of Open MPI's."""
+LOOPBACK = "127.0.0.1"
 _OWN_RUN = "paceline"
 """The run id that paceline's own launcher sets, by which it is told apart from torchrun."""
 SECRET, SECRET_FILE = "PACELINE_SECRET", "PACELINE_SECRET_FILE"
@@ -43,7 +44,7 @@ class Identity:
     local_size: int
     node_rank: int = 0
     nodes: int = 1
-    master_address: str = "127.0.0.1"
+    master_address: str = LOOPBACK
     master_port: int = 0
     """Where rank 0 keeps torch's store, for scripts that form a group of torch's by themselves; 0 when no launcher gave one."""
     store: str = ""
@@ -109,7 +110,7 @@ def identity() -> Identity | None:
         local_size=local_size,
         node_rank=min(rank // max(1, local_size), nodes - 1) if node_rank is None else node_rank,
         nodes=nodes,
-        master_address=read("MASTER_ADDR") or "127.0.0.1",
+        master_address=read("MASTER_ADDR") or LOOPBACK,
         master_port=_integer("MASTER_PORT") or 0,
         store=(read(STORE) or "") if read("TORCHELASTIC_RUN_ID") == _OWN_RUN else "",
     )
@@ -127,11 +128,13 @@ class MpiRank(NamedTuple):
 def mpi_rank() -> MpiRank | None:
     """Read who an MPI launcher says this process is, or give None when none started it.
 
-    `srun` sets MPI's variables, too, and then says the same by its own, which count.
+    `srun --mpi=pmi2` sets PMI_RANK and PMI_SIZE, too, and says the same by its own variables, which count. How many ranks
+    are on a machine only a launcher of MPI's says, be it inside a job of SLURM's or not.
     """
     for names in _MPI:
         rank, size, local_rank, local_size = map(_integer, names)
-        if rank is not None and size is not None and (rank, size) != _slurm_place():
+        of_srun = local_size is None and (rank, size) == _slurm_place()
+        if rank is not None and size is not None and not of_srun:
             return MpiRank(rank, size, local_rank, local_size)
     return None
 

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -200,3 +202,15 @@ def test_variables_that_are_right_are_not(command):
     )
     assert not [one for one in found if one["check"] in ("threads", "proxy") and one["level"] != "ok"]
     assert not [one for one in found if "IFNAME" in one["what"]]
+
+
+def test_what_a_trial_starts_reads_nothing_and_leaves_nothing(monkeypatch):
+    """The shell takes no SIGTERM, and its child holds the pipe, as mpiexec's proxies may."""
+    assert exchange.within(HANG_S, ["cat"]).stdout == ""
+    monkeypatch.setattr(exchange, "GRACE_S", 0.1)
+    with pytest.raises(subprocess.TimeoutExpired) as caught:
+        exchange.within(0.3, ["sh", "-c", "trap '' TERM; sleep 600 & echo $!; wait"])
+    about, until = Path(f"/proc/{int(caught.value.output)}/status"), time.monotonic() + HANG_S
+    while about.exists() and "Z (zombie)" not in about.read_text():
+        assert time.monotonic() < until
+        time.sleep(0.01)

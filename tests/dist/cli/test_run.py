@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from paceline.launch.workers import fork_server as forkserver
 from tests.dist.launch.processes import PACELINE, started
 from tests.patience import HANG_S
@@ -46,6 +48,25 @@ if os.environ["RANK"] == "1":
     raise ValueError("the reason")
 time.sleep(60)
 """
+
+
+RANK_OF_MPI = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+TASK_OF_SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
+
+
+@pytest.mark.parametrize(("launcher", "variables"), [("mpirun", RANK_OF_MPI), ("srun", TASK_OF_SLURM)])
+def test_one_of_several_that_another_launcher_has_started_is_refused(
+    command, folder, monkeypatch, launcher, variables
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (folder / "script.py").write_text("print('ran')")
+    ended = command("run", "script.py")
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err.startswith(f"error: {launcher} has started this command 4 times")
+    assert f"{launcher} -n 4 python script.py" in ended.err
+    assert ended.err.count("\n") == 1
+    assert list(folder.iterdir()) == [folder / "script.py"]
 
 
 def told(folder, rank):

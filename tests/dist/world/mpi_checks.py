@@ -136,6 +136,9 @@ def other_operations(world: World) -> None:
         value = everybody[rank].clone()
         dist.all_reduce(value, op=op)
         assert torch.equal(value, expected), op
+    value = everybody[rank].clone()
+    dist.distributed_c10d._get_default_group().reduce(value, 1, dist.ReduceOp.MAX).wait()
+    assert rank != 1 or torch.equal(value, everybody.amax(0))
     flags = torch.tensor([1 << rank, 7])
     dist.all_reduce(flags, op=dist.ReduceOp.BOR)
     assert flags.tolist() == [(1 << size) - 1, 7]

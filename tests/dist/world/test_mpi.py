@@ -96,6 +96,17 @@ def test_scripts_under_mpirun_with_any_backend_and_a_rank_that_fails(one_process
         assert told == [[2, "mpi", one_process], [2, "gloo", one_process]]
 
 
+def test_a_rank_that_fails_before_all_have_met_ends_the_others(tmp_path):
+    collectives = ("-m", "paceline", "collectives")
+    ended = start(
+        tmp_path,
+        *(str(MPIEXEC), "-n", "1", "-env", "PACELINE_SECRET", "short", sys.executable, *collectives),
+        *(":", "-n", "1", sys.executable, *collectives),
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.startswith("error: the run's secret has 5 characters")
+
+
 def test_workers_that_mpi_has_not_started_are_refused():
     with pytest.raises(paceline.InputError, match="mpirun -n 2"):
         paceline.launch(print, workers=2, backend="mpi")

@@ -1,12 +1,14 @@
 """Worlds of MPI that need no MPI library: what their launchers say is enough."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from paceline.launch.api import choose
 from paceline.launch.clusters import mpi
 from paceline.world import env
+from paceline.world.mpi import library
 
 STARTED = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 
@@ -46,3 +48,15 @@ def test_a_process_that_nobody_started_is_left_alone(variables):
     mpi.enter()
     assert env.identity() is None
     assert choose().name == "local"
+
+
+MAPS = """7f0-7f1 rw-s 00000000 00:1a 1190 /dev/shm/mpich_shm_a b
+7f1-7f2 rw-s 00000000 00:1a 1190 /dev/shm/mpich_shm_a b
+7f2-7f3 rw-s 00000000 00:1a 1191 /dev/shm/mpich_shm_c (deleted)
+7f3-7f4 rw-p 00000000 00:00 0
+7f4-7f5 r-xp 00000000 08:01 2 /usr/lib/libmpi.so
+"""
+
+
+def test_shared_memory_that_still_has_a_name():
+    assert library._shared_memory(MAPS) == {Path(f"{library._SHARED_MEMORY}a b")}

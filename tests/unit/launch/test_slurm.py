@@ -12,7 +12,8 @@ from paceline.errors import InputError
 from paceline.launch.api import choose
 from paceline.launch.clusters import slurm
 from paceline.transport.runtime_folder import RuntimeFolder
-from paceline.world import env
+from paceline.transport.store_server import StoreServer
+from paceline.world import env, join
 
 STARTED = {
     "SLURM_JOB_ID": "4711",
@@ -51,7 +52,6 @@ def test_a_task_of_several_nodes_meets_the_others_at_the_first(variables):
         master_port=port,
         store=f"tcp://localhost:{port + 1}",
     )
-    assert variables["GLOO_SOCKET_IFNAME"]
     assert choose().name == "slurm"
 
 
@@ -156,3 +156,16 @@ def test_a_shared_folder_that_others_may_enter_is_refused(temporary):
     (temporary / "paceline-run-slurm-1-0").mkdir(mode=0o755)
     with pytest.raises(InputError, match="not a folder of this user's alone"):
         RuntimeFolder("slurm-1-0")
+
+
+def test_a_store_that_is_gone_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm, "GOODBYE_S", 0.1)
+    address = f"ipc://{tmp_path}/store"
+    server = StoreServer(address)
+    assert join.run_store(address).add(slurm.LEFT, 1) == 1
+    slurm._wait_for_others(address, 1)
+    server.close()
+    try:
+        slurm._wait_for_others(address, 2)  # raises nothing
+    finally:
+        join.run_store.cache_clear()

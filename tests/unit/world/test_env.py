@@ -122,6 +122,13 @@ def test_whose_the_variables_of_mpi_are_in_a_job_of_slurms(clean, rank, size, is
     assert (env.slurm_task() is not None) == is_slurms
 
 
+def test_one_rank_of_mpirun_per_node_of_a_job_is_no_task_of_sruns(clean):
+    """Hydra reaches each node by a task of srun's, so both number them alike; only Hydra says how many ranks are on a node."""
+    clean(**SRUN, PMI_RANK="1", PMI_SIZE="2", MPI_LOCALRANKID="0", MPI_LOCALNRANKS="1")
+    assert env.mpi_rank() == (1, 2, 0, 1)
+    assert env.slurm_task() is None
+
+
 def test_a_step_of_one_task_is_no_world_of_mpis(clean):
     clean(**SRUN | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, PMI_RANK="0", PMI_SIZE="1")
     assert env.mpi_rank() is None

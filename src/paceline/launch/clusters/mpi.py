@@ -20,7 +20,6 @@ from paceline.world.env import Identity
 from paceline.world.mpi import library
 from paceline.world.run_secret import run_secret
 
-LOOPBACK = "127.0.0.1"
 FIXED = (
     "note: MPI cannot replace a rank that is lost, so the first one ends this run, as with --no-elastic; "
     "--resume goes on from its last checkpoint."
@@ -87,12 +86,7 @@ def _meet(world: Any) -> None:
         master_port=port,
         store=store,
     )
-    variables = identity.variables()
-    if made_secret:
-        variables[env.SECRET] = made_secret
-    if len(nodes) > 1 and env.read("GLOO_SOCKET_IFNAME") is None:
-        variables["GLOO_SOCKET_IFNAME"] = interfaces.reaching(address).interface
-    env.export(variables)
+    env.export(identity.variables() | ({env.SECRET: made_secret} if made_secret else {}))
 
 
 def _serve(nodes: list[str]) -> tuple[str, int, str, str]:
@@ -102,7 +96,7 @@ def _serve(nodes: list[str]) -> tuple[str, int, str, str]:
     """
     given = run_secret()
     secret = (given or Secret.make()) if len(nodes) > 1 else None
-    address = LOOPBACK if secret is None else interfaces.reaching(nodes[1]).address
+    address = env.LOOPBACK if secret is None else interfaces.reaching(nodes[1]).address
     folder = RuntimeFolder()
     point = MeetingPoint(address, folder, secret)
 

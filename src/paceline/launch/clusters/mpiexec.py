@@ -14,15 +14,24 @@ from paceline.training.options import RunOptions
 from paceline.world.mpi.library import INSTALL
 
 
+def program() -> str | None:
+    """Return the mpiexec beside this Python, which fits the mpich wheel's library; else the one that the shell would find."""
+    return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+
+
+def started(mpiexec: str, ranks: int, arguments: Sequence[str]) -> Command:
+    """Return how a command line of paceline's is started as so many ranks."""
+    return Command("", (mpiexec, "-n", str(ranks), sys.executable, *PACELINE, *arguments))
+
+
 class Mpiexec:
-    """The mpiexec beside this Python, which fits the library of the mpich wheel; else the one that the shell would find."""
+    """Starts a command as ranks of MPI."""
 
     def commands(self, options: RunOptions, arguments: Sequence[str]) -> tuple[Command, ...]:
         """Return the one command, which may start ranks on several machines by itself."""
-        beside = str(Path(sys.executable).parent)
-        program = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
-        if program is None or importlib.util.find_spec("mpi4py") is None:
-            missing = "mpiexec" if program is None else "mpi4py"
+        found = program()
+        if found is None or importlib.util.find_spec("mpi4py") is None:
+            missing = "mpiexec" if found is None else "mpi4py"
             raise InputError(
                 f"MPI needs {missing}, which is not installed. Use {INSTALL}, which brings MPICH."
             )
@@ -31,7 +40,7 @@ class Mpiexec:
                 "MPI brings machines together by itself, and --nodes and --rendezvous say how others meet. Use mpirun with a "
                 "host file for this command, without both."
             )
-        return (Command("", (program, "-n", str(options.processes), sys.executable, *PACELINE, *arguments)),)
+        return (started(found, options.processes, arguments),)
 
     def start(self, options: RunOptions, arguments: Sequence[str]) -> int:
         """Become it."""

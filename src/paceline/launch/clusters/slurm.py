@@ -27,7 +27,6 @@ from paceline.world.run_secret import run_secret
 if TYPE_CHECKING:
     from paceline.transport.store import RunStore
 
-LOOPBACK = "127.0.0.1"
 PORTS = range(15000, 30000, 2)
 """Below the ports that Linux hands out by itself; the store listens on the one after it."""
 LEFT = "slurm/left"
@@ -67,10 +66,7 @@ def enter() -> None:
         master_port=port,
         store=store,
     )
-    variables = identity.variables()
-    if task.nodes > 1 and env.read("GLOO_SOCKET_IFNAME") is None:
-        variables["GLOO_SOCKET_IFNAME"] = interfaces.reaching(address).interface
-    env.export(variables)
+    env.export(identity.variables())
 
 
 def port_of(job: int, step: int) -> int:
@@ -107,7 +103,7 @@ def _meet_here(task: SlurmTask) -> tuple[str, str]:
     address = folder.address("store")
     atexit.register(folder.close)
     _serve(task, address, address, None)
-    return LOOPBACK, address
+    return env.LOOPBACK, address
 
 
 def _meet_at(task: SlurmTask, node: str, port: int) -> tuple[str, str]:
@@ -151,8 +147,9 @@ def _leave(address: str) -> None:
 def _wait_for_others(address: str, others: int) -> None:
     """Wait until all other tasks have left."""
     store, deadline = _used(address), time.monotonic() + LAST_S
-    while store is not None and store.add(LEFT, 0) < others and time.monotonic() < deadline:
-        time.sleep(0.02)
+    with suppress(RuntimeError):  # no answer: the store has failed, and there is nobody to wait for
+        while store is not None and store.add(LEFT, 0) < others and time.monotonic() < deadline:
+            time.sleep(0.02)
 
 
 def _used(address: str) -> RunStore | None:

@@ -41,6 +41,8 @@ class Memory:
         if tensor.layout is not torch.strided:
             raise InputError(f"MPI carries dense tensors, and this one is {tensor.layout}. Use to_dense().")
         self._tensor = tensor.detach()
+        # What the caller's stream has yet to write here must not come after what MPI brings, which another stream writes.
+        settle(self._tensor)
         self.held = self._reachable(read=read)
         """The contiguous tensor that stands in for it."""
 

@@ -1,7 +1,8 @@
 """The MPI library of this process: loaded when it is needed, left in an orderly way or not at all. Imports no torch.
 
 A process that leaves MPI_Finalize out is one that failed, and its launcher ends the others. So Finalize is called where all
-went well, and never after an error: it would wait for ranks that wait for this one.
+went well, and never after an error: it would wait for ranks that wait for this one. Of `sys.exit(1)` at the top of a script
+Python tells nobody who clears up: Finalize is called then, too, and the others go on to the timeout of what they wait for.
 """
 
 from __future__ import annotations
@@ -50,9 +51,15 @@ def load() -> Any:
 def _forget_shared_memory(mpi: Any) -> None:
     """Delete the names of MPICH's shared memory once all ranks have it: it would outlive ranks that are killed."""
     mpi.COMM_WORLD.Barrier()
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    for path in {line.split()[-1] for line in lines if _SHARED_MEMORY in line}:
-        Path(path).unlink(missing_ok=True)
+    maps = Path("/proc/self/maps")
+    for path in _shared_memory(maps.read_text() if maps.exists() else ""):
+        path.unlink(missing_ok=True)
+
+
+def _shared_memory(maps: str) -> set[Path]:
+    """Return the files of MPICH's shared memory, of what Linux says is mapped, that still have a name."""
+    names = (line.partition(_SHARED_MEMORY) for line in maps.splitlines())
+    return {Path(begin + name) for _, begin, name in names if begin and not name.endswith(" (deleted)")}
 
 
 _ending: list[Callable[[], None]] = []

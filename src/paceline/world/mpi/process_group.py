@@ -116,7 +116,7 @@ class MpiProcessGroup(PythonProcessGroup):
     def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> Work:
         """Give everybody the root's tensor."""
         values = _listed(tensors)
-        root = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
+        root = _root(opts)
         return self._start(
             "broadcast", (operations.broadcast(self._comms, one, root) for one in values), values, opts
         )
@@ -134,11 +134,11 @@ class MpiProcessGroup(PythonProcessGroup):
         """Combine several tensors."""
         return self.allreduce(tensors, opts)
 
-    def reduce(self, tensors: Any, opts: Any = None, *_: Any) -> Work:
-        """Combine everybody's tensor at the root."""
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, *_: Any) -> Work:
+        """Combine everybody's tensor at the root: a part of `opts`, or given in its place and followed by `op`."""
         (value,) = _listed(tensors)
-        root = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
-        steps = operations.reduce(self._comms, value, _reduction(opts, value), root)
+        way = _reduction(opts if op is None else op, value)
+        steps = operations.reduce(self._comms, value, way, _root(opts))
         return self._start("reduce", [steps], [value], opts)
 
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
@@ -175,7 +175,7 @@ class MpiProcessGroup(PythonProcessGroup):
         """Collect everybody's tensor at the root."""
         (value,) = _listed(input_tensors)
         outputs = _nested(output_tensors)
-        root = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
+        root = _root(opts)
         if self._comms.rank == root and len(outputs) != self._comms.size:
             raise InputError(f"gather on {self._comms.size} ranks needs as many outputs, not {len(outputs)}.")
         return self._start("gather", [operations.gather(self._comms, outputs, value, root)], outputs, opts)
@@ -184,7 +184,7 @@ class MpiProcessGroup(PythonProcessGroup):
         """Give each rank one of the root's tensors."""
         (output,) = _listed(output_tensors)
         values = _nested(input_tensors)
-        root = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
+        root = _root(opts)
         if self._comms.rank == root and len(values) != self._comms.size:
             raise InputError(f"scatter on {self._comms.size} ranks needs as many tensors, not {len(values)}.")
         return self._start("scatter", [operations.scatter(self._comms, output, values, root)], [output], opts)
@@ -326,6 +326,11 @@ def _make(options: Any, _: Any) -> MpiProcessGroup:
         members.Free()
     comms = Comms(mpi, first, first.Dup(), first.Get_rank(), first.Get_size())
     return MpiProcessGroup(comms, options.timeout)
+
+
+def _root(opts: Any) -> int:
+    """Return the root, which torch has in its options or gives in their place."""
+    return opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
 
 
 def _reduction(opts: Any, tensor: Tensor) -> Reduction:
