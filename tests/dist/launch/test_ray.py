@@ -45,15 +45,18 @@ def test_the_command_of_a_node_has_what_was_decided_for_it():
         "--json",
     ]
     first, others = map(str, Ray("CPU=1").commands(RunOptions(workers=2, nodes="2", out="runs/x"), given))
-    ours = "train digits --workers 2 --json --out=runs/x --nodes=2 --rendezvous=LEADER:PORT"
+    ours = "paceline.cli.remote_end train digits --workers 2 --json --nodes=2 --rendezvous=LEADER:PORT --out=runs/x"
     assert first.startswith("on the first of 2 nodes of Ray's that have CPU=1: python ")
     assert first.endswith(f"{ours} --lead")
     assert others.endswith(ours)
 
 
-def test_a_meeting_point_is_not_for_the_user_to_say():
-    with pytest.raises(InputError, match="Leave out --rendezvous"):
-        Ray(None).start(RunOptions(workers=2, nodes="2", rendezvous="10.0.0.1:29400"), [])
+def test_one_node_needs_no_place_to_meet():
+    given = ["train", "digits", "--on=ray", "--nodes", "1"]
+    (only,) = map(str, Ray(None).commands(RunOptions(workers=1), given))
+    assert (
+        only == "on a node of Ray's that has CPU=1: python -m paceline.cli.remote_end train digits --nodes=1"
+    )
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
