@@ -61,7 +61,7 @@ class Command:
 
     def leader(self):
         """Give the launcher that leads."""
-        started = "-m paceline.cli.over_ssh train"
+        started = "-m paceline.cli.remote_end train"
         (pid,) = [
             pid
             for pid, words in self.commands(self.first).items()

@@ -118,7 +118,28 @@ def _is_task(arguments: list[str]) -> bool:
 
     meets = any(one.partition("=")[0] == "--rendezvous" for one in arguments)
     alone = "--on=local" in arguments or ("--on", "local") in pairwise(arguments)
-    return env.slurm_task() is not None and not (meets or alone) and arguments[:1] != ["run"]
+    plain = env.slurm_task() is not None and not (meets or alone) and arguments[:1] != ["run"]
+    return plain and not _meets_by_file(arguments)
+
+
+def _meets_by_file(arguments: list[str]) -> bool:
+    """Return whether a file of options says where launchers meet."""
+    from itertools import pairwise
+    from pathlib import Path
+
+    words = [
+        word for one in arguments for word in (one.split("=", 1) if one.startswith("--config=") else [one])
+    ]
+    named = [Path(path) for option, path in pairwise(words) if option == "--config"]
+    if not named:
+        return False
+    from paceline.cli.config_file import read_config
+    from paceline.errors import InputError
+
+    try:
+        return "rendezvous" in read_config(named[-1])
+    except InputError:  # the command itself says what is wrong with the file
+        return False
 
 
 def _join_slurm(arguments: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 
 from paceline.errors import InputError, UnknownNameError
 from paceline.launch.clusters.commands import Starter
@@ -24,10 +25,19 @@ def start_elsewhere(
     hosts: str | None = None,
     ssh: str = SSH,
     resources: str | None = None,
+    given: Collection[str] = (),
     dry_run: bool = False,
 ) -> int | None:
-    """Have another program start the workers of this command, or print how; None where they are started, or joined, here."""
+    """Have another program start the workers of this command, or print how; None where they are started, or joined, here.
+
+    `given` are the names of the options that the command line has: what a file of options, or the run that is resumed, has does
+    not count against what is decided here.
+    """
     starter = _starter(options, on, hosts, ssh, resources)
+    if isinstance(starter, Ray) and {"rendezvous", "lead"} & {*given}:
+        raise InputError("--on ray chooses the node that leads by itself. Leave out --rendezvous and --lead.")
+    if isinstance(starter, Ssh) and "lead" in given:
+        raise InputError("--lead is for machines that are started one by one: the first of --hosts leads.")
     if starter is None:
         return None
     arguments = sys.argv[1:]

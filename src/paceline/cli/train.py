@@ -86,7 +86,13 @@ def train(
     for text in asked.notes:
         print(f"note: {text}", file=sys.stderr)  # noqa: T201
     elsewhere = start_elsewhere(
-        asked.options, on=on, hosts=hosts, ssh=ssh, resources=resources, dry_run=dry_run
+        asked.options,
+        on=on,
+        hosts=hosts,
+        ssh=ssh,
+        resources=resources,
+        given=given,
+        dry_run=dry_run,
     )
     if elsewhere is not None:
         return elsewhere

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +12,11 @@ import pytest
 
 from paceline.cli.starting import start_elsewhere
 from paceline.errors import InputError
+from paceline.launch.nodes import machines
+from paceline.launch.nodes.rendezvous import Rendezvous
 from paceline.training.options import RunOptions
+from paceline.transport.secret import Secret
+from tests.patience import HANG_S
 
 TORCHRUN = f"{sys.executable} -m torch.distributed.run --nproc-per-node=2"
 TRAIN = ("train", "digits", "--workers", 2, "--dry-run")
@@ -50,7 +55,7 @@ def test_machines_over_ssh(command, folder, monkeypatch):
     monkeypatch.setenv("PACELINE_SECRET", "nobody is to see this one")
     ended = command(*TRAIN, "--hosts", "me@10.77.0.8,localhost", "--ssh", "ssh -p 2222", "--out", "run")
     assert ended.status == 0, ended.err
-    run = f"{sys.executable} -m paceline.cli.over_ssh train digits --workers 2"
+    run = f"{sys.executable} -m paceline.cli.remote_end train digits --workers 2"
     meet = "--nodes=2 --rendezvous=10.77.0.8:29400 --out=run"
     there = f"cd {folder} && exec env 'PYTHONPATH=/some where' {run} {meet} --lead"
     options = "-T -oBatchMode=yes -oConnectTimeout=20 -oServerAliveInterval=15"
@@ -71,6 +76,63 @@ def test_a_run_that_is_resumed_may_have_other_machines(command, folder):
     assert [meet in line for line in ended.out.splitlines()] == [True, True]
 
 
+DECIDED = "--rendezvous=LEADER:PORT --out=mine --secret-file="
+
+
+@pytest.mark.parametrize(
+    ("how", "each"),
+    [
+        (["--on", "ray", "--nodes=2"], [f"--nodes=2 {DECIDED} --lead", f"--nodes=2 {DECIDED} --no-lead"]),
+        (["--on", "ray", "--nodes=1"], [f"--nodes=1 {DECIDED} --lead"]),
+        (
+            ["--hosts", "me@10.77.0.8,me@10.77.0.9", "--nodes=2", "--rendezvous=LEADER:PORT"],
+            [f"--nodes=2 {DECIDED} --lead", f"--nodes=2 {DECIDED} --no-lead"],
+        ),
+    ],
+    ids=["ray", "one node of ray's", "ssh"],
+)
+def test_what_is_decided_here_counts_there_against_a_file_of_options(command, folder, how, each):
+    file = {"nodes": 3, "rendezvous": "10.77.0.7:1", "out": "theirs", "secret_file": "key", "lead": True}
+    Path("c.toml").write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in file.items()))
+    ended = command("train", "--config=c.toml", *how, "--out", "mine", "--dry-run", "--", "digits")
+    assert ended.status == 0, ended.err
+    words = [f"train --config=c.toml {decided} -- digits" for decided in each]
+    assert [line.partition("remote_end ")[2].rstrip("'") for line in ended.out.splitlines()] == words
+
+
+def test_an_empty_secret_file_is_that_of_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("PACELINE_SECRET", "the launcher has sent this one")
+    found, _ = machines.shared_secret(Rendezvous.parse("127.0.0.1:29400", "2"), "")
+    assert found == Secret("the launcher has sent this one")
+
+
+def test_a_resumed_run_of_rays_meets_elsewhere(command, folder):
+    had = {"strategy": "ddp", "workers": 2, "shards": 6, "nodes": "3", "rendezvous": "10.77.0.7:29411"}
+    spec = {"task": "paceline.tasks.digits:Digits", "name": "digits", "options": {**had, "lead": True}}
+    (folder / "run").mkdir()
+    (folder / "run" / "spec.json").write_text(json.dumps(spec))
+    ended = command("train", "--resume", "--out", "run", "--on", "ray", "--dry-run")
+    assert ended.status == 0, ended.err
+    meet = "train --resume --nodes=3 --rendezvous=LEADER:PORT --out=run"
+    assert [meet in line for line in ended.out.splitlines()] == [True, True]
+
+
+@pytest.mark.parametrize("said", ["", '{"variables": {}}\n'])
+def test_the_remote_end_alone_says_so_in_one_line(said):
+    ended = subprocess.run(
+        [sys.executable, "-m", "paceline.cli.remote_end", "train"],
+        input=said,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        "error: this is started by paceline's own launcher, which says more on standard input. Use paceline train.\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -86,6 +148,8 @@ def test_a_run_that_is_resumed_may_have_other_machines(command, folder):
         (["--hosts", "a,b", "--ssh", "ssh '"], "is no command: No closing quotation."),
         (["--hosts", "a,b", "--nodes", "3"], "--nodes is 3, but --hosts names 2 machines."),
         (["--hosts", "a,b", "--lead"], "the first of --hosts leads."),
+        (["--on", "ray", "--nodes", "2", "--lead"], "Leave out --rendezvous and --lead."),
+        (["--on", "ray", "--nodes", "2", "--rendezvous", "10.77.0.8"], "Leave out --rendezvous and --lead."),
         (["--on", "torchrun", "--nodes", "2"], "Give --rendezvous host:port, with an address of the first."),
         (["--on", "torchrun", "--nodes", "1:2", "--rendezvous", "a"], "--nodes 1:2 may change"),
     ],

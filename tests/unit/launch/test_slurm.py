@@ -101,6 +101,17 @@ def test_launchers_that_meet_by_themselves_are_no_workers(arguments, joins, vari
     assert main._is_task(arguments) == joins
 
 
+@pytest.mark.parametrize("how", [["--config", "c.toml"], ["--config=c.toml"]], ids=" ".join)
+def test_a_file_of_options_may_say_that_they_meet_by_themselves(how, variables, tmp_path, monkeypatch):
+    variables.update(STARTED)
+    monkeypatch.chdir(tmp_path)
+    assert main._is_task(["train", "digits", *how])  # there is none, which the command itself says
+    (tmp_path / "c.toml").write_text("workers = 2")
+    assert main._is_task(["train", "digits", *how])
+    (tmp_path / "c.toml").write_text('rendezvous = "gpu02:29400"')
+    assert not main._is_task(["train", "digits", *how])
+
+
 @pytest.mark.parametrize(
     ("written", "first"),
     [

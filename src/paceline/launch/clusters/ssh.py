@@ -1,43 +1,33 @@
 """Starts a command on several machines over ssh: each runs paceline's own launcher, and the first of them leads.
 
-A machine gets the run's secret as the first line of standard input, which stays open: later lines are signals, and its end is the
-end of this process, however that comes about. The other side is `paceline.cli.over_ssh`.
+What passes between this process and the machines is in `relay`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import selectors
 import shlex
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from paceline.errors import InputError
-from paceline.launch.clusters.commands import Command, without
+from paceline.launch.clusters import relay
+from paceline.launch.clusters.commands import Command
 from paceline.launch.nodes.rendezvous import DEFAULT_PORT
 from paceline.training.options import RunOptions
 from paceline.transport.addresses import at
-from paceline.transport.secret import Secret
 from paceline.world import env, interfaces
-from paceline.world.run_secret import run_secret
 
-HERE = "paceline is here"
-"""The line by which a machine says that the command runs there; what a shell prints before it is none of ours."""
 GOODBYE_S, END_S = 10.0, 40.0
 """How long the others may take to end by themselves when the leader has, and then when they are told to."""
 _SSH = ("-T", "-oBatchMode=yes", "-oConnectTimeout=20", "-oServerAliveInterval=15")
-_PASSED_ON = ("CUDA_", "GLOO_", "NCCL_", "OMP_", "TORCH_")
-"""What variables begin with that the other machines get: they decide how tensors travel, and with how many threads."""
-_OURS = ("--on", "--hosts", "--ssh", "--nodes", "--rendezvous", "--secret-file", "--out")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _HOST = re.compile(r"(?:[\w.][\w.-]*@)?[\w.:][\w.:%-]*")
 
 
@@ -72,23 +62,22 @@ class Ssh:
 
     def commands(self, options: RunOptions, arguments: Sequence[str]) -> tuple[Command, ...]:
         """Return the command for each machine, the leading one first."""
-        if options.lead:
-            raise InputError(
-                "--lead is for machines that are started one by one: the first of --hosts leads."
-            )
         if options.max_nodes != len(self._hosts):
             raise InputError(
                 f"--nodes is {options.nodes}, but --hosts names {len(self._hosts)} machines. Leave --nodes out."
             )
-        ours = [*without(arguments, *_OURS), f"--nodes={options.nodes}", f"--rendezvous={options.rendezvous}"]
-        ours += [] if options.out is None else [f"--out={options.out}"]
         return tuple(
-            Command(host, self._words(host, [*ours, *(["--lead"] if place == 0 else [])]))
-            for place, host in enumerate(self._hosts)
+            Command(
+                host,
+                self._words(
+                    host, relay.arguments(arguments, options, options.rendezvous, lead=host == self._hosts[0])
+                ),
+            )
+            for host in self._hosts
         )
 
     def _words(self, host: str, arguments: Sequence[str]) -> tuple[str, ...]:
-        run = (sys.executable, "-m", "paceline.cli.over_ssh", *arguments)
+        run = (sys.executable, "-m", relay.MODULE, *arguments)
         if "@" not in host and interfaces.is_here(host):
             return run
         path = env.read("PYTHONPATH")
@@ -99,9 +88,7 @@ class Ssh:
     def start(self, options: RunOptions, arguments: Sequence[str]) -> int:
         """Start the machines, show what they say, and return the leader's exit status when all have ended."""
         commands = self.commands(options, arguments)
-        path = options.secret_file
-        secret = run_secret() if path is None else Secret.read(Path(path))
-        told = _told(secret or Secret.make())
+        told = relay.variables(options, "CUDA_")
         started: list[_Machine] = []
         try:
             for command in commands:
@@ -113,12 +100,6 @@ class Ssh:
             ) from None
         finally:
             _end(started)
-
-
-def _told(secret: Secret) -> bytes:
-    """Return what every machine is told before anything else."""
-    variables = {name: value for name, value in env.snapshot().items() if name.startswith(_PASSED_ON)}
-    return json.dumps({"secret": secret.text, "variables": variables}).encode() + b"\n"
 
 
 @dataclass
@@ -134,25 +115,11 @@ class _Machine:
     """The beginnings of lines, by stream."""
 
     @classmethod
-    def start(cls, command: Command, told: bytes, *, leads: bool) -> _Machine:
+    def start(cls, command: Command, told: Mapping[str, str], *, leads: bool) -> _Machine:
         """Start its command in a session of its own, where Ctrl-C does not reach it."""
-        process = subprocess.Popen(
-            command.words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=None if leads else subprocess.PIPE,
-            start_new_session=True,
-        )
-        made = cls(command.machine, leads, process)
-        made.send(told)
-        return made
-
-    def send(self, line: bytes) -> None:
-        """Write to it; one that is gone is noticed elsewhere."""
-        if self.process.stdin is not None and not self.process.stdin.closed:
-            with contextlib.suppress(BrokenPipeError):
-                self.process.stdin.write(line)
-                self.process.stdin.flush()
+        errors = None if leads else subprocess.PIPE
+        process = relay.start(command.words, told, stderr=errors, start_new_session=True)
+        return cls(command.machine, leads, process)
 
     def hang_up(self) -> None:
         """Tell it that nobody waits for it."""
@@ -167,34 +134,23 @@ class _Machine:
     def take(self, stream: IO[bytes], chunk: bytes) -> None:
         """Show what it says: the leader as if it were this process, the others line by line behind their names."""
         if self.leads and self.here:
-            _show(sys.stdout, chunk)
+            relay.show(sys.stdout, chunk)
             return
         *lines, rest = (self.rests.pop(stream.fileno(), b"") + chunk).split(b"\n")
         for place, line in enumerate(lines):
-            if not self.here and stream is self.process.stdout and line.strip() == HERE.encode():
+            if not self.here and stream is self.process.stdout and line.strip() == relay.HERE:
                 self.here = True
                 if self.leads:
-                    _show(sys.stdout, b"\n".join([*lines[place + 1 :], rest]))
+                    relay.show(sys.stdout, b"\n".join([*lines[place + 1 :], rest]))
                     return
             else:
-                _show(sys.stderr, f"{self.name}: ".encode() + line + b"\n")
+                relay.show(sys.stderr, f"{self.name}: ".encode() + line + b"\n")
         self.rests[stream.fileno()] = rest
 
     def finish(self, stream: IO[bytes]) -> None:
         """Show the line that it has not ended."""
         if rest := self.rests.pop(stream.fileno(), b""):
             self.take(stream, rest + b"\n")
-
-    def status(self) -> int:
-        """Return the exit status of a command that has ended."""
-        code = self.process.wait()
-        return 128 - code if code < 0 else code
-
-
-def _show(target: Any, chunk: bytes) -> None:
-    target.flush()
-    target.buffer.write(chunk)
-    target.flush()
 
 
 class _Watch:
@@ -203,11 +159,10 @@ class _Watch:
     def __init__(self, started: Sequence[_Machine]) -> None:
         self._machines = started
         self._leader = started[0]
-        self._signals = 0
 
     def run(self) -> int:
         """Return the leader's exit status; raise InputError where a machine could not be started."""
-        with selectors.DefaultSelector() as selector, _handled(self._pass_on):
+        with selectors.DefaultSelector() as selector, relay.signals_go_to(self._pass_on):
             for one in self._machines:
                 for stream in one.streams():
                     selector.register(stream, selectors.EVENT_READ, one)
@@ -215,13 +170,13 @@ class _Watch:
             # They are told by the leader; what they still say is shown.
             by = time.monotonic() + GOODBYE_S
             self._read(selector, lambda: bool(_open(selector)) and time.monotonic() < by)
-        return self._leader.status()
+        return relay.status(self._leader.process)
 
     def _read(self, selector: selectors.BaseSelector, goes_on: Callable[[], bool]) -> None:
         while goes_on():
             for key, _ in selector.select(0.5):
                 stream: Any = key.fileobj
-                chunk = stream.read1(1 << 16)
+                chunk = stream.read(1 << 16)
                 if chunk:
                     key.data.take(stream, chunk)
                     continue
@@ -230,12 +185,8 @@ class _Watch:
                 if not key.data.here and stream is key.data.process.stdout:
                     raise _unstarted(key.data)
 
-    def _pass_on(self, number: int, _: Any) -> None:
-        """Give the leader a signal; the third one that asks for the end leaves at once."""
-        self._signals += number != signal.SIGUSR1
-        if self._signals > 2:
-            raise KeyboardInterrupt
-        self._leader.send(f"{int(number)}\n".encode())
+    def _pass_on(self, number: int) -> None:
+        relay.send(self._leader.process, str(number))
 
 
 def _open(selector: selectors.BaseSelector) -> list[Any]:
@@ -247,8 +198,8 @@ def _unstarted(one: _Machine) -> InputError:
         one.take(one.process.stderr, one.process.stderr.read())
         one.finish(one.process.stderr)
     return InputError(
-        f"the command could not be started on {one.name} (exit status {one.status()}). Check that `ssh {one.name} true` works "
-        f"without a password, and that {sys.executable} and {Path.cwd()} are there, too."
+        f"the command could not be started on {one.name} (exit status {relay.status(one.process)}). "
+        f"Check that `ssh {one.name} true` works without a password, and that {sys.executable} and {Path.cwd()} are there, too."
     )
 
 
@@ -265,14 +216,3 @@ def _end(started: Sequence[_Machine]) -> None:
             one.process.wait()
         for stream in one.streams():
             stream.close()
-
-
-@contextlib.contextmanager
-def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Have signals go to a handler for a while."""
-    before = {number: signal.signal(number, handler) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, former in before.items():
-            signal.signal(number, former)

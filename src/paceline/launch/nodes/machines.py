@@ -54,10 +54,10 @@ def meeting(
 def shared_secret(rendezvous: Rendezvous | None, path: str | None) -> tuple[Secret | None, str]:
     """Return the secret of the machines' run, and the command that brings it to the others where it had to be made."""
     if rendezvous is None:
-        if path is not None:
+        if path:
             raise InputError("--secret-file is for several machines. Give --rendezvous, or leave it out.")
         return None, ""
-    found = run_secret() if path is None else Secret.read(Path(path))
+    found = Secret.read(Path(path)) if path else run_secret()
     if found is not None:
         return found, ""
     if not interfaces.resolve(rendezvous.host):

@@ -1,7 +1,6 @@
-"""Runs a command of paceline's for a launcher on another machine: `paceline.launch.clusters.ssh` starts it over ssh.
+"""Runs a command of paceline's for a launcher elsewhere, which has started it over ssh or through an actor of Ray's.
 
-The first line of standard input holds the run's secret, which is thus in no command line. Each later line is the number of a
-signal, and the end of the input is the end of that launcher or of the connection to it: then this process gets SIGTERM.
+`paceline.launch.clusters.relay` says what comes over standard input; at its end this process gets SIGTERM.
 """
 
 from __future__ import annotations
@@ -12,22 +11,38 @@ import signal
 import sys
 import threading
 
-from paceline.launch.clusters.ssh import HERE
+from paceline.launch.clusters.relay import HERE
 from paceline.world import env
 
 
 def main() -> None:
     """Take what the launcher says, and do what the command line says."""
-    told = json.loads(_line(0))
+    told = _variables(_line(0))
+    if told is None:
+        print(  # noqa: T201
+            "error: this is started by paceline's own launcher, which says more on standard input. Use paceline train.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     lifeline = os.dup(0)  # workers must not hold it, nor read from it
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123
         os.dup2(nothing.fileno(), 0)
-    env.export({**told["variables"], env.SECRET: told["secret"]})
-    print(HERE, flush=True)  # noqa: T201
+    env.export(told)
+    print(HERE.decode(), flush=True)  # noqa: T201
     threading.Thread(target=_listen, args=(lifeline,), daemon=True).start()
     from paceline.cli.main import run
 
     run()
+
+
+def _variables(line: bytes) -> dict[str, str] | None:
+    """Return what the first line says, None where it is no such line."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    plain = isinstance(found, dict) and all(isinstance(one, str) for one in found.values())
+    return found if plain else None
 
 
 def _listen(lifeline: int) -> None:
