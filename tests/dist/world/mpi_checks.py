@@ -1,13 +1,19 @@
-"""What every rank of an MPI world checks of the backend: `mpiexec -n 3 python -m tests.dist.world.mpi_checks`."""
+"""What every rank of an MPI world does and checks: `mpiexec -n 3 python -m tests.dist.world.mpi_checks FOLDER`.
+
+All in one script, because ranks take seconds to start: it trains with two backends, checks the operations, and fails on one rank.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +22,12 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+import paceline
 from paceline.compat import process_groups
 from paceline.errors import InputError
-from paceline.launch.clusters import mpi
+from paceline.training import trainer
+from paceline.training.run import Run
+from paceline.training.spec import TrainSpec
 from paceline.world import connect, env
 from paceline.world.mpi.progress import MpiError
 from paceline.world.mpi.reductions import choose
@@ -301,17 +310,33 @@ CHECKS: tuple[Callable[[World], None], ...] = (
 
 
 def main() -> None:
-    """Check everything, and say which was checked."""
-    mpi.enter()
+    """Train, check everything and say which was checked, and fail."""
+    told = [trained(strategy="fsdp", backend="mpi"), trained(backend="gloo")]
     identity = env.identity()
     assert identity is not None
+    Path(sys.argv[1], f"told-{identity.rank}.json").write_text(json.dumps(told))
     torch.set_num_threads(1)
     world = connect(identity, backend="mpi", device="cpu", timeout_s=60)
     for check in CHECKS:
         check(world)
         if world.is_first:
             print(check.__name__, flush=True)
-    dist.barrier()
+    dist.destroy_process_group()
+    paceline.launch(fails, backend="mpi")
+
+
+def trained(**asked: str) -> list[object]:
+    """Train on all ranks, and return how and to which weights."""
+    spec = TrainSpec(task="paceline.tasks.dense4096:Dense4096", name="it", steps=5)
+    (one,) = paceline.launch(trainer.main, spec, shards=4, transport="gloo", **asked)
+    return [one["workers"], one["transport"], one["weights_sha256"]]
+
+
+def fails(run: Run) -> None:
+    """Fail on one rank, while the others wait for it."""
+    if run.world.rank == 1:
+        raise ValueError("this rank cannot go on")
+    run.world.comm.all_reduce(torch.ones(3))
 
 
 if __name__ == "__main__":

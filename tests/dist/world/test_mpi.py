@@ -46,13 +46,18 @@ def one_process():
     return told["weights_sha256"]
 
 
-def test_operations():
+def test_a_script_that_trains_with_any_backend_checks_operations_and_fails(one_process, tmp_path):
     repository = Path(__file__).parents[3]
-    ended = under_mpiexec(repository, 3, "-m", "tests.dist.world.mpi_checks")
+    ended = under_mpiexec(repository, 3, "-m", "tests.dist.world.mpi_checks", str(tmp_path))
     checked = ended.stdout.split()[
         : len(mpi_checks.CHECKS)
     ]  # mpiexec says something of the errors that were made
     assert checked == [one.__name__ for one in mpi_checks.CHECKS], ended.stderr
+    for rank in range(3):
+        told = json.loads((tmp_path / f"told-{rank}.json").read_text())
+        assert told == [[3, "mpi", one_process], [3, "gloo", one_process]]
+    assert ended.returncode != 0
+    assert "ValueError: this rank cannot go on" in ended.stderr
 
 
 def test_ddp_through_mpiexec_that_the_command_starts_itself(one_process, tmp_path):
@@ -63,37 +68,6 @@ def test_ddp_through_mpiexec_that_the_command_starts_itself(one_process, tmp_pat
     told = json.loads(ended.stdout)
     assert (told["workers"], told["transport"], told["weights_sha256"]) == (2, "mpi", one_process)
     assert ended.stderr.count("note: MPI cannot replace a rank that is lost") == 1
-
-
-SEVERAL = """
-import json, pathlib
-import paceline, torch
-from paceline.training import trainer
-from paceline.training.spec import TrainSpec
-
-def fails(run):
-    if run.world.rank == 1:
-        raise ValueError("this rank cannot go on")
-    run.world.comm.all_reduce(torch.ones(3))
-
-spec = TrainSpec(task="paceline.tasks.dense4096:Dense4096", name="it", steps=5)
-told = []
-for asked in ({"strategy": "fsdp", "backend": "mpi"}, {"backend": "gloo"}):
-    (one,) = paceline.launch(trainer.main, spec, shards=4, transport="gloo", **asked)
-    told.append([one["workers"], one["transport"], one["weights_sha256"]])
-pathlib.Path(f"told-{paceline.world.env.identity().rank}.json").write_text(json.dumps(told))
-paceline.launch(fails, backend="mpi")
-"""
-
-
-def test_scripts_under_mpirun_with_any_backend_and_a_rank_that_fails(one_process, tmp_path):
-    (tmp_path / "script.py").write_text(SEVERAL)
-    ended = under_mpiexec(tmp_path, 2, "script.py")
-    assert ended.returncode != 0
-    assert "ValueError: this rank cannot go on" in ended.stderr
-    for rank in range(2):
-        told = json.loads((tmp_path / f"told-{rank}.json").read_text())
-        assert told == [[2, "mpi", one_process], [2, "gloo", one_process]]
 
 
 def test_a_rank_that_fails_before_all_have_met_ends_the_others(tmp_path):
