@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -219,10 +220,10 @@ def test_where_sbatch_does_not_answer_there_may_be_a_job(text, sbatch, submit, t
     assert (status, "was ended while it submitted run. So nobody knows" in err) == (2, True)
 
 
-def test_ctrl_c_while_sbatch_runs_leaves_the_record(sbatch, submit, tmp_path):
-    sbatch(f"kill -INT {os.getpid()}; exit 130")  # a terminal interrupts both
-    status, _, _ = submit("digits", "--on", "slurm", "--out", "run")
-    assert status == 130
+def test_ctrl_c_while_sbatch_runs_leaves_the_record(sbatch, tmp_path):
+    sbatch("kill -INT $PPID; exit 130")  # a terminal interrupts both
+    command = [sys.executable, "-m", "paceline", "submit", "digits", "--on", "slurm", "--out", "run"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 130
     found = record.find(tmp_path / "run")
     assert (found.name, found.id) == ("paceline-run", None)
 
