@@ -30,7 +30,8 @@ ours._ray()
 ours.PATIENCE_S = 3.0
 
 def cluster(folder, nodes="1"):
-    return ours._Cluster(ray, RunOptions(workers=1, nodes=nodes), {"CPU": 2.0}, ["tasks"], folder)
+    command = ["train", "digits", "--steps", "1", "--workers", "1"]
+    return ours._Cluster(ray, RunOptions(workers=1, nodes=nodes), {"CPU": 2.0}, command, folder)
 
 for nodes in ("1", "2"):
     try:
