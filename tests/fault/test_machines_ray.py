@@ -51,10 +51,12 @@ def test_a_node_that_comes_joins_and_one_that_dies_is_survived(trial, bits, ray_
     trial.wait_until(lambda: trial.places() == [0, 0, 1, 1] or driver.poll() is not None)
     second.kill()
     trial.wait_until(lambda: len(trial.roster()) == 2 or driver.poll() is not None)
+    lost = f"note: node {second.address} is lost; the others go on."
+    trial.wait_until(lambda: lost in err.read_text() or driver.poll() is not None)
     trial.hurry()
     out, _ = driver.communicate(timeout=HANG_S)
     assert driver.returncode == 0, trial.told()
     result = json.loads(out.splitlines()[-1])
     assert result["weights_sha256"] == bits
     assert result["recoveries"]
-    assert f"note: node {second.address} is lost; the others go on." in err.read_text()
+    assert lost in err.read_text()
