@@ -21,6 +21,21 @@ from paceline.training import folder
 from paceline.transport.runtime_folder import RuntimeFolder
 
 
+def claim(path: Path) -> int | None:
+    """Lock a run folder for as long as what is returned is open; None where this disk has no locks."""
+    lock = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        if isinstance(error, BlockingIOError):
+            raise InputError(
+                f"another launch is at work in {path}. Wait for its end, or choose another --out."
+            ) from None
+        return None
+    return lock
+
+
 class RunFolder:
     """The user's folder, or a temporary one for the logs of a launch that asked for none.
 
@@ -80,18 +95,8 @@ class RunFolder:
 
     def _claim(self) -> bool:
         """Lock the folder, however this process ends; return whether this disk has locks."""
-        if self._shared:
-            return False
-        self._lock = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(
-                f"another launch is at work in {self.path}. Wait for its end, or choose another --out."
-            ) from None
-        except OSError:
-            return False
-        return True
+        self._lock = None if self._shared else claim(self.path)
+        return self._lock is not None
 
     def _release(self) -> None:
         if self._lock is not None:

@@ -1,12 +1,14 @@
 """A paceline script started by somebody else's launcher joins that world, and the answer is the same."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
 import paceline
+from paceline.launch.run_folder import claim
 from paceline.training import trainer
 from paceline.training.spec import TrainSpec
 from tests.patience import HANG_S
@@ -52,6 +54,22 @@ def test_a_script_joins_the_world_it_is_started_in(launcher, own_answer, tmp_pat
     start(tmp_path, *launcher, "script.py")
     told = [json.loads((tmp_path / f"told-{rank}.json").read_text()) for rank in range(2)]
     assert told == [{"rank": rank, "size": 2, "sha": own_answer} for rank in range(2)]
+
+
+def test_a_world_that_joins_takes_no_folder_in_which_another_launch_is_at_work(tmp_path):
+    command = "-m paceline train digits --steps 2 --out run".split()
+    alone = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    (tmp_path / "run").mkdir()
+    lock = claim(tmp_path / "run")
+    assert lock is not None
+    for status in (2, 0):
+        ended = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=HANG_S, check=False
+        )  # fmt: skip
+        assert ended.returncode == status, ended.stderr
+        assert ("another launch is at work in run" in ended.stderr) == (status == 2)
+        if status:
+            os.close(lock)
 
 
 SLOW = """

@@ -180,6 +180,11 @@ def script_of(found):
     return job_spec(found)["template"]["spec"]["containers"][0]["command"][2]
 
 
+def test_kubernetes_puts_no_variable_into_what_the_user_gives(manifests):
+    _, job = manifests(*MANY, "--set", "lr=a$$b$(PACELINE_SECRET)")
+    assert "'lr=a$$$$b$$(PACELINE_SECRET)'" in script_of(job)
+
+
 @pytest.fixture
 def pod(manifests, tmp_path):
     """Run a pod's script with the run folder here, and stand-ins for `paceline` and the cluster's names."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from paceline.errors import InputError
 from paceline.launch.base import LaunchPlan, LaunchSpec, Outcome
 from paceline.launch.job import Call, Job
 from paceline.launch.policy import Policy
+from paceline.launch.run_folder import claim
 from paceline.launch.workers import fork_server as forkserver
 from paceline.training import folder
 from paceline.training.options import RunOptions
 from paceline.world import env
+from paceline.world.env import Identity
 
 
 class JoinedLauncher:
@@ -84,10 +87,19 @@ class JoinedLauncher:
         dynamo.install()
         job = plan.jobs[0]
         torch.set_num_threads(job.threads)
+        lock: int | None = None
         if plan.out is not None and job.identity.rank == 0:
             plan.out.mkdir(parents=True, exist_ok=True)
+            if not self._has_launcher(job.identity):
+                lock = claim(plan.out)
             folder.write_spec(plan.out, plan.record)
         try:
             return Outcome(results=(job.call(Worker(identity=job.identity)),))
         finally:
             let_gloo_rest()  # the script may end at once
+            if lock is not None:
+                os.close(lock)
+
+    def _has_launcher(self, identity: Identity) -> bool:
+        """Return whether `paceline run` has started this world, whose folder it may have locked itself."""
+        return self.name == JoinedLauncher.name and bool(identity.store)

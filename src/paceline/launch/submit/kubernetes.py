@@ -181,7 +181,8 @@ def _script(request: Request, leader: str) -> str:
     train = request.train(("paceline",), out=run, meeting=meeting)
     begin = beginning.text(resume=request.options.resume)
     meet = _MEET.format(leader=leader, beginning=begin) if request.nodes[1] > 1 else begin
-    return _SCRIPT.format(run=run, meet=meet, train=shlex.join(train))
+    # Kubernetes reads $(NAME) in a command before the shell does, and $$ as $.
+    return _SCRIPT.format(run=run, meet=meet, train=shlex.join(train).replace("$", "$$"))
 
 
 def _folder(request: Request) -> str:
