@@ -142,8 +142,9 @@ def _among_faults(
                 return replace(outcome, restarts=restarts)
             if outcome.interrupted != signal.SIGTERM or console.ends() == ends:
                 raise KeyboardInterrupt  # it was the user's
-            workers = plan.workers_at(outcome.saved_at or 0)
-            options = replace(options, resume=True, workers=workers)
+            options = replace(options, resume=True)
+            if "=" not in request.strategy:  # a mesh begins with all that its sides need
+                options = replace(options, workers=plan.workers_at(outcome.saved_at or 0))
             words = f"the run, resumed from its checkpoint of step {outcome.saved_at}"
 
 
